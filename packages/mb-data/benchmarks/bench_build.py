@@ -1,7 +1,7 @@
-"""Tokens per second of `build_indexed` with one and two workers, beside Megatron's own builder in one thread.
+"""Benchmark of `build_indexed` with one and two workers, compared with Megatron's builder in one thread.
 
-All three tokenize the same JSON lines (the standard library's Python files) with the same tokenizer, in turns in one
-run, and the best round counts: read the ratios, not the figures, on a machine that others use too.
+The three variants tokenize the same JSON lines (the Python files of the standard library) with the same tokenizer, in
+alternation, and the best round of each counts. On a shared machine only the ratios are meaningful.
 
     python packages/mb-data/benchmarks/bench_build.py [--rounds 3]
 """
@@ -37,24 +37,24 @@ def seconds(action):
 
 
 def candidates(lines, *, tokenizer, folder):
-    """The three ways, each a function without arguments."""
-    ways = {
+    """Return the three variants as functions without arguments."""
+    variants = {
         "Megatron's builder, one thread": partial(
             build_with_megatron, lines, tokenizer=tokenizer, prefix=folder / "megatron"
         )
     }
     for workers in (1, 2):
-        ways[f"build_indexed, workers={workers}"] = partial(
+        variants[f"build_indexed, workers={workers}"] = partial(
             build_indexed, [lines], tokenizer=tokenizer, prefix=folder / f"ours{workers}", workers=workers
         )
-    return ways
+    return variants
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="the best of so many")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, of which the best counts")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -62,13 +62,13 @@ def main():
         tokenizer = train_bpe(files, vocab_size=4096, out=folder / "tokenizer.json")
         lines = folder / "text.jsonl"
         lines.write_text("".join(json.dumps({"text": path.read_text()}) + "\n" for path in files))
-        ways = candidates(lines, tokenizer=tokenizer, folder=folder)
-        taken = [[seconds(way) for way in ways.values()] for _ in range(rounds)]
+        variants = candidates(lines, tokenizer=tokenizer, folder=folder)
+        taken = [[seconds(variant) for variant in variants.values()] for _ in range(rounds)]
         tokens = verify_prefix(folder / "megatron").tokens
         assert (folder / "ours2.bin").read_bytes() == (folder / "megatron.bin").read_bytes()
     best = [min(times) for times in zip(*taken, strict=True)]
-    for what, time_taken in zip(ways, best, strict=True):
-        print(f"{what:32} {tokens / time_taken:12,.0f} tokens/s {best[0] / time_taken:6.2f}x")
+    for name, time_taken in zip(variants, best, strict=True):
+        print(f"{name:32} {tokens / time_taken:12,.0f} tokens/s {best[0] / time_taken:6.2f}x")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small data that many tests read."""
+"""Fixtures with small data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +19,13 @@ def text_folder(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(" ".join(f"{word}{number}" for word in WORDS) * 3)
     (folder / ".hidden.txt").write_text("not read")
-    (folder / "picture.bin").write_bytes(b"\xff\xfe\x00")
+    (folder / "image.bin").write_bytes(b"\xff\xfe\x00")
     return folder
 
 
 @pytest.fixture
 def write_pair(tmp_path: Path) -> Callable[..., str]:
-    """Write documents of ten equal tokens and an end under a name, and return the prefix."""
+    """Function that writes documents of ten equal tokens and an end-of-document token, and returns the prefix."""
 
     def write(name: str, *, documents: int, first: int = 0) -> str:
         with IndexedWriter(tmp_path / name, dtype="uint16") as writer:

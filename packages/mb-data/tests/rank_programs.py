@@ -1,4 +1,4 @@
-"""What the ranks of `test_ranks` run."""
+"""Functions that the ranks of `test_ranks` run."""
 
 import torch
 
@@ -9,13 +9,13 @@ SAMPLES = 16
 
 
 def read_corpus(sources, cache_dir):
-    """Read one pass on both ranks; returns this rank's micro-batches."""
+    """Read one epoch on both ranks. Return the micro-batches of this rank."""
     config, train = _train(sources, cache_dir, is_built_on_rank=lambda: True)
     return _batches(config, train, rank=torch.distributed.get_rank(), ranks=2)
 
 
 def read_corpus_on_rank_zero(sources, cache_dir):
-    """Read one pass on rank 0 alone; returns its samples, and None on rank 1."""
+    """Read one epoch on rank 0 only. Return its samples, and None on rank 1."""
     config, train = _train(sources, cache_dir, is_built_on_rank=lambda: torch.distributed.get_rank() == 0)
     if train is None:
         return None

@@ -18,7 +18,7 @@ def test_paths_and_weights(data_path, blend):
 
 
 @pytest.mark.parametrize("data_path", ["30 a b c", " ", [], "-1 a 2 b", "nan a 1 b", "0 a 1 b"])
-def test_half_weighted_badly_weighted_and_empty_paths_are_refused(data_path):
+def test_half_weighted_badly_weighted_and_empty_paths_are_rejected(data_path):
     with pytest.raises(ValueError, match=r"dataset\.data_path"):
         blend_from_path(data_path)
 
@@ -36,6 +36,6 @@ def test_split(split, matrix):
 
 
 @pytest.mark.parametrize("split", ["0,0,0", "", "1,2,3,4", "90%", "-1,2"])
-def test_impossible_splits_are_refused(split):
+def test_impossible_splits_are_rejected(split):
     with pytest.raises(ValueError, match=r"dataset\.split"):
         split_matrix(split)

@@ -72,19 +72,19 @@ def test_progress_ends_at_the_size_of_the_input(tmp_path, name):
     ("line", "message"),
     [
         (b"{not json", r"in\.jsonl:3: is not JSON"),
-        (b'{"body": "x"}', r"in\.jsonl:3: has no text under 'text', but the keys body"),
-        (b'{"text": 7}', r"in\.jsonl:3: the value of 'text' is no string \(7, of type int\)"),
-        (b'{"text": null}', r"in\.jsonl:3: the value of 'text' is no string \(null, of type NoneType\)"),
+        (b'{"body": "x"}', r"in\.jsonl:3: has no key 'text' \(found keys body\)"),
+        (b'{"text": 7}', r"in\.jsonl:3: the value of 'text' is not a string \(7, of type int\)"),
+        (b'{"text": null}', r"in\.jsonl:3: the value of 'text' is not a string \(null, of type NoneType\)"),
         (
-            b'{"text": ["a long text in a list, which nobody reads to its end"]}',
-            r"is no string \(\[.{39}\.\.\., of type list",
+            b'{"text": ["a long text in a list, which no reader finishes"]}',
+            r"is not a string \(\[.{39}\.\.\., of type list",
         ),
-        (b"[1]", r"in\.jsonl:3: has no text under 'text', but list"),
-        (b'{"text": "ab\\ud83d"}', r"in\.jsonl:3: has half a character \(surrogates not allowed at 2\)"),
+        (b"[1]", r"in\.jsonl:3: has no key 'text' \(found list\)"),
+        (b'{"text": "ab\\ud83d"}', r"in\.jsonl:3: has an unpaired surrogate \(surrogates not allowed at 2\)"),
         (b"\xff", r"in\.jsonl:3: is not UTF-8"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, line, message):
+def test_a_bad_line_is_named_and_no_file_remains(tmp_path, line, message):
     lines = tmp_path / "in.jsonl"
     lines.write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
     with pytest.raises(BadDocumentError, match=message):
@@ -95,12 +95,12 @@ def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("name", "content"), [("a.txt", ""), ("a.jsonl", "\n\n"), ("a.jsonl", '{"text": ""}\n')]
 )
-def test_input_without_text_is_refused_and_nothing_is_built(tmp_path, name, content):
+def test_input_without_text_is_rejected_and_nothing_is_built(tmp_path, name, content):
     source = tmp_path / name
     source.write_text(content)
-    with pytest.raises(CorpusError, match="no text in it") as refused:
+    with pytest.raises(CorpusError, match="contains no text") as rejected:
         build_indexed([source], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
-    assert str(source) in str(refused.value)
+    assert str(source) in str(rejected.value)
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -115,7 +115,7 @@ def test_a_bad_line_is_named_by_workers_too(tmp_path):
 @pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b'{"text": "a"}\n' * 99)[:-12]])
 def test_a_broken_archive_is_named(tmp_path, content):
     (tmp_path / "in.jsonl.gz").write_bytes(content)
-    with pytest.raises(BadDocumentError, match=r"in\.jsonl\.gz: cannot be unpacked"):
+    with pytest.raises(BadDocumentError, match=r"in\.jsonl\.gz: cannot be decompressed"):
         build_indexed([tmp_path / "in.jsonl.gz"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
 
 

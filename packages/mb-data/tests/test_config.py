@@ -32,7 +32,7 @@ def test_data_path_becomes_a_blend(data_path):
     assert (config.mock, config.split_matrix) == (False, [(0.0, 0.99), (0.99, 1.0), None])
 
 
-def test_a_given_blend_wins_over_data_path():
+def test_blend_takes_precedence_over_data_path():
     config = GPTDatasetConfig(seq_length=8, data_path="a", blend=(["b"], None), split="1", **CHOSEN)
     config.finalize()
     assert config.blend == (["b"], None)
@@ -61,7 +61,7 @@ def test_finalize_again_changes_nothing(config):
 
 
 @pytest.mark.parametrize("section", [GPTDatasetConfig, MockGPTDatasetConfig, TextCorpusConfig])
-def test_the_length_has_two_names_and_comes_first(section):
+def test_the_length_has_two_names_and_is_the_first_argument(section):
     length = section(seq_length=8)
     assert section(8) == section(sequence_length=8) == length
     assert (length.seq_length, length.sequence_length) == (8, 8)
@@ -76,12 +76,12 @@ def test_the_length_has_two_names_and_comes_first(section):
         ((), {"seq_length": 8, "sequence_length": 16}, "both given"),
     ],
 )
-def test_one_length_is_given(positional, named, wrong):
+def test_exactly_one_length_is_required(positional, named, wrong):
     with pytest.raises(TypeError, match=wrong):
         GPTDatasetConfig(*positional, **named)
 
 
-def test_construction_refuses_nothing_and_finalize_names_every_problem():
+def test_the_constructor_checks_nothing_and_finalize_reports_every_problem():
     config = GPTDatasetConfig(seq_length=0, blend=(["a", "b"], [1.0]), eod_mask_loss=False)
     with pytest.raises(ConfigError) as caught:
         config.finalize()
@@ -91,12 +91,12 @@ def test_construction_refuses_nothing_and_finalize_names_every_problem():
 @pytest.mark.parametrize(
     "data", [{"blend": (["a"], None)}, {"blend_per_split": [(["a"], None)] * 3}, {"data_path": "a"}]
 )
-def test_generated_data_refuses_paths(data):
+def test_generated_data_rejects_paths(data):
     with pytest.raises(TypeError, match="generated data takes no data path"):
         MockGPTDatasetConfig(seq_length=8, **CHOSEN, **data).finalize()
 
 
-def test_a_text_corpus_refuses_paths():
+def test_a_text_corpus_rejects_paths():
     with pytest.raises(ConfigError, match="D04"):
         TextCorpusConfig(seq_length=8, blend=(["a"], None), split="1").finalize()
 
@@ -113,7 +113,7 @@ def test_known_counts_are_read_from_a_file(tmp_path):
 
 @dataclass(kw_only=True)
 class SquaresProvider(DatasetProvider):
-    """A user's own section: the loader's fields, and one of its own."""
+    """Custom section: the fields of the loader, and one additional field."""
 
     limit: int = 3
 

@@ -51,7 +51,7 @@ def test_every_file_is_a_document_of_exactly_one_split(config, text_folder):
     assert sorted(texts) == sorted(path.read_text() for path in text_folder.glob("*/*.txt"))
 
 
-def test_a_second_call_finds_it(config):
+def test_a_second_call_loads_it(config):
     first = prepare_corpus(config)
     seen = []
     second = prepare_corpus(config, progress=lambda *step: seen.append(step))
@@ -62,7 +62,7 @@ def text_of(tokenizer, prefix):
     return tokenizer.decode(np.fromfile(f"{prefix}.bin", np.uint16))
 
 
-def test_a_tokenizer_that_is_given_makes_the_tokens_whatever_was_made_before(config):
+def test_a_given_tokenizer_is_used_although_another_corpus_is_cached(config):
     own, given = prepare_corpus(config), tokenize_corpus(config, ByteTokenizer())
     tokenizer = load_tokenizer(own.tokenizer)
     assert (given.reused, given.files) == (False, own.files)
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_is_given_makes_the_tokens_whatever_was_made_before(con
     assert (tokenize_corpus(config, ByteTokenizer()).reused, prepare_corpus(config).reused) == (True, True)
 
 
-def test_a_copy_of_its_own_tokenizer_finds_it(config, tmp_path):
+def test_a_copy_of_its_tokenizer_loads_it(config, tmp_path):
     own = prepare_corpus(config)
     copy = tmp_path / "copy.json"
     copy.write_bytes(own.tokenizer.read_bytes())
@@ -107,7 +107,7 @@ def change_fraction(config, folder):
 @pytest.mark.parametrize(
     "change", [change_content, change_name, change_vocabulary, change_seed, change_fraction]
 )
-def test_a_change_makes_another_corpus(config, text_folder, change):
+def test_a_change_creates_another_corpus(config, text_folder, change):
     before = fingerprint(read_sources(config)[0], config)
     change(config, text_folder)
     assert fingerprint(read_sources(config)[0], config) != before
@@ -121,7 +121,7 @@ def test_a_moved_folder_is_the_same_corpus(config, text_folder, tmp_path):
     assert fingerprint(read_sources(config)[0], config) == before
 
 
-def test_a_new_file_moves_no_other_between_the_splits(config, text_folder):
+def test_a_new_file_does_not_change_the_split_of_others(config, text_folder):
     def splits():
         found = split_files(read_sources(config)[0], config)
         return {file.name: split for split, files in found.items() for file in files}
@@ -132,14 +132,14 @@ def test_a_new_file_moves_no_other_between_the_splits(config, text_folder):
 
 
 @pytest.mark.parametrize("damage", ["train.idx", "tokenizer.json", "corpus.json"])
-def test_a_damaged_corpus_is_made_again(config, damage):
+def test_a_damaged_corpus_is_rebuilt(config, damage):
     folder = Path(prepare_corpus(config).train).parent
     (folder / damage).unlink()
     assert prepare_corpus(config).reused is False
     assert prepare_corpus(config).reused is True
 
 
-def test_a_failed_build_leaves_nothing(config, tmp_path):
+def test_a_failed_build_leaves_no_files(config, tmp_path):
     config.vocab_size = 100_000
     with pytest.raises(ValueError, match="vocab_size"):
         prepare_corpus(config)
@@ -156,21 +156,21 @@ print(corpus.train)
 """
 
 
-def test_a_corpus_that_loses_a_file_while_it_is_made_is_refused(config, tmp_path):
+def test_a_corpus_that_loses_a_file_during_its_build_is_rejected(config, tmp_path):
     def lose(stage, done, total):
         for file in (tmp_path / "cache").rglob("tokenizer.json") if done == total else ():
             file.unlink()
 
-    with pytest.raises(CorpusError, match="was changed while it was being made"):
+    with pytest.raises(CorpusError, match="was changed while it was being built"):
         prepare_corpus(config, progress=lose)
 
 
-def test_a_build_that_cannot_be_put_in_its_place_is_an_error(tmp_path):
+def test_a_build_that_cannot_be_renamed_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         commit_build(tmp_path / "building", tmp_path / "corpus", load=_load)
 
 
-def test_two_processes_at_once_both_end_well(text_folder, tmp_path):
+def test_two_concurrent_processes_both_succeed(text_folder, tmp_path):
     command = [sys.executable, "-c", PREPARE, str(text_folder), str(tmp_path / "cache")]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     trains = {process.communicate()[0].strip() for process in processes}
@@ -180,7 +180,7 @@ def test_two_processes_at_once_both_end_well(text_folder, tmp_path):
     assert list((tmp_path / "cache" / "corpora").iterdir()) == [Path(train).parent]
 
 
-def test_what_a_killed_build_left_is_not_read(config):
+def test_the_remains_of_a_killed_build_are_not_read(config):
     corpus = prepare_corpus(config)
     folder = Path(corpus.train).parent
     folder.rename(folder.with_name(f".building-{folder.name}-x"))
@@ -194,26 +194,26 @@ def test_a_fraction_of_zero_means_no_such_split(config):
     assert (corpus.test, corpus.tokens["test"]) == (None, 0)
 
 
-def test_a_split_without_a_file_is_refused(config, tmp_path):
+def test_a_split_without_a_file_is_rejected(config, tmp_path):
     (tmp_path / "single.txt").write_text("alone")
     config.sources = [str(tmp_path / "single.txt")]
     for refusing in (prepare_corpus, verify_sources):
-        with pytest.raises(CorpusError, match=r"1 file\(s\) cannot give train, valid and test one each"):
+        with pytest.raises(CorpusError, match=r"1 file\(s\) are too few for train, valid and test"):
             refusing(config)
 
 
-def test_missing_and_empty_sources_are_refused(config, tmp_path):
+def test_missing_and_empty_sources_are_rejected(config, tmp_path):
     (tmp_path / "empty").mkdir()
     for refusing in (prepare_corpus, verify_sources):
         config.sources = [str(tmp_path / "none")]
         with pytest.raises(FileNotFoundError, match=r"dataset\.sources"):
             refusing(config)
         config.sources = [str(tmp_path / "empty")]
-        with pytest.raises(CorpusError, match="have no text"):
+        with pytest.raises(CorpusError, match="contain no text"):
             refusing(config)
 
 
-def test_sources_are_looked_at_before_a_corpus_is_made(config, tmp_path):
+def test_sources_are_checked_before_a_corpus_is_built(config, tmp_path):
     for name in "abc":
         (tmp_path / name).write_text("text")
     config.sources = [str(tmp_path / name) for name in "abc"]
@@ -223,7 +223,7 @@ def test_sources_are_looked_at_before_a_corpus_is_made(config, tmp_path):
         verify_sources(config)
 
 
-def test_the_standard_library_is_there_and_has_no_tests():
+def test_the_standard_library_is_found_without_its_tests():
     files, _ = read_sources(TextCorpusConfig(seq_length=16))
     names = {file.name for file in files}
     folders = {part for name in names for part in name.split("/")[:-1]}
@@ -231,7 +231,7 @@ def test_the_standard_library_is_there_and_has_no_tests():
     assert folders & {"test", "tests", "site-packages", "lib2to3"} == set()
 
 
-def test_where_the_cache_is():
+def test_the_cache_folder():
     assert resolve_cache_dir("/a", environment={"MB_CACHE_DIR": "/b"}) == Path("/a")
     assert resolve_cache_dir(None, environment={"MB_CACHE_DIR": "/b"}) == Path("/b")
     assert resolve_cache_dir(None, environment={}) == Path.home() / ".cache" / "mb-trainer"

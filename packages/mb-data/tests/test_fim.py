@@ -43,7 +43,7 @@ def rewrite(tokens, *, seed=0, **values):
 
 
 def put_back(tokens):
-    """The obvious way to undo it, whole documents only: take a document's parts apart by the special tokens."""
+    """Undo the transformation of a complete document in the obvious way: split it at the special tokens."""
     text = bytes(token for token in tokens if token < 256).decode(errors="replace")
     if PRE not in tokens:
         return text
@@ -83,7 +83,7 @@ class TestFiller:
         spm_rate=st.sampled_from([0.0, 0.5, 1.0]),
         seed=st.integers(0, 9),
     )
-    def test_documents_stay_in_order_and_only_the_last_loses_its_end(self, texts, rate, spm_rate, seed):
+    def test_documents_keep_their_order_and_only_the_last_is_truncated(self, texts, rate, spm_rate, seed):
         sample = [token for text in texts for token in (*text.encode(), EOD)][:80]
         rewritten = rewrite(sample, fim_rate=rate, fim_spm_rate=spm_rate, seed=seed)
         assert len(sample) - 3 <= len(rewritten) <= len(sample)
@@ -101,7 +101,7 @@ class TestFiller:
         sample = [*b"to be", EOD, *b"or not"]
         assert rewrite(sample, fim_rate=0.0) == sample
 
-    def test_rates_are_rates(self):
+    def test_rates_are_fractions(self):
         sample = [*b"abcdefghij", EOD] * 400
         rewritten = rewrite(sample, fim_rate=0.5, fim_spm_rate=0.25)
         parts = documents(rewritten)
@@ -110,12 +110,12 @@ class TestFiller:
         assert 0.4 < len(chosen) / len(parts) < 0.6
         assert 0.1 < len(suffix_first) / len(chosen) < 0.4
 
-    def test_a_text_that_is_left_alone(self):
+    def test_a_text_with_the_excluded_prefix_is_not_rewritten(self):
         sample = [*b"# license", EOD, *b"text of a file", EOD, *[EOD] * 9]
         rewritten = documents(rewrite(sample, fim_no_prefix="# lic"))
         assert (rewritten[0], PRE in rewritten[1]) == ([*b"# license"], True)
 
-    def test_fragments_are_cut_by_themselves(self):
+    def test_fragments_are_split_separately(self):
         sample = [*b"one file", FILE, *b"another", FILE, *b"third", EOD, *[EOD] * 20]
         rewritten = rewrite(sample, fim_split_sample="<file>", fim_fragment_rate=1.0)
         first = documents(rewritten)[0]
@@ -125,7 +125,7 @@ class TestFiller:
         kept = rewrite(sample, fim_split_sample="<file>", fim_fragment_rate=0.0)
         assert kept == sample
 
-    def test_where_a_sample_starts_within_a_character_no_token_changes(self):
+    def test_no_token_changes_if_a_sample_starts_within_a_character(self):
         sample = "漢字漢字".encode()[1:]
         rewritten = rewrite([*sample, EOD, *[EOD] * 9])
         kept = [token for token in documents(rewritten)[0] if token < 256]
@@ -141,7 +141,7 @@ class TestTokens:
                 ExtendedTokenizer(ByteTokenizer(), ["<pre>", "<suf>"]), section(fim_split_sample="<file>")
             )
 
-    def test_none_at_all(self):
+    def test_missing_names(self):
         with pytest.raises(TokenizerError, match="has no such tokens"):
             find_fim_tokens(TOKENIZER, section(fim_extra_tokens=None))
 
@@ -152,12 +152,12 @@ class TestTokens:
         )
         assert ((own.end, own.pad), (named.end, named.pad)) == ((EOD, EOD), (FILE, FILE))
 
-    def test_a_tokenizer_that_puts_tokens_around_texts(self):
+    def test_a_tokenizer_that_adds_tokens_around_texts(self):
         class Begins(ByteTokenizer):
             def encode(self, text):
                 return [0, *super().encode(text)]
 
-        with pytest.raises(TokenizerError, match="puts special tokens around each text"):
+        with pytest.raises(TokenizerError, match="adds special tokens around each text"):
             find_fim_tokens(ExtendedTokenizer(Begins(), [*NAMES.values()]), section())
 
 

@@ -41,14 +41,14 @@ TALK = {
 
 
 class WithBegin(ByteTokenizer):
-    """Puts a token before each text, as many tokenizers do."""
+    """Tokenizer that adds a token before each text, as many tokenizers do."""
 
     def encode(self, text):
         return [1, *super().encode(text)]
 
 
 class WithBoth(WithBegin):
-    """Puts a token behind each text, too."""
+    """Tokenizer that adds a token before and after each text."""
 
     def encode(self, text):
         return [*super().encode(text), 2]
@@ -77,7 +77,7 @@ def build(config, *, train=4, valid=0, test=0, tokenizer=None, **options):
 
 
 def seen(ids, loss_mask, tokenizer=None):
-    """What is read, and what of it is learned, with a bar for the end."""
+    """Return the text, and the part of it that the loss covers, with a bar for the end-of-document token."""
     text = [chr(number) if number != END else "|" for number in ids]
     return "".join(text), "".join(char if yes else "." for char, yes in zip(text, loss_mask, strict=True))
 
@@ -90,7 +90,7 @@ def encoded(line, *, longest=99, tokenizer=None, **options):
     return (*seen(sample.ids, sample.loss_mask), whole)
 
 
-def test_the_answer_and_its_end_are_learned():
+def test_the_loss_covers_the_answer_and_its_end():
     assert encoded(PAIRS[0]) == ("2+2 four|", "....four|", True)
 
 
@@ -102,18 +102,18 @@ def test_the_answer_and_its_end_are_learned():
         ({"add_eos": False}, "2+2 four", "....four"),
     ],
 )
-def test_what_options_make_of_a_line(options, read, loss_mask):
+def test_options_change_the_sample_of_a_line(options, read, loss_mask):
     assert encoded(PAIRS[0], **options) == (read, loss_mask, True)
 
 
-def test_in_a_conversation_the_assistant_is_learned_up_to_its_last_words():
+def test_the_loss_of_a_conversation_covers_the_assistant():
     read, loss_mask, _ = encoded(TALK)
     assert read == "system: Be short.\nuser: Hi\nassistant: Hello|user: Bye\nassistant: See you|"
     assert loss_mask.strip(".").replace(".", "") == " Hello| See you|"
 
 
 @pytest.mark.parametrize("kind", [WithBegin, WithBoth])
-def test_a_begin_of_sequence_stands_before_the_first_turn_only(kind):
+def test_a_beginning_of_sequence_token_precedes_the_first_turn_only(kind):
     sample = encode_conversation(
         parse_turns(JsonLine(values=TALK, location=""), FinetuningOptions()),
         tokenizer=kind(),
@@ -130,13 +130,13 @@ def test_a_begin_of_sequence_stands_before_the_first_turn_only(kind):
         ("right", 4, " Pari"),
     ],
 )
-def test_what_is_too_long_loses_its_question_first(method, longest, read):
+def test_the_question_of_a_long_sample_is_truncated_first(method, longest, read):
     long = {"input": "capital of France", "output": "Paris"}
     text, _, whole = encoded(long, longest=longest, truncation_method=method)
     assert (text, whole) == (read, False)
 
 
-def test_a_long_conversation_loses_its_end():
+def test_a_long_conversation_is_truncated_at_its_end():
     read, _, whole = encoded(TALK, longest=45)
     assert (len(read), whole) == (46, False)
 
@@ -145,14 +145,14 @@ def test_a_long_conversation_loses_its_end():
     ("line", "message"),
     [
         ("{", "training.jsonl:2: is not JSON"),
-        ("[1]", "is a list; every line is a JSON object"),
+        ("[1]", "is a list; every line must be a JSON object"),
         ('{"input": "a"}', "has nothing for key 'output'"),
         ('{"input": "a", "output": 3}', "has a int for key 'output'"),
-        (r'{"input": "a", "output": "\ud83d"}', "has half a character"),
-        ('{"messages": "a"}', "messages is no list"),
+        (r'{"input": "a", "output": "\ud83d"}', "has an unpaired surrogate"),
+        ('{"messages": "a"}', "messages is not a list"),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "message 0 has no role of system"),
         ('{"messages": [{"role": "user", "content": null}]}', "has nothing for message 0 under 'content'"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "the assistant says nothing"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),
     ],
 )
 def test_a_bad_line_is_named(config, root, line, message):
@@ -162,29 +162,29 @@ def test_a_bad_line_is_named(config, root, line, message):
     assert message in str(error.value)
 
 
-def test_bytes_that_are_no_text_are_a_bad_line():
+def test_bytes_that_are_not_utf_8_are_a_bad_line():
     with pytest.raises(BadDocumentError, match="is not JSON"):
         parse_line(b'{"input": "\xff"}', location="a:1")
 
 
-def test_it_is_said_what_became_of_the_lines(config, root):
+def test_the_counts_of_samples_are_logged(config, root):
     lines = [*PAIRS, {"input": "a", "output": "b" * 99}, TALK, {}]
     lines[-1] = {"messages": [{"role": "user", "content": "a" * 99}, {"role": "assistant", "content": "b"}]}
     (root / "training.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
     logged = []
     build(config, log=logged.append)
     assert logged == [
-        "training: 4 samples, 2 of them cut to 64 tokens, 1 left out (nothing of their answer was left)"
+        "training: 4 samples, 2 of them truncated to 64 tokens, 1 skipped (no token of the answer remained)"
     ]
 
 
-def test_a_file_without_samples_is_refused(config, root):
+def test_a_file_without_samples_is_rejected(config, root):
     (root / "training.jsonl").write_text("\n")
     with pytest.raises(NotEnoughSamplesError, match=r"training.jsonl: has no sample \(0 lines"):
         build(config)
 
 
-def test_a_file_that_is_not_there_is_named_and_how_to_do_without(config, root):
+def test_a_missing_file_is_named_with_a_fix(config, root):
     (root / "validation.jsonl").unlink()
     with pytest.raises(DataPathError, match=r"validation.jsonl does not exist.*dataset.do_validation=false"):
         build(config, valid=1)
@@ -192,14 +192,14 @@ def test_a_file_that_is_not_there_is_named_and_how_to_do_without(config, root):
     assert build(config, valid=1)[1] is None
 
 
-def test_there_is_a_tokenizer(config):
+def test_a_tokenizer_is_required(config):
     with pytest.raises(TokenizerError, match="no tokenizer"):
         build_finetuning_datasets(
             config, DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
         )
 
 
-def test_lines_are_tokenized_once_and_anew_when_anything_changes(config, root):
+def test_lines_are_tokenized_once_and_again_after_a_change(config, root):
     def again(tokenizer=ByteTokenizer()):  # noqa: B008
         return tokenize_samples(root / "training.jsonl", config=config, tokenizer=tokenizer)
 
@@ -226,7 +226,7 @@ def test_several_workers_make_the_same_samples(config, root):
     assert one.starts.tolist() == two.starts.tolist() == [0, 9, 33]
 
 
-def test_every_pass_is_shuffled_anew_and_evaluation_is_not(config, root):
+def test_every_epoch_is_reshuffled_except_in_evaluation(config, root):
     lines = [{"input": str(number), "output": "x"} for number in range(50)]
     for split in ("training", "validation"):
         (root / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -254,7 +254,7 @@ def test_fewer_training_samples_are_the_first_ones(config):
     assert [valid.length(place) for place in range(2)] == [8, 23]
 
 
-def test_batches_are_padded_to_their_longest_sample_and_to_what_is_asked_for(config):
+def test_batches_are_padded_to_their_longest_sample_or_a_given_length(config):
     train, valid, _ = build(config, valid=2, pad_to_multiple=16)
     batch = valid.collate([valid[0], valid[1]])
     assert {name: (tuple(each.shape), each.dtype) for name, each in batch.items()} == {
@@ -273,7 +273,7 @@ def test_batches_are_padded_to_their_longest_sample_and_to_what_is_asked_for(con
     assert train.collate([train[0]])["tokens"].shape == (1, 64)
 
 
-def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
+def test_addition_problems_are_generated_and_none_is_in_two_files(tmp_path):
     config = SumsFinetuningConfig(64, cache_dir=str(tmp_path), largest=4, num_workers=0)
     build(config, valid=1, test=1)
     lines = {
@@ -290,25 +290,25 @@ def test_sums_are_made_up_and_none_is_in_two_files(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"chat": True}, "chat is none of answer_only_loss"),
-        ({"add_eos": 1}, "add_eos is 1, which is no bool"),
+        ({"chat": True}, "chat is not one of answer_only_loss"),
+        ({"add_eos": 1}, "add_eos is 1, which is not of type bool"),
         ({"truncation_method": "middle"}, "truncation_method is 'middle'"),
         ({"prompt_template": "{output} {input}"}, "does not end with the answer"),
-        ({"prompt_template": "{output} {input} {output}"}, "has it twice"),
-        ({"prompt_template": "{text} {output}"}, "no prompt has {input}"),
-        ({"prompt_template": "{input {output}"}, "cannot be read"),
-        ({"prompt_template": "{input:d} {output}"}, "cannot be read"),
-        ({"prompt_template": "{input:{width}} {output}"}, "cannot be read"),
-        ({"prompt_template": "{input.text} {output}"}, "cannot be read"),
+        ({"prompt_template": "{output} {input} {output}"}, "contains it twice"),
+        ({"prompt_template": "{text} {output}"}, "prompt does not contain {input}"),
+        ({"prompt_template": "{input {output}"}, "cannot be parsed"),
+        ({"prompt_template": "{input:d} {output}"}, "cannot be parsed"),
+        ({"prompt_template": "{input:{width}} {output}"}, "cannot be parsed"),
+        ({"prompt_template": "{input.text} {output}"}, "cannot be parsed"),
     ],
 )
-def test_options_that_cannot_be(given, message):
+def test_invalid_options(given, message):
     with pytest.raises(ValueError, match="is") as error:
         read_options(given)
     assert message in str(error.value)
 
 
-def test_a_section_without_data_is_refused():
+def test_a_section_without_data_is_rejected():
     with pytest.raises(ConfigError, match=r"dataset.dataset_root: is None \[V047\]"):
         FinetuningDatasetConfig(64).finalize()
 
@@ -350,7 +350,7 @@ def test_a_global_batch_has_the_same_samples_for_every_number_of_ranks_and_loade
     assert sum(max(map(len, each)) for each in one) < sum(max(map(len, each)) for each in single)
 
 
-def test_a_run_goes_on_at_a_step_as_if_it_had_not_stopped(config, many):
+def test_a_run_resumed_at_a_step_equals_an_uninterrupted_run(config, many):
     assert read(config, many, consumed=24) == read(config, many)[12:]
     on_two = {"micro": 4, "ranks": 2}
     assert read(config, many, consumed=24, **on_two) == read(config, many, **on_two)[3:]
@@ -364,7 +364,7 @@ def test_a_run_goes_on_at_a_step_as_if_it_had_not_stopped(config, many):
     rest=st.integers(0, 2),
     sort=st.booleans(),
 )
-def test_whole_global_batches_cover_the_data_once(batches, micro, ranks, steps, rest, sort):
+def test_complete_global_batches_cover_the_data_once(batches, micro, ranks, steps, rest, sort):
     size = micro * ranks * steps
     total = batches * size + min(rest, size - 1)
     rows = [
@@ -390,18 +390,22 @@ def test_whole_global_batches_cover_the_data_once(batches, micro, ranks, steps, 
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ({"global_batch_size": 6}, ValueError, "a global batch of 6 is not divided by micro-batches of 4"),
+        (
+            {"global_batch_size": 6},
+            ValueError,
+            "a global batch of 6 is not divisible into micro-batches of 4",
+        ),
         ({"global_batch_size": 16}, NotEnoughSamplesError, "12 samples do not fill one global batch of 16"),
         ({"consumed_samples": 13}, ValueError, "13 samples are consumed"),
         ({"data_parallel_rank": 1}, ValueError, "data_parallel_rank=1 of 1"),
     ],
 )
-def test_a_global_batch_that_cannot_be_dealt_out_is_refused(sizes, error, message):
+def test_a_global_batch_that_cannot_be_distributed_is_rejected(sizes, error, message):
     fine = {"consumed_samples": 0, "micro_batch_size": 4, "data_parallel_rank": 0, "global_batch_size": 8}
     with pytest.raises(error, match=message):
         BatchSampler(total_samples=12, data_parallel_size=1, **(fine | sizes))
 
 
-def test_batches_need_the_size_of_a_global_one(config, many):
+def test_the_batch_loader_requires_a_global_batch_size(config, many):
     with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
         read(config, many, batch=None)

@@ -19,13 +19,13 @@ def test_the_bytes_of_a_small_pair(tmp_path):
     assert writer.summary == verify_prefix(tmp_path / "pair") == whole
 
 
-def test_an_empty_pair_is_whole(tmp_path):
+def test_an_empty_pair_is_valid(tmp_path):
     with IndexedWriter(tmp_path / "pair", dtype="int32") as writer:
         pass
     assert verify_prefix(tmp_path / "pair") == writer.summary
 
 
-def test_an_exception_leaves_nothing_behind(tmp_path):
+def test_an_exception_leaves_no_files(tmp_path):
     with (
         pytest.raises(ValueError, match="do not fit"),
         IndexedWriter(tmp_path / "pair", dtype="uint16") as writer,
@@ -35,7 +35,7 @@ def test_an_exception_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [[70000], [-1]])
-def test_ids_that_would_be_cut_off_are_refused(tmp_path, tokens):
+def test_ids_that_would_overflow_are_rejected(tmp_path, tokens):
     with (
         pytest.raises(ValueError, match="do not fit uint16"),
         IndexedWriter(tmp_path / "p", dtype="uint16") as w,
@@ -43,15 +43,15 @@ def test_ids_that_would_be_cut_off_are_refused(tmp_path, tokens):
         w.add_document(tokens)
 
 
-def test_lengths_must_add_up(tmp_path):
+def test_lengths_must_match_the_tokens(tmp_path):
     with (
-        pytest.raises(ValueError, match="add up to 3"),
+        pytest.raises(ValueError, match="sum to 3"),
         IndexedWriter(tmp_path / "p", dtype="uint16") as writer,
     ):
         writer.add_documents(np.arange(4), lengths=[1, 2])
 
 
-def test_a_type_without_a_code_is_refused(tmp_path):
+def test_a_type_without_a_code_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="no token type complex128"):
         IndexedWriter(tmp_path / "pair", dtype=complex)
 
@@ -62,25 +62,25 @@ def test_the_smallest_type_for_a_vocabulary():
 
 class TestMissing:
     def test_a_wrong_name_lists_the_nearest(self, prefix):
-        with pytest.raises(DataPathError, match="has pair"):
+        with pytest.raises(DataPathError, match="contains pair"):
             verify_prefix(prefix.replace("pair", "pear"))
 
     def test_a_wrong_folder_names_the_nearest(self, tmp_path):
-        with pytest.raises(DataPathError, match=rf"the nearest that does is {tmp_path}\."):
+        with pytest.raises(DataPathError, match=rf"the nearest existing parent is {tmp_path}\."):
             verify_prefix(tmp_path / "no" / "such" / "pair")
 
     def test_a_folder_without_data(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"has no \.idx file"):
+        with pytest.raises(FileNotFoundError, match=r"contains no \.idx file"):
             verify_prefix(tmp_path / "pair")
 
     def test_a_suffix_is_explained(self, prefix):
-        with pytest.raises(DataPathError, match=rf"Write {prefix}\."):
+        with pytest.raises(DataPathError, match=rf"Use {prefix}\."):
             verify_prefix(f"{prefix}.bin")
 
     @pytest.mark.parametrize(("removed", "left"), [(".idx", "pair.bin"), (".bin", "pair.idx")])
     def test_half_a_pair(self, prefix, tmp_path, removed, left):
         (tmp_path / f"pair{removed}").unlink()
-        with pytest.raises(DataPathError, match=f"{left} is there, but pair{removed} is not"):
+        with pytest.raises(DataPathError, match=f"{left} exists, but pair{removed} does not"):
             verify_prefix(prefix)
 
 

@@ -7,7 +7,7 @@ from mb_data import DataloaderConfig, build_data_iterator
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Sample n is n."""
+    """Dataset whose sample n is n."""
 
     def __init__(self, size):
         self.size = size
@@ -32,15 +32,15 @@ def iterate(*, steps=None, size=12, rank=0, ranks=1, consumed=0, worker_init_fn=
     return [batch["tokens"].flatten().tolist() for batch in islice(iterator, steps)]
 
 
-def test_one_pass_from_a_position_on():
+def test_one_epoch_from_a_position():
     assert iterate(consumed=6) == [[6, 7], [8, 9], [10, 11]]
 
 
-def test_the_type_is_single_unless_it_is_chosen():
+def test_the_default_type_is_single():
     assert iterate() == iterate(dataloader_type="single")
 
 
-def test_the_cycle_goes_on_where_it_stopped():
+def test_the_cyclic_order_resumes_at_its_position():
     whole = iterate(dataloader_type="cyclic", steps=20)
     assert iterate(dataloader_type="cyclic", steps=12, consumed=16) == whole[8:]
 
@@ -68,7 +68,7 @@ def test_an_external_loader_is_the_iterable_itself():
     assert next(iterator) is batches[0]
 
 
-def test_torch_random_numbers_are_left_alone():
+def test_torch_random_numbers_are_not_consumed():
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
@@ -76,6 +76,6 @@ def test_torch_random_numbers_are_left_alone():
     assert torch.rand(1) == expected
 
 
-def test_an_unsupported_type_is_refused():
+def test_an_unsupported_type_is_rejected():
     with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
         iterate(dataloader_type="batch")

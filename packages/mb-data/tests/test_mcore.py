@@ -75,7 +75,7 @@ class TestBuild:
         assert sample["tokens"][1:].tolist() == sample["labels"][:-1].tolist()
         assert (len(train) >= 20, len(valid) >= 4, test) == (True, True, None)
 
-    def test_a_mask_when_it_is_asked_for(self, prefix):
+    def test_a_mask_if_it_is_requested(self, prefix):
         train, _, _ = build(data_path=prefix, skip_getting_attention_mask_from_dataset=False)
         assert train[0]["attention_mask"].shape == (1, 8, 8)
 
@@ -107,7 +107,7 @@ class TestBuild:
         assert min(token for row in tokens_of(valid) for token in row) >= 100
         assert test is None
 
-    def test_a_whole_validation_set_is_one_pass_over_its_split(self, write_pair):
+    def test_full_validation_is_one_epoch_over_its_split(self, write_pair):
         a, b = write_pair("a", documents=8), write_pair("b", documents=8, first=100)  # 88 tokens each
         parts = {"train": 0, "valid": 1, "split": None, "full_validation": True}
         for blend in ([a], None), ([a, b], None), ([a, b], [9.0, 1.0]):
@@ -115,7 +115,7 @@ class TestBuild:
             assert len({tuple(row) for row in rows}) == len(rows) == 10 * len(blend[0])
         assert len(build(**parts | {"split": "0,100,0"}, blend=([a, b], [9.0, 1.0]))[1]) == 20
 
-    def test_a_whole_validation_set_beside_weights_that_training_needs(self, write_pair):
+    def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]
         with pytest.raises(ValueError, match=r"full_validation: the blend of 2 prefixes has weights"):
             build(blend=(pairs, [9.0, 1.0]), full_validation=True)
@@ -130,7 +130,7 @@ class TestBuild:
     def test_splits_of_no_samples_are_none(self, prefix):
         assert build(data_path=prefix, train=0, valid=0) == (None, None, None)
 
-    def test_generated_data_needs_no_file_and_says_nothing(self, caplog, capfd, recwarn):
+    def test_generated_data_needs_no_file_and_prints_nothing(self, caplog, capfd, recwarn):
         config = MockGPTDatasetConfig(seq_length=8, **CHOSEN)
         context = DatasetBuildContext(
             train_samples=4, valid_samples=2, test_samples=0, tokenizer=ByteTokenizer()
@@ -181,7 +181,7 @@ class TestBuild:
         ]
         assert set(first) == {first[0]}
 
-    def test_megatrons_own_tokenizer_makes_no_corpus(self, corpus):
+    def test_megatrons_tokenizer_cannot_tokenize_a_corpus(self, corpus):
         base = mcore.MegatronTokenizerBase
         theirs = type("Theirs", (base,), dict.fromkeys(base.__abstractmethods__))
         with pytest.raises(TokenizerError, match="cannot be tokenized by Megatron's Theirs"):
@@ -189,7 +189,7 @@ class TestBuild:
 
 
 class Turned:
-    """A tokenizer of the same size and end whose ids are counted the other way round."""
+    """Tokenizer of the same size and end-of-document id whose other ids are reversed."""
 
     def __init__(self, own):
         self.own, self.vocab_size, self.eod = own, own.vocab_size, own.eod
@@ -217,7 +217,7 @@ class TestIndexCache:
         build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")} == times != {}
 
-    def test_data_that_changed_under_the_same_name_are_read_anew(self, write_pair):
+    def test_data_changed_under_the_same_name_is_indexed_again(self, write_pair):
         prefix = write_pair("pair", documents=100)
         build(data_path=prefix)
         write_pair("pair", documents=50, first=200)
@@ -236,7 +236,7 @@ class TestIndexCache:
         described = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("*description.txt")]
         assert {entry["tokenizer"]["fingerprint"] for entry in described} == {"bytes"}
 
-    def test_a_folder_that_cannot_be_made_is_named(self, prefix):
+    def test_a_folder_that_cannot_be_created_is_named(self, prefix):
         with pytest.raises(PermissionError, match=r"dataset\.path_to_cache"):
             build(data_path=prefix, path_to_cache=f"{prefix}.bin")
 
@@ -280,7 +280,7 @@ def test_the_tokenizer_in_megatrons_shape():
 
 
 def test_our_fields_are_megatrons():
-    """Differences: names of the loader, of paths, and what only finalize() uses; a default where theirs has none."""
+    """Differences: fields of the loader, paths, fields that only finalize() uses, and an additional default."""
     theirs = {field.name: field for field in fields(gpt_dataset.GPTDatasetConfig)}
     ours = {field.name: field for field in fields(GPTDatasetConfig)}
     loader = {field.name for field in fields(DataloaderConfig)}

@@ -1,4 +1,4 @@
-"""Megatron's own tokenizer section, read as text: importing it takes seconds and gigabytes."""
+"""Comparison with Megatron's tokenizer section, which is parsed because its import takes seconds and gigabytes."""
 
 import ast
 from dataclasses import fields

@@ -46,7 +46,7 @@ def build(config, *, train=0, valid=2, log=None):
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
-def test_first_fit_decreasing_is_what_its_name_says(lengths):
+def test_first_fit_decreasing_equals_the_direct_implementation(lengths):
     slow: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         room = (pack for pack in slow if sum(lengths[each] for each in pack) + lengths[number] <= 20)
@@ -57,12 +57,12 @@ def test_first_fit_decreasing_is_what_its_name_says(lengths):
     assert first_fit_decreasing(lengths, size=20) == slow
 
 
-def test_a_sample_that_fits_into_no_pack_is_refused():
+def test_a_sample_that_fits_into_no_pack_is_rejected():
     with pytest.raises(ValueError, match="a sample of 21 tokens does not fit into a pack of 20"):
         first_fit_decreasing([3, 21], size=20)
 
 
-def test_a_pack_says_where_its_samples_begin_and_positions_begin_anew(config):
+def test_a_pack_has_sample_boundaries_and_positions_restart(config):
     logged = []
     _, valid, _ = build(config, log=logged.append)
     pack = valid[0]
@@ -83,10 +83,10 @@ def test_a_pack_says_where_its_samples_begin_and_positions_begin_anew(config):
         "cu_seqlens": torch.int32,
         "max_seqlen": torch.int32,
     }
-    assert logged == ["validation: 6 samples", "  2 packs of 20 tokens, 70.0% of them samples'"]
+    assert logged == ["validation: 6 samples", "  2 packs of 20 tokens, 70.0% filled with samples"]
 
 
-def test_samples_may_take_a_multiple_and_borders_be_equally_many(config):
+def test_samples_are_padded_to_a_multiple_and_cu_seqlens_to_equal_length(config):
     config.packed_sequence_specs = PackedSequenceSpecs(
         packed_sequence_size=20, pad_seq_to_mult=4, pad_cu_seqlens=True
     )
@@ -97,16 +97,16 @@ def test_samples_may_take_a_multiple_and_borders_be_equally_many(config):
     assert all(border % 4 == 0 for each in borders for border in each)
 
 
-def test_longer_samples_are_cut_to_the_longest_that_may_be(config):
+def test_long_samples_are_truncated_to_the_maximum(config):
     config.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=20, max_single_sequence_length=4)
     logged = []
     _, valid, _ = build(config, log=logged.append)
     assert int(valid[0]["max_seqlen"]) == 4
-    assert logged[0] == "validation: 6 samples, 3 of them cut to 4 tokens"
+    assert logged[0] == "validation: 6 samples, 3 of them truncated to 4 tokens"
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_packs_are_found_again_and_made_anew_where_they_are_damaged(config, size):
+def test_packs_are_cached_and_rebuilt_if_damaged(config, size):
     _, first, _ = build(config)
     (file,) = first.samples.folder.glob("packs-*.npz")
     made = file.stat().st_mtime_ns
@@ -118,7 +118,7 @@ def test_packs_are_found_again_and_made_anew_where_they_are_damaged(config, size
     assert [path.name for path in first.samples.folder.glob("*packs-*")] == [file.name]
 
 
-def test_packs_that_cannot_be_written_leave_nothing_behind(config):
+def test_packs_that_cannot_be_written_leave_no_files(config):
     _, first, _ = build(config)
     (file,) = first.samples.folder.glob("packs-*.npz")
     file.unlink()
@@ -150,7 +150,7 @@ def test_every_sample_is_in_a_pack_once_in_each_pass(config):
         train[4]
 
 
-def test_several_packs_in_a_row_are_refused_with_what_is_the_same(config):
+def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
     _, valid, _ = build(config)
     with pytest.raises(ValueError, match=r"2 packs in a micro-batch.*packs of 40 tokens"):
         valid.collate([valid[0], valid[1]])
@@ -165,6 +165,6 @@ def test_several_packs_in_a_row_are_refused_with_what_is_the_same(config):
         ("V047", (None, False), "is None"),
     ],
 )
-def test_other_ways_to_break_a_rule(rule_id, values, message):
+def test_other_violations_of_a_rule(rule_id, values, message):
     (rule,) = (rule for rule in RULES if rule.id == rule_id)
     assert message in rule.test(*values)

@@ -1,4 +1,4 @@
-"""Work that one rank does first: the barrier names the GPU of this rank where the backend is NCCL."""
+"""Execution on rank 0 first: with NCCL the barrier names the GPU of the rank."""
 
 import pytest
 import torch

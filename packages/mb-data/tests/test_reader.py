@@ -1,4 +1,4 @@
-"""Documents by number, a pair read whole, and what blends are like."""
+"""Random access to documents, the complete check of a pair, and statistics of blends."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def poke(path, place, value, *, size):
 
 
 class TestReader:
-    def test_documents_come_back(self, prefix):
+    def test_documents_are_read_back(self, prefix):
         reader = IndexedReader(prefix)
         assert [reader.document(number).tolist() for number in range(len(reader))] == DOCUMENTS
         assert reader.document_lengths().tolist() == [4, 0, 2, 8]
@@ -55,11 +55,11 @@ class TestReader:
         assert (len(reader), reader.document_lengths().tolist(), examine_prefix(reader.prefix)) == (0, [], [])
 
     @pytest.mark.parametrize("number", [-1, 4])
-    def test_a_document_that_is_not_there(self, prefix, number):
+    def test_a_document_that_does_not_exist(self, prefix, number):
         with pytest.raises(DocumentNumberError, match=rf"has no document {number}; it has 4"):
             IndexedReader(prefix).document(number)
 
-    def test_an_index_that_points_elsewhere_is_refused_and_not_read(self, prefix):
+    def test_an_inconsistent_index_is_rejected_and_not_read(self, prefix):
         poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 12 + 8, 9, size=8)
         reader = IndexedReader(prefix)
         for read in (
@@ -67,29 +67,29 @@ class TestReader:
             lambda: reader.document(0),
             lambda: blend_stats(([str(prefix)], None)),
         ):
-            with pytest.raises(IndexedFormatError, match="documents do not follow each other"):
+            with pytest.raises(IndexedFormatError, match="documents are not consecutive"):
                 read()
 
 
 class TestExamine:
-    def test_a_whole_pair(self, prefix):
+    def test_a_valid_pair(self, prefix):
         reported = []
         found = examine_prefix(prefix, vocab_size=10, eod=9, progress=lambda *news: reported.append(news))
         assert (found, reported) == ([], [("read", 14, 14)])
 
-    def test_tokens_that_the_tokenizer_has_not(self, prefix):
+    def test_tokens_beyond_the_vocabulary(self, prefix):
         (problem,) = examine_prefix(prefix, vocab_size=9)
         assert "token 3 is 9, but the tokenizer has 9 entries" in problem
 
     def test_documents_without_an_end(self, prefix):
         (problem,) = examine_prefix(prefix, eod=7)
-        assert "3 of 4 documents do not end with 7" in problem
+        assert "3 of 4 documents do not end with the end-of-document id 7" in problem
 
-    def test_a_sequence_that_begins_elsewhere(self, prefix):
+    def test_a_sequence_with_a_wrong_offset(self, prefix):
         poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 4 + 8 * 2, 2, size=8)
         (problem,) = examine_prefix(prefix)
         assert (
-            "1 sequences do not begin where the one before them ends; number 2 at byte 2 instead of 8"
+            "1 sequences do not start at the end of the previous one; sequence 2 starts at byte 2 instead of 8"
             in problem
         )
 
@@ -101,9 +101,9 @@ class TestExamine:
     def test_documents_out_of_order(self, prefix):
         poke(prefix.with_suffix(".idx"), HEADER.size + 4 * 12 + 8, 3, size=8)
         (problem,) = examine_prefix(prefix)
-        assert "documents do not follow each other from sequence 0 to 4" in problem
+        assert "documents are not consecutive from sequence 0 to 4" in problem
 
-    def test_what_is_cut_off_is_a_problem_and_what_is_not_there_an_error(self, prefix, tmp_path):
+    def test_a_truncated_file_is_a_problem_and_a_missing_file_an_error(self, prefix, tmp_path):
         prefix.with_suffix(".bin").write_bytes(b"12")
         assert "2 bytes found, 28 expected" in examine_prefix(prefix)[0]
         with pytest.raises(DataPathError, match=r"no such \.bin/\.idx pair"):
@@ -132,6 +132,6 @@ class TestStats:
 
     def test_a_part_without_tokens_that_a_run_would_read(self, prefix, tmp_path):
         empty = write(tmp_path / "empty", [])
-        with pytest.raises(NotEnoughSamplesError, match=r"has no tokens, of which a run would read 50\.0%"):
+        with pytest.raises(NotEnoughSamplesError, match=r"has no tokens, but its share of the run is 50\.0%"):
             blend_stats(([str(prefix), str(empty)], [1.0, 1.0]), read_tokens=10)
         assert blend_stats(([str(empty)], None))[0].histogram == ()

@@ -7,7 +7,7 @@ from mb_data import RULES, TokenizerConfig
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_every_rule_refuses_its_bad_example_and_passes_its_good_one(rule):
+def test_every_rule_rejects_its_failing_and_accepts_its_passing_example(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields)) is not None
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
     assert set(rule.fails) == set(rule.passes) == set(rule.fields)
@@ -16,7 +16,7 @@ def test_every_rule_refuses_its_bad_example_and_passes_its_good_one(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_no_rule_breaks_on_values_that_are_not_there(rule):
+def test_no_rule_raises_on_missing_values(rule):
     for example in (rule.fails, rule.passes):
         for lacking in rule.fields:
             assert isinstance(
@@ -37,20 +37,20 @@ def test_ids_are_unique():
         ("V044c", ([(["a"], [1.0, 2.0]), None, None], None, None), "1 prefixes have 2 weights"),
         ("V044c", ([None, None, None], None, None), "0 are blends"),
         ("V044e", ((["a", "b"], [-1.0, 2.0]),), "not positive: -1.0"),
-        ("D11", ("SFTTokenizer",), "conversations are formatted by the dataset"),
-        ("D11", ("nothing",), "there is no such type"),
+        ("D11", ("SFTTokenizer",), "conversations are formatted by the fine-tuning dataset"),
+        ("D11", ("nothing",), "the type does not exist"),
         ("D12", ("HuggingFaceTokenizer", None, None, None, None), "without tokenizer_model"),
         ("D12", ("GPT2BPETokenizer", None, None, "vocab.json", None), "merge_file=None"),
         ("D33", (0,), "0 would have no effect"),
         ("D83", (1000, None, "e2m1", None, False), "is 1000 with fp4=e2m1"),
     ],
 )
-def test_other_ways_to_break_a_rule(rule_id, values, message):
+def test_other_violations_of_a_rule(rule_id, values, message):
     (rule,) = (rule for rule in RULES if rule.id == rule_id)
     assert message in rule.test(*values)
 
 
-def test_a_tokenizer_section_as_it_is_made_breaks_no_rule():
+def test_the_default_tokenizer_section_violates_no_rule():
     broken = [
         rule.id
         for rule in RULES

@@ -18,37 +18,37 @@ def cyclic(**changes):
 
 
 def global_order(make, *, size, steps, **place):
-    """The samples that all ranks read, micro-step by micro-step, in the order of the ranks."""
+    """Return the samples that all ranks read, by micro-step and rank."""
     shards = [
         list(islice(make(data_parallel_rank=r, data_parallel_size=size, **place), steps)) for r in range(size)
     ]
     return [sample for batches in zip(*shards, strict=True) for batch in batches for sample in batch]
 
 
-def test_two_ranks_take_turns():
+def test_two_ranks_alternate():
     assert list(single(data_parallel_rank=0, data_parallel_size=2)) == [[0, 1], [4, 5]]
     assert list(single(data_parallel_rank=1, data_parallel_size=2)) == [[2, 3], [6, 7]]
 
 
-def test_the_rest_is_spread_when_it_is_kept():
+def test_remaining_samples_are_distributed_without_drop_last():
     ranks = [
         single(total_samples=11, data_parallel_rank=r, data_parallel_size=2, drop_last=False) for r in (0, 1)
     ]
     assert [list(rank) for rank in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9, 10]]]
 
 
-def test_a_rest_smaller_than_the_ranks_is_left_out():
+def test_fewer_remaining_samples_than_ranks_are_dropped():
     ranks = [
         single(total_samples=9, data_parallel_rank=r, data_parallel_size=2, drop_last=False) for r in (0, 1)
     ]
     assert [list(rank) for rank in ranks] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_a_finished_pass_is_empty():
+def test_a_finished_epoch_is_empty():
     assert list(single(consumed_samples=10)) == []
 
 
-def test_each_pass_of_the_cycle_has_every_sample_in_an_order_of_its_own():
+def test_each_epoch_has_every_sample_in_a_different_order():
     order = global_order(cyclic, size=1, steps=15)
     passes = [order[start : start + 10] for start in (0, 10, 20)]
     assert [sorted(each) for each in passes] == [list(range(10))] * 3
@@ -80,7 +80,7 @@ def test_the_global_order_is_the_same_for_every_data_parallel_size(make, size, m
     micro=st.integers(1, 3),
     stop=st.integers(0, 6),
 )
-def test_stopping_and_going_on_is_never_having_stopped(make, before, after, micro, stop):
+def test_resuming_equals_an_uninterrupted_run(make, before, after, micro, stop):
     total = 300 if make is single else 7  # cyclic: over the end of several passes
     step = before * after * micro
     whole = global_order(make, size=1, steps=10 * step, micro_batch_size=1, total_samples=total)
@@ -102,24 +102,24 @@ def test_all_ranks_make_the_same_number_of_steps(size, micro, total, keep):
 
 
 @pytest.mark.parametrize("make", [single, cyclic])
-def test_no_samples_are_refused(make):
+def test_no_samples_are_rejected(make):
     with pytest.raises(NotEnoughSamplesError):
         make(total_samples=0)
 
 
-def test_less_than_one_step_is_refused():
+def test_less_than_one_step_is_rejected():
     with pytest.raises(NotEnoughSamplesError, match="do not fill one micro-batch"):
         single(total_samples=7, data_parallel_size=4)
 
 
-def test_less_than_one_global_batch_is_refused():
+def test_less_than_one_global_batch_is_rejected():
     require_global_batch(16, global_batch_size=16, drop_last=True)
     require_global_batch(12, global_batch_size=16, drop_last=False)
     with pytest.raises(NotEnoughSamplesError, match="12 samples do not fill one global batch of 16"):
         require_global_batch(12, global_batch_size=16, drop_last=True)
 
 
-def test_more_consumed_than_there_is_is_refused():
+def test_more_consumed_samples_than_exist_are_rejected():
     with pytest.raises(ValueError, match="11 samples are consumed, but there are only 10"):
         single(consumed_samples=11)
 
@@ -129,6 +129,6 @@ def test_more_consumed_than_there_is_is_refused():
     "wrong",
     [{"micro_batch_size": 0}, {"data_parallel_rank": 1}, {"data_parallel_size": 0}, {"consumed_samples": -1}],
 )
-def test_impossible_places_are_refused(make, wrong):
+def test_impossible_positions_are_rejected(make, wrong):
     with pytest.raises(ValueError, match="Correct them"):
         make(**wrong)

@@ -1,4 +1,4 @@
-"""Drawn pictures: what a caption says is what there is to see, and a sample depends on its index alone."""
+"""Generated images: the image matches its caption, and a sample depends on its index only."""
 
 import subprocess
 import sys
@@ -40,19 +40,19 @@ def scene_of(index):
     return sample_scene(np.random.default_rng(index))
 
 
-def covered(picture, colour):
-    return (picture == COLOURS[colour]).all(-1)
+def covered(image, colour):
+    return (image == COLOURS[colour]).all(-1)
 
 
 @given(index=indices)
 @settings(max_examples=40, deadline=None)
-def test_each_shape_is_where_and_what_the_caption_says(index):
+def test_each_shape_matches_the_caption(index):
     scene = scene_of(index)
-    picture = render_scene(scene, side=96)
+    image = render_scene(scene, side=96)
     assert scene.caption in ALL
     for shape in scene.shapes:
         if [other.colour for other in scene.shapes].count(shape.colour) == 1:
-            rows, columns = covered(picture, shape.colour).nonzero()
+            rows, columns = covered(image, shape.colour).nonzero()
             assert abs(columns.mean() / 96 - shape.right) < 0.02
             assert (rows.max() - rows.min() + 1) / 96 > 1.6 * SIZES[shape.size][0]
             assert (columns.max() - columns.min() + 1) / 96 < 2.1 * SIZES[shape.size][1]
@@ -63,7 +63,7 @@ ALL = frozenset(all_captions())
 
 @given(index=indices)
 @settings(max_examples=40, deadline=None)
-def test_two_shapes_stand_as_the_caption_says(index):
+def test_the_relation_of_two_shapes_matches_the_caption(index):
     scene = scene_of(index)
     first, last = scene.shapes[0], scene.shapes[-1]
     between = {
@@ -81,8 +81,8 @@ def test_a_circle_is_round_a_square_full_and_a_triangle_pointed():
     shares = {}
     for kind in ("circle", "square", "triangle"):
         shape = ImageShape(size="large", colour="red", kind=kind, radius=0.4, right=0.5, down=0.5)
-        picture = render_scene(Scene(caption="", shapes=(shape,), paper=255), side=200)
-        rows, columns = covered(picture, "red").nonzero()
+        image = render_scene(Scene(caption="", shapes=(shape,), background=255), side=200)
+        rows, columns = covered(image, "red").nonzero()
         box = (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
         shares[kind] = len(rows) / box
     assert shares == pytest.approx({"circle": np.pi / 4, "square": 1.0, "triangle": 0.5}, abs=0.02)
@@ -116,7 +116,7 @@ def test_the_longest_caption_fits_exactly():
 
 
 @pytest.mark.parametrize("stop", [1, 5])
-def test_reading_goes_on_where_it_stopped(stop):
+def test_reading_resumes_at_its_position(stop):
     def batches(consumed):
         return build_data_iterator(
             dataset(samples=24),
@@ -132,16 +132,16 @@ def test_reading_goes_on_where_it_stopped(stop):
     assert torch.equal(torch.stack(whole[stop:]), torch.stack(rest))
 
 
-def test_splits_that_are_not_asked_for_are_not_there():
+def test_splits_that_are_not_requested_are_none():
     counts = DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=2, tokenizer=ByteTokenizer())
     train, valid, test = SECTION.build_datasets(counts)
     assert (len(train), valid, len(test)) == (4, None, 2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"image_tokens": 0}, r"0 places \[D61\]"), ({"image_token_id": 5}, "is 5")]
+    ("changes", "message"), [({"image_tokens": 0}, r"0 tokens \[D61\]"), ({"image_token_id": 5}, "is 5")]
 )
-def test_a_section_that_cannot_be_drawn_is_refused(changes, message):
+def test_an_invalid_section_is_rejected(changes, message):
     config = DrawnShapesConfig(seq_length=80, **changes)
     nothing = DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
     for act in (config.finalize, lambda: config.build_datasets(nothing), lambda: dataset(config=config)):

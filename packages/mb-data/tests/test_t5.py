@@ -1,4 +1,4 @@
-"""Texts taken apart: nothing is lost, nothing is too long, and a sample depends on its number alone."""
+"""Span corruption: no token is lost, no sequence is too long, and a sample depends on its index only."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ SENTINEL, END = BYTES.sentinels.start, BYTES.eod
 
 
 def restored(encoder, decoder, *, first=SENTINEL):
-    """Put the decoder's spans where the encoder has their sentinels; both end with an end."""
+    """Replace the sentinels of the encoder by the spans of the decoder. Both sequences end with an end token."""
     spans, found = {}, []
     for token in decoder[:-1]:
         if token >= first:
@@ -67,23 +67,23 @@ def pairs(*, number=8, seq_length=32, decoder_seq_length=12, seed=1, sentinels=B
 
 
 class TestSizes:
-    def test_an_encoder_of_512_reads_what_it_did_in_the_paper(self):
+    def test_an_encoder_of_512_tokens_has_the_sizes_of_the_paper(self):
         sizes = fit_span_sizes(512, noise_density=0.15, mean_span_length=3.0)
         assert (sizes.tokens, sizes.encoder_tokens, sizes.decoder_tokens) == (568, 512, 114)
 
     @given(st.integers(4, 2000), st.floats(0.01, 0.45), st.floats(1, 20))
-    def test_where_less_goes_than_stays_the_encoder_is_full(self, seq_length, density, span):
+    def test_the_encoder_is_full_if_less_than_half_is_noise(self, seq_length, density, span):
         sizes = fit_span_sizes(seq_length, noise_density=density, mean_span_length=span)
         assert sizes.encoder_tokens == seq_length
         assert 1 <= sizes.spans <= min(sizes.noise_tokens, sizes.tokens - sizes.noise_tokens)
 
     @given(st.integers(4, 2000), st.floats(0.45, 0.99), st.floats(1, 20))
-    def test_where_half_goes_or_more_one_token_of_padding_may_be_left(self, seq_length, density, span):
+    def test_one_token_of_padding_may_remain_if_half_or_more_is_noise(self, seq_length, density, span):
         sizes = fit_span_sizes(seq_length, noise_density=density, mean_span_length=span)
         assert seq_length - sizes.encoder_tokens in (0, 1)
 
     @pytest.mark.parametrize(("length", "density", "span"), [(3, 0.15, 3), (512, 1.0, 3), (512, 0.15, 0.5)])
-    def test_what_cannot_be_taken_apart_is_refused(self, length, density, span):
+    def test_invalid_sizes_are_rejected(self, length, density, span):
         with pytest.raises(ValueError, match="an encoder reads 4 or more"):
             fit_span_sizes(length, noise_density=density, mean_span_length=span)
 
@@ -104,12 +104,12 @@ class TestSpans:
         assert restored(pair.encoder.tolist(), pair.labels.tolist()) == text.tolist()
         assert (pair.encoder.size, pair.labels.size) == (sizes.encoder_tokens, sizes.decoder_tokens)
 
-    def test_a_text_of_another_length_is_refused(self):
+    def test_a_text_of_another_length_is_rejected(self):
         sizes = fit_span_sizes(32, noise_density=0.15, mean_span_length=3.0)
-        with pytest.raises(ValueError, match="a text of 33 tokens where 34"):
+        with pytest.raises(ValueError, match="a text of 33 tokens, but the sizes are for 34"):
             corrupt_spans(np.zeros(33, int), sizes, sentinels=BYTES.sentinels, end=END, random=np.random)
 
-    def test_every_place_but_the_first_is_taken_out_about_as_often(self):
+    def test_every_position_but_the_first_is_noise_about_equally_often(self):
         sizes = fit_span_sizes(32, noise_density=0.15, mean_span_length=3.0)
         kept = np.zeros(sizes.tokens, int)
         for seed in range(2000):
@@ -140,7 +140,7 @@ class TestDataset:
         assert sample["text_dec"].tolist() == [END, *sample["labels"][:7].tolist(), *[END] * 4]
         assert restored(sample["text_enc"].tolist(), sample["labels"][:8].tolist()) == list(range(3, 37))
 
-    def test_a_sample_depends_on_its_number_and_the_seed_alone(self):
+    def test_a_sample_depends_on_its_index_and_the_seed_only(self):
         one, two, other = pairs(), pairs(number=5), pairs(seed=2)
         backwards = [two[index] for index in reversed(range(5))][::-1]
         assert [list(map(str, one[index].values())) for index in range(5)] == [
@@ -150,7 +150,7 @@ class TestDataset:
 
     @given(st.integers(0, 7), st.sampled_from([1, 2, 4]))
     @settings(max_examples=10, deadline=None)
-    def test_going_on_with_other_ranks_reads_what_never_stopping_does(self, steps, ranks):
+    def test_resuming_with_other_ranks_equals_an_uninterrupted_run(self, steps, ranks):
         def read(consumed, ranks):
             iterators = [
                 build_data_iterator(
@@ -175,11 +175,11 @@ class TestDataset:
     @pytest.mark.parametrize(
         "lengths", [{"decoder_seq_length": 7}, {"seq_length": 4000, "decoder_seq_length": 900}]
     )
-    def test_what_does_not_fit_is_refused(self, lengths):
-        with pytest.raises(ValueError, match="nothing is cut off"):
+    def test_sequences_that_are_too_short_are_rejected(self, lengths):
+        with pytest.raises(ValueError, match="nothing is truncated"):
             pairs(**lengths)
 
-    def test_a_token_that_could_be_a_sentinel_is_refused(self):
+    def test_a_token_that_could_be_a_sentinel_is_rejected(self):
         dataset = pairs(sentinels=range(35, 135))
         assert dataset[1]["text_enc"].max() >= 35
         with pytest.raises(TokenizerError, match="text 2 has token 35, but sentinels begin at 35"):
@@ -187,18 +187,18 @@ class TestDataset:
 
 
 class TestTokenizer:
-    def test_sentinels_come_behind_the_tokenizers_own_entries(self):
+    def test_sentinels_follow_the_entries_of_the_tokenizer(self):
         assert (BYTES.vocab_size, BYTES.sentinels, BYTES.eod) == (357, range(257, 357), 256)
         assert BYTES.decode([104, 105, 257, 258, 33, 256]) == "hi<extra_id_0><extra_id_1>!"
         assert BYTES.encode("<extra_id_0>") == list(b"<extra_id_0>")
         assert BYTES.fingerprint == "bytes-sentinels-100"
 
-    def test_a_number_that_no_memory_holds_takes_none(self):
+    def test_a_huge_number_of_sentinels_takes_no_memory(self):
         many = SentinelTokenizer(ByteTokenizer(), sentinels=10**12)
         assert many.vocab_size == 10**12 + 257
         assert many.decode([104, 257 + 10**11]) == "h<extra_id_100000000000>"
 
-    def test_a_section_asks_for_them(self):
+    def test_a_section_sets_their_number(self):
         loaded = load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=3))
         assert loaded.sentinels == range(257, 260)
         assert load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer")).vocab_size == 257
@@ -214,11 +214,11 @@ class TestSection:
             ({"inter_document_masking": True}, "D58"),
         ],
     )
-    def test_it_refuses_what_would_be_lost_or_ignored(self, values, rule):
+    def test_invalid_values_are_rejected(self, values, rule):
         with pytest.raises(ConfigError, match=rule):
             T5DatasetConfig(seq_length=512, **values).finalize()
 
-    def test_as_it_is_made_it_fits(self):
+    def test_defaults_are_valid(self):
         T5DatasetConfig(seq_length=512).finalize()
         T5TextCorpusConfig(seq_length=512).finalize()
 
@@ -245,7 +245,7 @@ class TestBuild:
         ends = [place for place, token in enumerate(text) if token == END]
         assert set(np.diff(ends)) == {11}
 
-    def test_made_up_tokens(self, build):
+    def test_generated_tokens(self, build):
         train, _, _ = build(T5DatasetConfig(seq_length=32, split="1,0,0"), self.context(valid_samples=0))
         assert train[0]["text_enc"].shape == (32,)
 
@@ -256,7 +256,7 @@ class TestBuild:
             seq_length=32, sources=[str(text_folder)], vocab_size=280, cache_dir=str(tmp_path / "cache")
         )
 
-    def test_text_files_come_back_from_their_pairs(self, build, corpus, text_folder):
+    def test_text_files_are_restored_from_samples(self, build, corpus, text_folder):
         own = load_tokenizer(prepare_corpus(corpus).tokenizer)
         splits = build(corpus, self.context(SentinelTokenizer(own, sentinels=100), test_samples=2))
         files = {path.read_text() for path in text_folder.glob("*/*.txt")}
@@ -274,7 +274,7 @@ class TestBuild:
         text = restored(encoder, decoder[: int(train[0]["loss_mask"].sum())])
         assert "three" in ByteTokenizer().decode(text)
 
-    def test_a_file_of_a_larger_vocabulary_is_refused(self, build, prefix):
+    def test_a_file_of_a_larger_vocabulary_is_rejected(self, build, prefix):
         small = SentinelTokenizer(NullTokenizer(50), sentinels=100)
         config = T5DatasetConfig(seq_length=32, data_path=prefix, split="1,0,0")
         train, _, _ = build(config, self.context(small, valid_samples=0))
@@ -282,10 +282,10 @@ class TestBuild:
             train[0]
 
     @pytest.mark.parametrize("section", [T5DatasetConfig, T5TextCorpusConfig])
-    def test_no_tokenizer_is_refused(self, build, section):
+    def test_no_tokenizer_is_rejected(self, build, section):
         with pytest.raises(TokenizerError, match="dataset: no tokenizer"):
             build(section(seq_length=32), self.context(None))
 
-    def test_a_tokenizer_without_sentinels_is_refused(self, build):
+    def test_a_tokenizer_without_sentinels_is_rejected(self, build):
         with pytest.raises(TokenizerError, match="a ByteTokenizer has no sentinels"):
             build(T5DatasetConfig(seq_length=32, split="1,0,0"), self.context(ByteTokenizer()))

@@ -1,4 +1,4 @@
-"""Tokenizers of files beside the libraries that read them."""
+"""Tokenizers of files, compared with the libraries that read them."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ TEXTS = (
     "a</s>b <|endoftext|> <fim_prefix> <extra_id_0>",
     "   blanks  ",
 )
-"""Words, digits, lines, other alphabets, combined characters, and what looks like special tokens."""
+"""Words, digits, lines, other alphabets, combined characters, and text that resembles special tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +101,11 @@ def of_model(kind, path, **more):
 class TestGPT2:
     @settings(max_examples=50, deadline=None)
     @given(text=st.text())
-    def test_any_text_there_and_back(self, gpt2, text):
+    def test_any_text_round_trips(self, gpt2, text):
         tokenizer = load_tokenizer(of_gpt2(gpt2))
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
-    def test_it_is_the_tokenizer_that_its_files_came_from(self, gpt2):
+    def test_it_equals_the_tokenizer_of_its_files(self, gpt2):
         tokenizer, whole = load_tokenizer(of_gpt2(gpt2)), load_tokenizer(gpt2 / "whole.json")
         assert [tokenizer.encode(text) for text in TEXTS] == [whole.encode(text) for text in TEXTS]
         assert (tokenizer.vocab_size, tokenizer.eod) == (whole.vocab_size, whole.eod)
@@ -114,7 +114,7 @@ class TestGPT2:
         transformers = pytest.importorskip("transformers", reason="reads such folders")
         theirs = transformers.AutoTokenizer.from_pretrained(str(gpt2))
         tokenizer = load_tokenizer(of_model("HuggingFaceTokenizer", gpt2))
-        plain = TEXTS[:3] + TEXTS[4:]  # without what looks like special tokens, which stays text here
+        plain = TEXTS[:3] + TEXTS[4:]  # without special tokens, which are encoded as ordinary text here
         assert [tokenizer.encode(text) for text in plain] == [theirs(text).input_ids for text in plain]
         assert (tokenizer.eod, tokenizer.vocab_size) == (theirs.eos_token_id, len(theirs))
 
@@ -128,8 +128,8 @@ class TestGPT2:
         with pytest.raises(DataPathError, match=r"no\.txt: no such file.*Correct tokenizer\.merge_file"):
             load_tokenizer(_other(gpt2, "no.txt"))
 
-    def test_files_that_are_no_bpe(self, gpt2):
-        with pytest.raises(TokenizerError, match="are no BPE"):
+    def test_files_that_are_not_a_bpe(self, gpt2):
+        with pytest.raises(TokenizerError, match="are not a BPE"):
             load_tokenizer(_other(gpt2, "vocab.json"))
 
 
@@ -157,17 +157,17 @@ class TestSentencePiece:
         assert [tokenizer.encode(text) for text in TEXTS] == [theirs.text_to_ids(text) for text in TEXTS]
         assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eos_id)
 
-    def test_text_comes_back_and_ends_of_documents_are_written_out(self, pieces):
+    def test_text_round_trips_and_ends_of_documents_are_decoded(self, pieces):
         tokenizer = pickle.loads(pickle.dumps(load_tokenizer(pieces)))
         first, second = tokenizer.encode("heiße 漢字"), tokenizer.encode("🙂 fox")
         assert tokenizer.decode([*first, tokenizer.eod, *second, 10_000]) == "heiße 漢字</s>🙂 fox"
         assert tokenizer.eod not in tokenizer.encode("a</s>b")
 
-    def test_a_model_that_is_written_otherwise_is_kept_as_it_is(self, pieces, tmp_path):
+    def test_a_saved_model_keeps_its_bytes(self, pieces, tmp_path):
         path = tmp_path / "otherwise.model"
         path.write_bytes(
             pieces.read_bytes() + b"\x12\x00"
-        )  # one more message, empty, that is merged with the first
+        )  # an additional empty message, which is merged with the first
         config = of_model("SentencePieceTokenizer", path)
         tokenizer = load_tokenizer(config)
         save_tokenizer(tokenizer, tmp_path)
@@ -178,12 +178,12 @@ class TestSentencePiece:
         tokenizer = load_tokenizer(pieces)
         assert (tokenizer.token_id("</s>"), tokenizer.token_id("<fim_prefix>")) == (tokenizer.eod, None)
 
-    def test_what_is_no_model(self, tmp_path):
+    def test_a_file_that_is_not_a_model(self, tmp_path):
         pytest.importorskip("sentencepiece", reason="needs the sentencepiece extra")
         with pytest.raises(DataPathError, match=r"no\.model: no such file"):
             load_tokenizer(tmp_path / "no.model")
         (tmp_path / "bad.model").write_text("nonsense")
-        with pytest.raises(TokenizerError, match="is no SentencePiece model"):
+        with pytest.raises(TokenizerError, match="is not a SentencePiece model"):
             load_tokenizer(tmp_path / "bad.model")
 
     def test_a_model_without_an_end(self, tmp_path):
@@ -219,14 +219,14 @@ class TestTikToken:
         )
         plain = [
             text for text in TEXTS if "</s>" not in text
-        ]  # which Megatron takes for the end of a document
+        ]  # which Megatron encodes as the end-of-document token
         assert [tokenizer.encode(text) for text in plain] == [theirs.text_to_ids(text) for text in plain]
         assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eod)
 
     @pytest.mark.parametrize("pattern", ["v1", "v2"])
     @settings(max_examples=100, deadline=None)
     @given(text=st.text())
-    def test_texts_are_divided_as_megatron_does(self, pattern, text):
+    def test_texts_are_split_as_in_megatron(self, pattern, text):
         regex = pytest.importorskip("regex", reason="comes with tiktoken")
         door = pytest.importorskip("megatron.core.tokenizers.text.libraries.tiktoken_tokenizer")
         tiktoken_door = pytest.importorskip("mb_data.tokenizers_tiktoken")
@@ -235,10 +235,10 @@ class TestTikToken:
 
     @settings(max_examples=50, deadline=None)
     @given(text=st.text())
-    def test_any_text_there_and_back(self, small, text):
+    def test_any_text_round_trips(self, small, text):
         assert small.decode(small.encode(text)) == text
 
-    def test_special_tokens_come_first_and_never_from_text(self, ranked):
+    def test_special_tokens_come_first_and_are_never_produced_from_text(self, ranked):
         tokenizer = pickle.loads(pickle.dumps(load_tokenizer(of_model("TikTokenizer", ranked))))
         assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.token_id("<SPECIAL_999>")) == (1262, 2, 999)
         assert min(tokenizer.encode("a</s>b")) >= 1000
@@ -247,24 +247,24 @@ class TestTikToken:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            ({"special_tokens": ["<s>", "</s>"]}, r"and without \['<unk>', '<mask>'"),
-            ({"tiktoken_num_special_tokens": 3}, "7 names, 7 of them different, for 3 places"),
+            ({"special_tokens": ["<s>", "</s>"]}, r"missing \['<unk>', '<mask>'"),
+            ({"tiktoken_num_special_tokens": 3}, "7 names, 7 of them different, for 3 reserved ids"),
             (
                 {"vocab_size": 5000},
-                "262 entries and 1000 places for special tokens are 1262 of vocab_size=5000",
+                "262 entries and 1000 reserved special tokens are 1262, but vocab_size=5000",
             ),
-            ({"tiktoken_pattern": "v3"}, "'v3' divides no text"),
+            ({"tiktoken_pattern": "v3"}, "'v3' does not exist"),
         ],
     )
-    def test_settings_that_do_not_fit_are_refused(self, ranked, more, message):
+    def test_inconsistent_settings_are_rejected(self, ranked, more, message):
         with pytest.raises(TokenizerError, match=message):
             load_tokenizer(of_model("TikTokenizer", ranked, **more))
 
-    def test_what_is_no_list(self, ranked, tmp_path):
+    def test_a_file_that_is_not_a_list(self, ranked, tmp_path):
         with pytest.raises(DataPathError, match=r"no\.json: no such file"):
             load_tokenizer(of_model("TikTokenizer", tmp_path / "no.json"))
         (tmp_path / "bad.json").write_text("aGVsbG8= 0\n")
-        with pytest.raises(TokenizerError, match="is no list of entries with rank and token_bytes"):
+        with pytest.raises(TokenizerError, match="is not a list of entries with rank and token_bytes"):
             load_tokenizer(of_model("TikTokenizer", tmp_path / "bad.json"))
         few = write_ranks(tmp_path / "few.json", [b"a", b"b"])
         with pytest.raises(TokenizerError, match="254 of the 256 bytes missing"):
@@ -272,22 +272,22 @@ class TestTikToken:
 
 
 class TestAdded:
-    def test_they_come_behind_and_never_from_text(self):
+    def test_they_follow_the_entries_and_are_never_produced_from_text(self):
         tokenizer = ExtendedTokenizer(ByteTokenizer(), ["<fim_prefix>", "<fim_suffix>"])
         assert (tokenizer.vocab_size, tokenizer.token_id("<fim_suffix>"), tokenizer.eod) == (259, 258, 256)
         assert tokenizer.encode("<fim_prefix>") == list(b"<fim_prefix>")
         assert tokenizer.decode([257, 104, 105, 258]) == "<fim_prefix>hi<fim_suffix>"
         assert tokenizer.token_id("hi") is None
 
-    def test_a_name_that_is_there_is_not_added_again(self, gpt2):
+    def test_an_existing_name_is_not_added_again(self, gpt2):
         plain = load_tokenizer(gpt2 / "whole.json")
         tokenizer = ExtendedTokenizer(plain, ["<|endoftext|>"])
         assert (tokenizer.vocab_size, tokenizer.fingerprint) == (plain.vocab_size, plain.fingerprint)
         assert tokenizer.token_id("<|endoftext|>") == plain.eod
 
     @pytest.mark.parametrize("names", [["<a>", "<a>"], [""]])
-    def test_names_that_cannot_be_told_apart(self, names):
-        with pytest.raises(TokenizerError, match="told apart by their names"):
+    def test_ambiguous_names(self, names):
+        with pytest.raises(TokenizerError, match="identified by their names"):
             ExtendedTokenizer(ByteTokenizer(), names)
 
     def test_a_section_adds_them_before_sentinels(self):
@@ -298,7 +298,7 @@ class TestAdded:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "folder", "pieces", "ranked", "bytes"])
-def test_what_is_kept_makes_the_same_tokenizer(kind, request, tmp_path):
+def test_a_saved_tokenizer_loads_identically(kind, request, tmp_path):
     if kind == "folder":
         pytest.importorskip("transformers", reason="reads such folders")
     makers = {
@@ -329,7 +329,7 @@ def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
         load_tokenizer(tmp_path / "small.model")
 
 
-def test_options_of_hugging_face_change_what_is_read_and_are_kept(gpt2, tmp_path):
+def test_options_of_hugging_face_apply_and_are_saved(gpt2, tmp_path):
     pytest.importorskip("transformers", reason="needs the transformers extra")
     section = TokenizerConfig(
         tokenizer_type="HuggingFaceTokenizer",
@@ -342,7 +342,7 @@ def test_options_of_hugging_face_change_what_is_read_and_are_kept(gpt2, tmp_path
     assert load_saved_tokenizer(tmp_path, section).eod == 320
 
 
-def test_options_that_transformers_refuses_and_a_missing_file_are_named(gpt2, tmp_path):
+def test_options_that_transformers_rejects_and_a_missing_file_are_named(gpt2, tmp_path):
     pytest.importorskip("transformers", reason="needs the transformers extra")
     section = TokenizerConfig(
         tokenizer_type="HuggingFaceTokenizer",
@@ -357,14 +357,16 @@ def test_options_that_transformers_refuses_and_a_missing_file_are_named(gpt2, tm
 
 
 @pytest.mark.parametrize("settings", ['{"eos_token": {"x": 1}}', '{"eos_token": 5}', "[]", "{"])
-def test_settings_that_name_no_end_are_refused(gpt2, tmp_path, settings):
+def test_settings_without_a_valid_end_are_rejected(gpt2, tmp_path, settings):
     (tmp_path / "tokenizer.json").write_bytes((gpt2 / "whole.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: is no JSON object with an eos_token"):
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer_config\.json: is not a JSON object with an eos_token"
+    ):
         load_tokenizer(tmp_path)
 
 
-def test_an_empty_model_is_refused(pieces, tmp_path):
+def test_an_empty_model_is_rejected(pieces, tmp_path):
     (tmp_path / "empty.model").touch()
-    with pytest.raises(TokenizerError, match=r"is no SentencePiece model \(the file is empty\)"):
+    with pytest.raises(TokenizerError, match=r"is not a SentencePiece model \(the file is empty\)"):
         load_tokenizer(tmp_path / "empty.model")

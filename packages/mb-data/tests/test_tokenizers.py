@@ -29,24 +29,24 @@ def trained(tmp_path_factory):
 
 
 @given(text=st.text())
-def test_bytes_there_and_back(text):
+def test_bytes_round_trip(text):
     assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
 
 
-def test_numbers_there_and_back():
+def test_numbers_round_trip():
     tokenizer = NullTokenizer(100)
     assert tokenizer.encode("1 22 3") == [1, 22, 3]
     assert (tokenizer.decode([1, 22]), tokenizer.eod) == ("1 22", 99)
 
 
 @pytest.mark.parametrize("text", ["one", "100", "-1"])
-def test_what_is_no_number_of_the_vocabulary_is_refused(text):
+def test_text_that_is_not_a_number_of_the_vocabulary_is_rejected(text):
     with pytest.raises(TokenizerError, match="is not a number below 100"):
         NullTokenizer(100).encode(text)
 
 
-def test_fewer_sentinels_than_none_are_refused():
-    with pytest.raises(TokenizerError, match="-1 sentinels would take entries of the vocabulary away"):
+def test_a_negative_number_of_sentinels_is_rejected():
+    with pytest.raises(TokenizerError, match="-1 sentinels would remove entries of the vocabulary"):
         SentinelTokenizer(ByteTokenizer(), sentinels=-1)
     with pytest.raises(TokenizerError, match="vocab_extra_ids to 0 or more"):
         load_tokenizer(TokenizerConfig(tokenizer_type="ByteTokenizer", vocab_extra_ids=-2))
@@ -54,13 +54,13 @@ def test_fewer_sentinels_than_none_are_refused():
 
 
 class TestTrained:
-    def test_it_has_exactly_the_size_asked_for(self, trained):
+    def test_it_has_exactly_the_requested_size(self, trained):
         tokenizer, _ = trained
         assert (tokenizer.vocab_size, max(tokenizer.encode(TEXT)) < 300) == (300, True)
         assert len(tokenizer.encode(TEXT)) < len(TEXT)
 
     @given(text=st.text())
-    def test_any_text_there_and_back(self, trained, text):
+    def test_any_text_round_trips(self, trained, text):
         assert trained[0].decode(trained[0].encode(text)) == text
 
     def test_the_same_files_give_the_same_tokenizer(self, trained, tmp_path):
@@ -91,13 +91,13 @@ class TestTrained:
         )
         assert seen == [("train tokenizer", 1, 2), ("train tokenizer", 2, 2)]
 
-    def test_too_little_text_is_refused(self, tmp_path):
+    def test_too_little_text_is_rejected(self, tmp_path):
         (tmp_path / "text.txt").write_text("ab")
-        with pytest.raises(TokenizerError, match="asked for 1000 entries, but 1 file\\(s\\) give 258"):
+        with pytest.raises(TokenizerError, match="1000 entries requested, but 1 file\\(s\\) yield 258"):
             train_bpe([tmp_path / "text.txt"], vocab_size=1000, out=tmp_path / "t.json")
         assert not (tmp_path / "t.json").exists()
 
-    def test_too_small_a_vocabulary_is_refused(self, tmp_path):
+    def test_too_small_a_vocabulary_is_rejected(self, tmp_path):
         with pytest.raises(TokenizerError, match="256 is below 257"):
             train_bpe([], vocab_size=256, out=tmp_path / "t.json")
 
@@ -119,13 +119,13 @@ class TestLoad:
         assert load_tokenizer(config).eod == load_tokenizer(folder / "tokenizer.json").eod == 0
 
     @pytest.mark.parametrize("eos_token", ["x", {"content": "x"}])
-    def test_the_settings_beside_it_may_name_the_end(self, trained, tmp_path, eos_token):
+    def test_the_settings_in_its_folder_may_name_the_end(self, trained, tmp_path, eos_token):
         (tmp_path / "tokenizer.json").write_bytes((trained[1] / "tokenizer.json").read_bytes())
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
         tokenizer = load_tokenizer(tmp_path)
         assert tokenizer.decode([tokenizer.eod]) == "x"
 
-    def test_a_limit_on_the_length_in_the_file_does_not_cut_documents(self, trained, tmp_path):
+    def test_truncation_in_the_file_does_not_apply(self, trained, tmp_path):
         content = json.loads((trained[1] / "tokenizer.json").read_text())
         content["truncation"] = {
             "direction": "Right",
@@ -140,9 +140,9 @@ class TestLoad:
         with pytest.raises(FileNotFoundError, match=r"tokenizer\.json: no such file"):
             load_tokenizer(tmp_path)
 
-    def test_a_file_that_is_no_tokenizer(self, tmp_path):
+    def test_a_file_that_is_not_a_tokenizer(self, tmp_path):
         (tmp_path / "tokenizer.json").write_text("{}")
-        with pytest.raises(TokenizerError, match="is no tokenizer"):
+        with pytest.raises(TokenizerError, match="is not a tokenizer"):
             load_tokenizer(tmp_path)
 
     def test_a_tokenizer_without_an_end_of_document(self, trained, tmp_path):
@@ -160,6 +160,6 @@ class TestLoad:
             TokenizerConfig(tokenizer_type="HuggingFaceTokenizer"),
         ],
     )
-    def test_what_cannot_be_loaded_is_refused(self, config):
+    def test_incomplete_sections_are_rejected(self, config):
         with pytest.raises(TokenizerError, match="cannot load type"):
             load_tokenizer(config)

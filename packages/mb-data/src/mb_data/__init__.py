@@ -1,6 +1,6 @@
 """Text to tokens to samples: datasets, blends, samplers and tokenizers for Megatron trainers.
 
-Write a few documents in Megatron's format, and look at what is there:
+Tokenize two documents into Megatron's format and read the summary:
 
 >>> import tempfile
 >>> from pathlib import Path

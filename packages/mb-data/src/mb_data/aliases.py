@@ -1,4 +1,4 @@
-"""Megatron Core's name of a field, for constructors. Standard library only."""
+"""Constructor alias for Megatron Core's name of a field. Standard library only."""
 
 from functools import wraps
 from typing import Any, TypeVar
@@ -7,9 +7,9 @@ Section = TypeVar("Section")
 
 
 def accept_sequence_length(cls: type[Section]) -> type[Section]:
-    """Let a dataclass with `seq_length` be constructed with `sequence_length` instead, which is no field of its own.
+    """Accept `sequence_length` as a constructor argument in place of the field `seq_length`.
 
-    The constructor raises TypeError where both are given, or neither.
+    The constructor raises TypeError if both are given, or neither.
     """
     construct = cls.__init__
 
@@ -18,8 +18,8 @@ def accept_sequence_length(cls: type[Section]) -> type[Section]:
         if "sequence_length" in values:
             if args or "seq_length" in values:
                 raise TypeError(
-                    f"{cls.__name__}: seq_length and sequence_length are both given, and are the same field. "
-                    "Give one of them."
+                    f"{cls.__name__}: seq_length and sequence_length are both given, but name the same field. "
+                    "Pass one of them."
                 )
             values["seq_length"] = values.pop("sequence_length")
         construct(self, *args, **values)

@@ -1,4 +1,4 @@
-"""The door to the `tokenizers` library: read a `tokenizer.json`, and train one."""
+"""Adapter for the `tokenizers` library: reads and trains `tokenizer.json` files."""
 
 import json
 import os
@@ -19,19 +19,20 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 class JsonTokenizer:
-    """A tokenizer in the form of a `tokenizer.json`.
+    """Tokenizer defined by the content of a `tokenizer.json`.
 
-    A special token that is written out in a text is text: only `eod` ends a document.
+    Special tokens that occur in a text are encoded as ordinary text. Only the id `eod` ends a document.
 
     Args:
-        content: Of the `tokenizer.json`.
-        place: What it came from, for messages.
-        settings: Content of a `tokenizer_config.json`, which may name the end of a document (`eos_token`); otherwise
-            one of the customary names is looked for.
-        include_special_tokens: Put the tokens around each text that the content asks for, such as a begin of sequence.
+        content: Content of the `tokenizer.json`.
+        source: Path that the content was read from, for messages.
+        settings: Content of a `tokenizer_config.json`, whose `eos_token` is the end-of-document token. Without one in
+            the vocabulary, the first known end-of-document name that it contains is used.
+        include_special_tokens: Add the tokens that the file's post-processor places around each text, such as a
+            beginning-of-sequence token.
 
     Raises:
-        TokenizerError: The content is no tokenizer, or nothing in it ends a document.
+        TokenizerError: The content is not a tokenizer, or it has no end-of-document token.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class JsonTokenizer:
         include_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = _parse(content, source)
-        self._tokenizer.no_truncation()  # a file saved for a model of 512 tokens would cut every document there
+        self._tokenizer.no_truncation()  # a file saved for a model of 512 tokens would truncate every document
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._include_special_tokens = include_special_tokens
@@ -59,39 +60,40 @@ class JsonTokenizer:
         self._tokenizer.encode_special_tokens = True  # the library does not pickle it
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of an entry; None where there is no such entry."""
+        """Return the id of a token; None if the vocabulary does not contain it."""
         number: int | None = self._tokenizer.token_to_id(token)
         return number
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, without an end of document."""
+        """Convert text to token ids, without an end-of-document token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=self._include_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, special tokens written out."""
+        """Convert token ids to text, including the text of special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
 
 class FileTokenizer(JsonTokenizer):
-    """A tokenizer read from a `tokenizer.json`.
+    """Tokenizer read from a `tokenizer.json` file.
 
     Args:
-        path: The file, or a folder that holds it. A `tokenizer_config.json` beside it may name the end of a document.
-        include_special_tokens: As for a `JsonTokenizer`.
+        path: The file, or the folder that contains it. A `tokenizer_config.json` in the same folder may name the
+            end-of-document token.
+        include_special_tokens: See `JsonTokenizer`.
 
     Raises:
-        DataPathError: There is no such file.
-        TokenizerError: The file is no tokenizer, or nothing in it ends a document.
+        DataPathError: The file does not exist.
+        TokenizerError: The file is not a tokenizer, or it has no end-of-document token.
     """
 
     def __init__(self, path: str | Path, *, include_special_tokens: bool = True) -> None:
         file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise DataPathError(
-                f"{file}: no such file; a tokenizer is read from a tokenizer.json on this machine, and nothing is "
-                "downloaded. Give its path or its folder."
+                f"{file}: no such file; a tokenizer is read from a local tokenizer.json, and nothing is downloaded. "
+                "Pass its path or its folder."
             )
         settings = file.with_name(_SETTINGS)
         super().__init__(
@@ -103,23 +105,23 @@ class FileTokenizer(JsonTokenizer):
 
 
 def load_gpt2_bpe(vocab_file: Path, merge_file: Path) -> JsonTokenizer:
-    """Read a byte-level BPE from GPT-2's two files: the ids of the entries, and the merges in their order.
+    """Load a byte-level BPE from GPT-2's two files: token ids, and merges in order.
 
     Raises:
-        DataPathError: A file is not there.
-        TokenizerError: The files are not those of a BPE, or have no `<|endoftext|>`.
+        DataPathError: A file does not exist.
+        TokenizerError: The files do not define a BPE, or lack `<|endoftext|>`.
     """
     for file, field in ((vocab_file, "vocab_file"), (merge_file, "merge_file")):
         if not file.is_file():
             raise DataPathError(
-                f"{file}: no such file; GPT2BPETokenizer reads a vocab.json and a merges.txt on this machine, and "
-                f"nothing is downloaded. Correct tokenizer.{field}."
+                f"{file}: no such file; GPT2BPETokenizer reads a local vocab.json and merges.txt, and nothing is "
+                f"downloaded. Correct tokenizer.{field}."
             )
     try:
         model = models.BPE.from_file(str(vocab_file), str(merge_file))
     except Exception as error:  # the library raises nothing narrower
         raise TokenizerError(
-            f"{vocab_file}, {merge_file}: are no BPE ({error}). Give the vocab.json and the merges.txt of one "
+            f"{vocab_file}, {merge_file}: are not a BPE ({error}). Pass the vocab.json and the merges.txt of the same "
             "tokenizer."
         ) from error
     return JsonTokenizer(_byte_level(model).to_str().encode(), source=vocab_file)
@@ -134,22 +136,23 @@ def train_bpe(
 ) -> FileTokenizer:
     """Train a byte-level BPE tokenizer and write it as a `tokenizer.json`.
 
-    The same files give the same tokenizer. Uses one thread: afterwards the process may fork, as data loaders do.
+    Deterministic: the same files give the same tokenizer. Training uses one thread, so the process may fork
+    afterwards, as data loaders do.
 
     Args:
-        files: UTF-8 text.
-        vocab_size: Number of entries, exactly: the 256 bytes, `<|endoftext|>` and merges.
-        out: The file to write.
-        progress: Called with the stage, files read and their number; the merges after the last file are a third of
-            the time.
+        files: UTF-8 text files.
+        vocab_size: Exact number of entries: the 256 bytes, `<|endoftext|>` and merges.
+        out: Path of the file to write.
+        progress: Called with the stage, the number of files read and the total number of files. Computing the merges
+            after the last file takes about a third of the time.
 
     Raises:
-        TokenizerError: The size is below 257, or the text gives fewer merges than asked for.
+        TokenizerError: `vocab_size` is below 257, or the text does not contain enough pairs to merge.
     """
     if vocab_size < BYTE_ENTRIES:
         raise TokenizerError(
-            f"vocab_size: {vocab_size} is below {BYTE_ENTRIES}; the bytes and the end of a document are always there. "
-            f"Use {BYTE_ENTRIES} or more."
+            f"vocab_size: {vocab_size} is below {BYTE_ENTRIES}; the vocabulary always contains the 256 bytes and the "
+            f"end-of-document token. Use {BYTE_ENTRIES} or more."
         )
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -162,16 +165,16 @@ def train_bpe(
         tokenizer.train_from_iterator(_read_texts(files, progress), trainer, length=len(files))
     if tokenizer.get_vocab_size() != vocab_size:
         raise TokenizerError(
-            f"vocab_size: asked for {vocab_size} entries, but {len(files)} file(s) give {tokenizer.get_vocab_size()}; "
-            "no pair of tokens is left to merge. Give more text, or set vocab_size (dataset.vocab_size in a run) to "
-            f"{tokenizer.get_vocab_size()} or less."
+            f"vocab_size: {vocab_size} entries requested, but {len(files)} file(s) yield "
+            f"{tokenizer.get_vocab_size()}; no pair of tokens is left to merge. Provide more text, or set vocab_size "
+            f"(dataset.vocab_size in a run) to {tokenizer.get_vocab_size()} or less."
         )
     tokenizer.save(str(out))
     return FileTokenizer(out)
 
 
 def _byte_level(model: Any) -> Any:
-    """Return a tokenizer whose texts are bytes, divided into words as GPT-2 does."""
+    """Return a tokenizer that works on bytes and splits words as GPT-2 does."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -191,11 +194,11 @@ def _parse(content: bytes, file: Path) -> Any:
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
-        raise TokenizerError(f"{file}: is no tokenizer ({error}). Give a tokenizer.json.") from error
+        raise TokenizerError(f"{file}: is not a tokenizer ({error}). Pass a tokenizer.json.") from error
 
 
 def _find_eod(tokenizer: Any, source: Path, settings: bytes | None) -> int:
-    """Return the id that ends a document: the one that the settings name, or a customary one."""
+    """Return the end-of-document id: the token that the settings name, or else the first known name."""
     named = None if settings is None else _eos_in_settings(settings, source)
     names = (named, *_EOD_NAMES)
     for name in names:
@@ -203,8 +206,8 @@ def _find_eod(tokenizer: Any, source: Path, settings: bytes | None) -> int:
         if number is not None:
             return number
     raise TokenizerError(
-        f"{source}: has no token that ends a document (looked for {', '.join(filter(None, names))}); documents could "
-        "not be told apart. Name it as eos_token in a tokenizer_config.json beside the file."
+        f"{source}: has no token that ends a document (tried {', '.join(filter(None, names))}); documents could not "
+        "be separated. Set eos_token in a tokenizer_config.json in the same folder."
     )
 
 
@@ -213,20 +216,21 @@ def _eos_in_settings(settings: bytes, source: Path) -> str | None:
         named = json.loads(settings).get("eos_token")
         name = named["content"] if isinstance(named, dict) else named
         if not isinstance(name, str | None):
-            raise TypeError(f"eos_token is {name!r}, which is no text")
+            raise TypeError(f"eos_token is {name!r}, which is not a string")
         return name
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise TokenizerError(
-            f"{source.with_name(_SETTINGS)}: is no JSON object with an eos_token ({error}); it may name the end of a "
-            "document. Correct it."
+            f"{source.with_name(_SETTINGS)}: is not a JSON object with an eos_token ({error}); the file may name the "
+            "end-of-document token. Correct it."
         ) from error
 
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Keep the library from starting threads, after which each fork of the process prints a warning.
+    """Prevent the library from starting threads.
 
-    The environment is the library's only switch; a value that is set already is left alone.
+    After it has started threads, every fork of the process prints a warning. The environment variable is the library's
+    only switch. A value that is already set is kept.
     """
     if _PARALLELISM in os.environ:
         yield

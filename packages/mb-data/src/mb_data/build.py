@@ -1,4 +1,4 @@
-"""Text files and JSON lines to `.bin`/`.idx` pairs, with several processes and bounded memory."""
+"""Tokenization of text files and JSON lines into `.bin`/`.idx` pairs, with several processes and bounded memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mb_data.workers import map_in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChunk:
-    """The token ids of a chunk's documents, one behind the other."""
+    """Concatenated token ids of the documents of a chunk."""
 
     tokens: NDArray[Any]
     lengths: list[int]
@@ -26,17 +26,17 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkEncoder:
-    """Turns chunks into token ids. Pickled once for each worker process."""
+    """Function that converts chunks to token ids. Pickled once for each worker process."""
 
     tokenizer: Tokenizer
     json_key: str
     append_eod: bool
 
     def __call__(self, chunk: DocumentChunk) -> EncodedChunk:
-        """Encode a chunk's documents.
+        """Encode the documents of a chunk.
 
         Raises:
-            BadDocumentError: One of them cannot be read.
+            BadDocumentError: A document cannot be read.
         """
         end = [self.tokenizer.eod] if self.append_eod else []
         documents = [
@@ -64,23 +64,23 @@ def build_indexed(
 ) -> IndexedSummary:
     """Tokenize files into `prefix.bin` and `prefix.idx`.
 
-    The result does not depend on the number of workers. Nothing is left behind when it fails. Memory holds a few
-    chunks of about a megabyte for each worker, and the largest document.
+    The output does not depend on the number of workers. A failed call leaves no files behind. Memory holds a few chunks
+    of about one megabyte for each worker, and the largest document.
 
     Args:
-        inputs: Files and folders. `.jsonl` and `.json` hold a JSON object a line, each a document; any other file is
-            one document. `.gz` is unpacked. Empty documents are left out.
-        tokenizer: Turns text into ids; for several workers picklable, its class in a module that can be imported.
-        prefix: Path without suffix; its folder is made.
-        workers: Processes that tokenize; with one it is this one.
-        json_key: Where a JSON object has its text.
-        append_eod: End each document with the tokenizer's `eod`.
-        progress: Called with the stage, input bytes read, and their total.
+        inputs: Files and folders. `.jsonl` and `.json` files contain one JSON object per line, each a document. Any
+            other file is one document. `.gz` files are decompressed. Empty documents are skipped.
+        tokenizer: Converts text to ids. With several workers it must be picklable and its class importable.
+        prefix: Output path without suffix. Its folder is created.
+        workers: Number of processes that tokenize; 1 uses the calling process.
+        json_key: Key of the text in each JSON object.
+        append_eod: Append the tokenizer's `eod` to each document.
+        progress: Called with the stage, the input bytes read, and the total number of input bytes.
 
     Raises:
-        DataPathError: An input does not exist, or there is no file.
-        BadDocumentError: A line or file cannot be read; named by file and line.
-        CorpusError: No file has any text.
+        DataPathError: An input does not exist, or the inputs contain no files.
+        BadDocumentError: A line or file cannot be read. The message names file and line.
+        CorpusError: The inputs contain no text.
         WorkerError: A worker process was killed.
     """
     files = input_files(inputs)
@@ -95,7 +95,8 @@ def build_indexed(
                 progress("tokenize", done, total)
         if not writer.summary.documents:
             raise CorpusError(
-                f"{', '.join(map(str, inputs))}: no text in it ({len(files)} {'file' if len(files) == 1 else 'files'}, "
-                f"{total} bytes), so that there is nothing to train on. Give files with text."
+                f"{', '.join(map(str, inputs))}: contains no text ({len(files)} "
+                f"{'file' if len(files) == 1 else 'files'}, {total} bytes); there is nothing to train on. Pass files "
+                "with text."
             )
     return writer.summary

@@ -1,7 +1,7 @@
-"""Folders that are made once: under another name, and renamed when they are whole.
+"""Cache folders that are built under a temporary name and renamed when they are complete.
 
-Such a folder is there completely or not at all; of two processes that make the same one, the later finds the earlier
-one's and throws its own away. A killed build leaves a `.building-*` folder that nobody reads.
+A folder in the cache either is complete or does not exist. If two processes build the same folder, the later one finds
+the result of the earlier one and discards its own. A killed build leaves a `.building-*` folder that is never read.
 """
 
 import os
@@ -17,24 +17,24 @@ Found = TypeVar("Found")
 
 
 def resolve_cache_dir(cache_dir: str | None, *, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for prepared data: the given one, `$MB_CACHE_DIR`, or `~/.cache/mb-trainer`.
+    """Return the cache folder: the argument, or else `$MB_CACHE_DIR`, or else `~/.cache/mb-trainer`.
 
-    `environment` holds the variable; None: `os.environ`.
+    `environment` contains the variable; None means `os.environ`.
     """
     environment = os.environ if environment is None else environment
     return Path(cache_dir or environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
 
 
 def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
-    """Return what is in a folder; without anything whole there, build it elsewhere and rename it.
+    """Load the content of a cache folder. If it is missing or incomplete, build it in a temporary folder and rename it.
 
     Args:
-        folder: Its place.
-        load: Called as (folder, reused=); returns None where nothing whole is there.
-        build: Fills an empty folder.
+        folder: Path of the cache folder.
+        load: Called as `load(folder, reused=...)`. Returns None if the folder is missing or incomplete.
+        build: Called with an empty folder, which it fills.
 
     Raises:
-        CorpusError: The folder was changed in the meantime.
+        CorpusError: The folder was modified concurrently.
     """
     if (found := load(folder, reused=True)) is not None:
         return found
@@ -47,18 +47,20 @@ def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Cal
         shutil.rmtree(building, ignore_errors=True)
     result = load(folder, reused=reused)
     if result is None:
-        raise CorpusError(f"{folder}: was changed while it was being made. Try again.")
+        raise CorpusError(f"{folder}: was changed while it was being built. Run again.")
     return result
 
 
 def commit_build(building: Path, folder: Path, *, load: Callable[..., object]) -> bool:
-    """Rename a finished build to its place; False when another process has put a whole one there."""
+    """Rename a finished build to its final path. Return False if another process has completed the folder first."""
     if folder.exists():
         if load(folder, reused=True) is not None:
             return False
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        building.rename(folder)
+        building.rename(
+            folder
+        )  # atomic; fails if another process renamed its build between the check and here
     except OSError:
         if not folder.is_dir():
             raise

@@ -1,4 +1,4 @@
-"""Check of cached sample indices (`*.npy`) before Megatron Core reads them. Needs numpy."""
+"""Validation of cached sample indices (`*.npy`) before Megatron Core reads them. Requires NumPy."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ _MAGIC = b"\x93NUMPY"
 
 
 def require_numeric_arrays(folder: Path) -> None:
-    """Reject a cached index that holds anything but an array of numbers, such as a pickle, which could execute code.
+    """Reject cached indices that are not arrays of numbers.
 
-    Reads the headers alone. A file that another process has begun to write passes.
+    Megatron Core loads the indices with pickles allowed, so an index that is a pickle could execute code. Only the
+    headers are read. A file that another process has started to write is accepted.
 
     Raises:
         IndexedFormatError: A file is a pickle, an archive, or an array of Python objects.
@@ -23,8 +24,8 @@ def require_numeric_arrays(folder: Path) -> None:
             stream.seek(0)
             if not _MAGIC.startswith(start) or (start == _MAGIC and _holds_objects(stream)):
                 raise IndexedFormatError(
-                    f"{path}: is no array of numbers, as a cached sample index is. Reading it could execute code of "
-                    "its author. Remove the file, and the index is built again."
+                    f"{path}: is not an array of numbers, as a cached sample index is. Reading it could execute code "
+                    "of its author. Remove the file; the index is built again."
                 )
 
 
@@ -36,5 +37,5 @@ def _holds_objects(stream: object) -> bool:
         )
         _, _, dtype = read(stream)  # type: ignore[arg-type]
     except ValueError:
-        return False  # cut short, or of a version that Megatron Core cannot read either
+        return False  # truncated, or of a version that Megatron Core cannot read either
     return bool(dtype.hasobject)

@@ -1,7 +1,7 @@
-"""Lines of fine-tuning data as texts: what is said to the model, and what it answers.
+"""Parser of fine-tuning data: JSON lines to chat turns of a prompt and an answer.
 
-A plain conversation reads `role: content`, a line for each message; what the assistant says follows its role, and ends
-with the end of a document.
+A conversation is rendered as one line `role: content` for each message. The answer follows the assistant's role and is
+followed by the end-of-document token.
 """
 
 import json
@@ -18,7 +18,7 @@ _ROLES = ("system", "user", ASSISTANT, "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A text that the model reads, and the text that it is to answer with."""
+    """Prompt that the model reads, and the answer that it is trained to generate."""
 
     prompt: str
     answer: str
@@ -26,7 +26,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLine:
-    """A JSON object of a file, and where it stands."""
+    """JSON object of a file, with its location."""
 
     values: Mapping[str, Any]
     location: str
@@ -34,28 +34,28 @@ class JsonLine:
 
     @property
     def is_conversation(self) -> bool:
-        """Whether it has messages."""
+        """True if the object has messages."""
         return "messages" in self.values
 
 
 def parse_line(content: bytes, *, location: str) -> JsonLine | None:
-    """Read a line; None for an empty one.
+    """Parse a line. Return None for an empty line.
 
     Raises:
-        BadDocumentError: It is no JSON object in UTF-8.
+        BadDocumentError: The line is not a JSON object in UTF-8.
     """
     if not content.strip():
         return None
     try:
         values = json.loads(content.decode())
-    except ValueError as error:  # also what is not UTF-8
+    except ValueError as error:  # includes UnicodeDecodeError
         raise BadDocumentError(
-            f"{location}: is not JSON ({error}); every line is a sample. Correct the line."
+            f"{location}: is not JSON ({error}); every line must be a sample. Correct the line."
         ) from error
     if not isinstance(values, dict):
         raise BadDocumentError(
-            f"{location}: is a {type(values).__name__}; every line is a JSON object, with messages or with the keys of "
-            "the template. Correct the line."
+            f"{location}: is a {type(values).__name__}; every line must be a JSON object, with messages or with the "
+            "keys of the template. Correct the line."
         )
     return JsonLine(values=values, location=location)
 
@@ -63,16 +63,16 @@ def parse_line(content: bytes, *, location: str) -> JsonLine | None:
 def parse_turns(
     line: JsonLine, options: FinetuningOptions, *, truncated: str | None = None
 ) -> list[ChatTurn]:
-    """Return what is said in a line: the turns of a conversation up to its last answer, or a single one.
+    """Return the turns of a conversation up to its last answer, or the single turn of a templated line.
 
     Args:
         line: Prompt and answer, or messages.
         options: The template.
-        truncated: Takes the place of the text that may be shortened; None: it is there whole.
+        truncated: Replacement for the text of `truncation_field`; None keeps the complete text.
 
     Raises:
-        BadDocumentError: A key of the template is missing or no text; messages have no roles and contents, or nothing
-            that the assistant says.
+        BadDocumentError: A key of the template is missing or its value is not a string, a message lacks role or
+            content, or a conversation has no message of the assistant.
     """
     if line.is_conversation:
         return _parse_conversation(line)
@@ -86,13 +86,15 @@ def parse_turns(
 def _parse_conversation(line: JsonLine) -> list[ChatTurn]:
     messages = line.values["messages"]
     if not isinstance(messages, list):
-        raise BadDocumentError(f"{line.location}: messages is no list. Give objects with role and content.")
+        raise BadDocumentError(
+            f"{line.location}: messages is not a list. Use a list of objects with role and content."
+        )
     turns, prompt = [], ""
     for number, message in enumerate(messages):
         what = f"message {number}"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             raise BadDocumentError(
-                f"{line.location}: {what} has no role of {', '.join(_ROLES)}; who speaks decides what is learned. "
+                f"{line.location}: {what} has no role of {', '.join(_ROLES)}; the role decides what is trained on. "
                 "Correct the line."
             )
         role, content = (
@@ -106,7 +108,7 @@ def _parse_conversation(line: JsonLine) -> list[ChatTurn]:
             prompt += f"{role}: {content}\n"
     if not turns:
         raise BadDocumentError(
-            f"{line.location}: the assistant says nothing, so nothing is learned. Leave the line out."
+            f"{line.location}: has no message of the assistant; there is nothing to train on. Remove the line."
         )
     return turns
 
@@ -115,14 +117,14 @@ def _require_text(line: JsonLine, value: object, what: str) -> str:
     if not isinstance(value, str):
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise BadDocumentError(
-            f"{line.location}: has {found} for {what}, where a text is needed (it has the keys "
+            f"{line.location}: has {found} for {what}, where a string is required (available keys: "
             f"{', '.join(line.values)}). Correct the line, or dataset_kwargs.prompt_template."
         )
     try:
         value.encode()
     except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
         raise BadDocumentError(
-            f"{line.location}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. "
+            f"{line.location}: has an unpaired surrogate ({error.reason} at {error.start}); no tokenizer accepts it. "
             "Correct the line."
         ) from error
     return value

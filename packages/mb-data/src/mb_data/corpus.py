@@ -1,6 +1,7 @@
-"""A folder of text, prepared once: split by file, everything tokenized, by a tokenizer of its own or by a given one.
+"""Preparation of a text corpus: split by file, then tokenized, with a trained or a given tokenizer.
 
-A prepared corpus is a folder named by a fingerprint of the texts and the settings, as `mb_data.cache_dir` makes them.
+A prepared corpus is a folder of the cache that is named by a fingerprint of the texts and the settings; see
+`mb_data.cache_dir`.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from mb_data.sources import SourceFile, read_sources, split_files
 from mb_data.tokenizers import Tokenizer, is_read_from
 
 FORMAT_VERSION = 1
-"""Part of the fingerprint: a change of what is written makes new corpora."""
+"""Version of the files on disk. Part of the fingerprint, so that a change of the format creates new corpora."""
 
 _TOKENIZER, _RECORD = "tokenizer.json", "corpus.json"
 
@@ -29,41 +30,41 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedCorpus:
-    """Where the tokens of a text corpus are. A split without files is None."""
+    """Prefixes and sizes of a tokenized text corpus. A split without files is None."""
 
     train: str
     """Prefix of the training data's `.bin`/`.idx` pair."""
     valid: str | None
     test: str | None
     reused: bool
-    """It was there already."""
+    """True if the corpus was found in the cache."""
     tokens: Mapping[str, int]
-    """Tokens of train, valid and test."""
+    """Number of tokens of train, valid and test."""
     files: Mapping[str, int]
-    """Files of train, valid and test, and `skipped`: those that are not UTF-8 text."""
+    """Number of files of train, valid and test, and `skipped`: files that are not UTF-8 text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCorpus(TokenizedCorpus):
-    """A text corpus with a tokenizer of its own."""
+    """Text corpus with a tokenizer trained on its training split."""
 
     tokenizer: Path
-    """The `tokenizer.json`."""
+    """Path of the `tokenizer.json`."""
 
 
 def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None) -> PreparedCorpus:
-    """Make the corpus that the configuration describes, or find it made already.
+    """Prepare the corpus that the configuration describes, or load it from the cache.
 
-    Its tokenizer is trained on the training part. Reads every source file to know whether anything has changed (about
-    0.1 s for 10 MB). Several processes may call it at once. Not collective.
+    The tokenizer is trained on the training split. Every call reads all source files to detect changes (about 0.1 s for
+    10 MB). Concurrent calls from several processes are safe. Not collective.
 
     Args:
-        config: Sources and settings; not changed.
-        progress: Called with the stage, and how much of it is done.
+        config: Sources and settings; not modified.
+        progress: Called with the stage, the completed units and their total.
 
     Raises:
         DataPathError: A source does not exist.
-        CorpusError: There is no text, or no file for a split that has a fraction.
+        CorpusError: The sources contain no text, or too few files for the splits with a fraction above 0.
         TokenizerError: There is too little text for the vocabulary.
         ModuleNotFoundError: The `tokenizers` library is not installed.
     """
@@ -71,7 +72,7 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
     splits = split_files(sources, config)
 
     def build(folder: Path) -> None:
-        bpe = import_module("mb_data.bpe")  # not needed to find a corpus that is there already
+        bpe = import_module("mb_data.bpe")  # a cached corpus loads without the library
         tokenizer = bpe.train_bpe(
             [file.path for file in splits["train"]],
             vocab_size=config.vocab_size,
@@ -86,18 +87,18 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
 def tokenize_corpus(
     config: TextCorpusConfig, tokenizer: Tokenizer, *, progress: Progress | None = None
 ) -> TokenizedCorpus:
-    """Make the corpus that the configuration describes with this tokenizer, or find it made already.
+    """Tokenize the corpus that the configuration describes with a given tokenizer, or load it from the cache.
 
-    `config.vocab_size` is not read, and no tokenizer is trained. The corpus's own tokenizer finds what `prepare_corpus`
-    has made. Otherwise as that.
+    `config.vocab_size` is ignored, and no tokenizer is trained. With the tokenizer of a corpus that `prepare_corpus`
+    created, that corpus is returned. Otherwise behaves as `prepare_corpus`.
 
     Args:
-        config: Sources and settings; not changed.
-        tokenizer: Turns text into ids.
-        progress: Called with the stage, and how much of it is done.
+        config: Sources and settings; not modified.
+        tokenizer: Converts text to ids.
+        progress: Called with the stage, the completed units and their total.
 
     Raises:
-        DataPathError, CorpusError: As `prepare_corpus`.
+        DataPathError, CorpusError: See `prepare_corpus`.
     """
     sources, skipped = read_sources(config)
     own = _load_with_tokenizer(_folder(sources, config), reused=True)
@@ -114,7 +115,7 @@ def tokenize_corpus(
 def fingerprint(
     files: list[SourceFile], config: TextCorpusConfig, *, tokenizer: Tokenizer | None = None
 ) -> str:
-    """Hash everything that a corpus depends on: names, contents, tokenizer, settings and the format's version."""
+    """Return a hash of everything that a corpus depends on: file names, contents, tokenizer, settings and format."""
     settings = [
         FORMAT_VERSION,
         config.vocab_size if tokenizer is None else tokenizer.fingerprint,
@@ -155,7 +156,7 @@ def _tokenize(
 
 
 def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
-    """Return the tokens in a folder; None when there are none, or some that were damaged."""
+    """Return the tokenized corpus in a folder; None if it is missing or damaged."""
     try:
         record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text())
         prefixes = {split: str(folder / split) for split in SPLITS if record["files"][split]}
@@ -175,6 +176,6 @@ def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
 
 
 def _load_with_tokenizer(folder: Path, *, reused: bool) -> PreparedCorpus | None:
-    """Return the corpus in a folder; None when there is none, or one that was damaged."""
+    """Return the corpus with its tokenizer in a folder; None if it is missing or damaged."""
     found, tokenizer = _load(folder, reused=reused), folder / _TOKENIZER
     return PreparedCorpus(**asdict(found), tokenizer=tokenizer) if found and tokenizer.is_file() else None

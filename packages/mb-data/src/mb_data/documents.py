@@ -1,4 +1,4 @@
-"""Documents of text files and JSON lines, in chunks of bounded size."""
+"""Reader for documents of text files and JSON lines, in chunks of bounded size."""
 
 import gzip
 import json
@@ -12,44 +12,44 @@ from typing import BinaryIO, cast
 from mb_data.errors import BadDocumentError, DataPathError
 
 CHUNK_BYTES = 1 << 20
-"""Size at which a chunk is closed. One document is never divided, so a larger one is a chunk by itself."""
+"""Size at which a chunk is closed, in bytes. Documents are never split, so a larger document is a chunk by itself."""
 
 _JSON_SUFFIXES = (".jsonl", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentChunk:
-    """Documents of one file that follow each other, still as bytes."""
+    """Consecutive documents of one file, not decoded yet."""
 
     path: Path
     first_line: int | None
-    """JSON lines: the number of the first, counted from 1. None: a text file, which is one document."""
+    """Number of the first JSON line, counted from 1. None: a text file, which is one document."""
     documents: list[bytes]
     read_bytes: int
-    """Bytes of the input file that were read for it, compressed where the file is."""
+    """Bytes of the input file that were read for this chunk, before decompression."""
 
 
 def input_files(inputs: Sequence[str | Path]) -> list[Path]:
-    """List the files of the given files and folders: folders in depth, sorted, without hidden entries.
+    """Return the given files, and the files of the given folders: recursive, sorted, without hidden entries.
 
     Raises:
-        DataPathError: An input does not exist, or there is no file at all.
+        DataPathError: An input does not exist, or the inputs contain no files.
     """
     files: list[Path] = []
     for entry in map(Path, inputs):
         if not entry.exists():
-            raise DataPathError(f"{entry}: no such file or folder; it was given as input. Correct the path.")
+            raise DataPathError(f"{entry}: no such file or folder, but it is an input. Correct the path.")
         files += visible_files(entry) if entry.is_dir() else [entry]
     if not files:
         raise DataPathError(
-            f"{', '.join(map(str, inputs)) or 'inputs'}: no file in it; there is nothing to tokenize. "
-            "Give text files or JSON lines."
+            f"{', '.join(map(str, inputs)) or 'inputs'}: contains no files; there is nothing to tokenize. "
+            "Pass text files or JSON lines."
         )
     return files
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """List the files of a folder in depth, sorted, without those whose name or folder starts with a dot."""
+    """Return the files of a folder, recursive and sorted, except those with a path component that starts with a dot."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(
         path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -57,7 +57,7 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[DocumentChunk]:
-    """Read files one after the other, in chunks of about `chunk_bytes` of text."""
+    """Read files in order, in chunks of about `chunk_bytes` of text."""
     for path in files:
         if is_json(path):
             yield from _line_chunks(path, chunk_bytes)
@@ -70,10 +70,10 @@ def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Ite
 
 
 def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
-    """Decode the documents of a chunk, leaving out empty ones and empty lines.
+    """Decode the documents of a chunk. Empty documents and empty lines are skipped.
 
     Raises:
-        BadDocumentError: A document is not UTF-8, or a line is no JSON object with a text under `json_key`.
+        BadDocumentError: A document is not UTF-8, or a line is not a JSON object with a string at `json_key`.
     """
     for number, document in enumerate(chunk.documents):
         location = (
@@ -90,7 +90,7 @@ def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
 
 
 def is_json(path: Path) -> bool:
-    """Say whether a file is read as JSON lines: `.jsonl` or `.json`, also with `.gz` behind."""
+    """Return True if a file is read as JSON lines: `.jsonl` or `.json`, optionally followed by `.gz`."""
     name = path.with_suffix("") if path.suffix == ".gz" else path
     return name.suffix in _JSON_SUFFIXES
 
@@ -115,7 +115,7 @@ def _decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadDocumentError(
-            f"{path}: cannot be unpacked ({error}); it is cut off, or not gzip. Copy it again."
+            f"{path}: cannot be decompressed ({error}); it is truncated, or not gzip. Copy it again."
         ) from error
 
 
@@ -126,30 +126,30 @@ def _parse_json_text(line: str, *, json_key: str, location: str) -> str:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadDocumentError(
-            f"{location}: is not JSON ({error}); every line is one document. Correct the line."
+            f"{location}: is not JSON ({error}); every line must be one document. Correct the line."
         ) from error
     if not isinstance(record, dict) or json_key not in record:
-        found = f"the keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+        found = f"keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
         raise BadDocumentError(
-            f"{location}: has no text under {json_key!r}, but {found}. Correct the line, or name another key."
+            f"{location}: has no key {json_key!r} (found {found}). Correct the line, or pass another key."
         )
     text = record[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
-            f"{location}: the value of {json_key!r} is no string ({_format_value(text)}); only a string can be "
-            "tokenized. Put it in quotes, or name another key."
+            f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
+            "tokenized. Put it in quotes, or pass another key."
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
         raise BadDocumentError(
-            f"{location}: has half a character ({error.reason} at {error.start}); no tokenizer takes it. "
+            f"{location}: has an unpaired surrogate ({error.reason} at {error.start}); no tokenizer accepts it. "
             "Correct the line."
         ) from error
     return text
 
 
 def _format_value(value: object) -> str:
-    """Return a value of JSON with its type, cut to a readable length."""
+    """Return a JSON value with its type, truncated to 40 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return f"{text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}"

@@ -1,37 +1,37 @@
-"""What can be wrong with data. Standard library only."""
+"""Exceptions of this package. Standard library only."""
 
 
 class BadDocumentError(ValueError):
-    """An input file has something that is not a document; the message names file and line."""
+    """An input file contains something that is not a document. The message names file and line."""
 
 
 class CorpusError(ValueError):
-    """The sources do not give what the settings ask for."""
+    """The sources do not provide what the settings require."""
 
 
 class DataPathError(FileNotFoundError):
-    """A file that was named is not there, or only half of a `.bin`/`.idx` pair."""
+    """A named file does not exist, or only one file of a `.bin`/`.idx` pair exists."""
 
 
 class DocumentNumberError(IndexError):
-    """A pair has no document of this number."""
+    """A pair has no document with this number."""
 
 
 class IndexedFormatError(ValueError):
-    """A `.bin`/`.idx` pair is not what its header says."""
+    """A `.bin`/`.idx` pair does not match its header."""
 
 
 class NotEnoughSamplesError(RuntimeError):
-    """A dataset has too few samples for what was asked of it."""
+    """A dataset has fewer samples than requested."""
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be read, or does not fit what was asked of it."""
+    """A tokenizer cannot be read, or lacks a required property."""
 
 
 class TokenizerLibraryError(TokenizerError, ModuleNotFoundError):
-    """The library that reads a kind of tokenizer is not installed."""
+    """The library that reads this kind of tokenizer is not installed."""
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended without an answer: killed, or out of memory."""
+    """A worker process exited without returning a result: it was killed, or ran out of memory."""

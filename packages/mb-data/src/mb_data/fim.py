@@ -1,7 +1,8 @@
-"""Fill-in-the-middle: documents cut in three, so that a model learns to write the part between two others.
+"""Fill-in-the-middle transformation: documents split into prefix, middle and suffix, and reordered.
 
-Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022), section 3: the cuts are
-between characters, the parts are tokenized by themselves, and documents are rewritten within a sample of fixed length.
+Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022), section 3: documents are
+split between characters, the parts are tokenized separately, and documents are rewritten within a sample of fixed
+length.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,39 +24,39 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FIMTokens:
-    """Ids of the special tokens."""
+    """Ids of the special tokens of fill-in-the-middle data."""
 
     prefix: int
     middle: int
     suffix: int
     end: int
-    """Ends a document."""
+    """End-of-document id."""
     pad: int
-    """Fills what a rewritten sample is short of."""
+    """Padding at the end of samples that are too short."""
     split: int | None
-    """Divides a document into fragments."""
+    """Separator of the fragments of a document; None: documents are not divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPoints:
-    """Where and how one text is cut, as parts of its length."""
+    """Two split points of a text, as fractions of its length, and the order of the parts."""
 
     fractions: tuple[float, float]
     suffix_first: bool
 
 
 def find_fim_tokens(tokenizer: Tokenizer, section: FillInTheMiddleOptions) -> FIMTokens:
-    """Look the special tokens of a section up in a tokenizer.
+    """Look up the special tokens of a section in a tokenizer.
 
     Raises:
-        TokenizerError: The tokenizer lacks some of them, which the message names; or it puts tokens around each text,
-            and so would around each of three parts.
+        TokenizerError: The tokenizer lacks some of the tokens; the message names them. Or the tokenizer adds special
+            tokens around each text, which would surround each of the three parts.
     """
     around = tokenizer.encode("")
     if around:
         raise TokenizerError(
-            f"dataset.fim_extra_tokens: the tokenizer puts special tokens around each text ({around}), and so would "
-            "around each part of a document. Set tokenizer.tokenizer_hf_no_include_special_tokens=true."
+            f"dataset.fim_extra_tokens: the tokenizer adds special tokens around each text ({around}); they would also "
+            "surround each part of a document. Set tokenizer.tokenizer_hf_no_include_special_tokens=true."
         )
     names = dict(section.fim_extra_tokens or {})
     if section.fim_split_sample is not None:
@@ -64,8 +65,9 @@ def find_fim_tokens(tokenizer: Tokenizer, section: FillInTheMiddleOptions) -> FI
     missing = [names[part] for part, number in found.items() if number is None]
     if missing or not {*FIM_PARTS} <= {*found}:
         raise TokenizerError(
-            f"dataset.fim_extra_tokens: the tokenizer has no {', '.join(missing) or 'such tokens'}; what they stand "
-            f"for could not be told from text. Set tokenizer.special_tokens={missing}, or use the names that it has."
+            f"dataset.fim_extra_tokens: the tokenizer has no {', '.join(missing) or 'such tokens'}; as text "
+            f"they could not be distinguished from the document. Set tokenizer.special_tokens={missing}, or use names "
+            "that the tokenizer has."
         )
     ids = {part: number for part, number in found.items() if number is not None}
     end = ids.get("eod", tokenizer.eod)
@@ -80,26 +82,29 @@ def find_fim_tokens(tokenizer: Tokenizer, section: FillInTheMiddleOptions) -> FI
 
 
 class FIMTransform:
-    """Rewrites the documents of a sample: prefix, suffix, middle, or suffix, prefix, middle, each behind its token.
+    """Transformation of a sample that reorders its documents.
 
-    Documents stay documents: each is rewritten by itself, and followed by the end that it had. A rewritten one is
-    longer by three tokens or a few more, so of the last in a sample, which goes on in another sample anyway, the end of
-    the text is left out, but none of the special tokens. So where every document is rewritten, each sample has them.
+    The order is prefix, suffix, middle (PSM) or suffix, prefix, middle (SPM). A special token precedes each part.
 
-    A text is cut between characters, wherever its tokens are those that it encodes to; where they are not, as where
-    a sample starts within a character or a word, it is cut between tokens, and none of them is changed.
+    Each document is rewritten separately and keeps its end-of-document token. A rewritten document is longer by at
+    least three tokens. The last document of a sample, which continues in another sample anyway, is therefore truncated
+    before it is split: its text loses tokens, but no special token is lost. If every document is rewritten, every
+    sample contains the special tokens.
+
+    A text is split between characters if its tokens equal the encoding of the text. Otherwise, for example if a sample
+    starts within a character or a word, it is split between tokens, and no token changes.
 
     Args:
-        tokenizer: The one that made the tokens.
-        section: The rates, and what is left alone.
-        tokens: The special tokens.
+        tokenizer: Tokenizer that produced the tokens.
+        section: Rates, and the prefix of texts that are not rewritten.
+        tokens: Ids of the special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, section: FillInTheMiddleOptions, tokens: FIMTokens) -> None:
         self._tokenizer, self._section, self.tokens = tokenizer, section, tokens
 
     def __call__(self, sample: Tokens, random: np.random.Generator) -> Tokens:
-        """Rewrite a sample into one that is as long or, by a few tokens, shorter."""
+        """Return the rewritten sample, which has the same length or is a few tokens shorter."""
         output: list[Tokens] = []
         room = sample.size
         for piece, end, cut in self._iter_pieces(sample, random):
@@ -114,7 +119,7 @@ class FIMTransform:
     def _iter_pieces(
         self, sample: Tokens, random: np.random.Generator
     ) -> Iterator[tuple[Tokens, int | None, SplitPoints | None]]:
-        """Yield each document or fragment, what follows it, and how it is cut, if it is."""
+        """Yield (document or fragment, token that follows it or None, split points or None)."""
         rate, fragment_rate = self._section.fim_rate or 0.0, self._section.fim_fragment_rate or 0.0
         for document, end in _split_at(sample, self.tokens.end):
             chosen = random.random() < rate
@@ -131,7 +136,7 @@ class FIMTransform:
         )
 
     def _can_be_split(self, piece: Tokens) -> bool:
-        """Say whether there is anything to cut, and it does not start with the text that is left alone."""
+        """Return True if the text is not empty and does not start with `fim_no_prefix`."""
         unchanged_prefix = self._section.fim_no_prefix
         return piece.size > 0 and (
             unchanged_prefix is None
@@ -139,7 +144,11 @@ class FIMTransform:
         )
 
     def _rewrite(self, piece: Tokens, cut: SplitPoints, room: int) -> tuple[Tokens, bool]:
-        """Rewrite as much of the start of a text as there is room for, and say whether that is all of it."""
+        """Rewrite the longest start of a text that fits into `room`. Return it, and True if that is the entire text.
+
+        The rewritten length is known only after encoding, because the parts are tokenized separately. The loop
+        therefore shortens the text until the result fits.
+        """
         keep = min(piece.size, room - len(FIM_PARTS))
         while keep > 0:
             rewritten = self._arrange(self._split_text(piece[:keep].tolist(), cut.fractions), cut)
@@ -150,7 +159,7 @@ class FIMTransform:
         return self._arrange(_split_tokens(few, cut.fractions), cut) if few else piece[:room], False
 
     def _split_text(self, tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
-        """Cut a text in three: between characters, or between tokens where it does not encode to these."""
+        """Split a text into three parts: between characters, or between tokens if it does not encode to `tokens`."""
         text = self._tokenizer.decode(tokens)
         if self._tokenizer.encode(text) != tokens:
             return _split_tokens(tokens, fractions)
@@ -168,18 +177,19 @@ class FIMTransform:
 
 
 class FIMDataset:
-    """Samples of a GPT, rewritten: sample number i is a pure function of text number i, the seed and i.
+    """Dataset of GPT samples with the fill-in-the-middle transformation applied.
 
-    Nothing depends on the order of reading, the number of ranks or of workers, so the number of consumed samples is the
-    whole position, as for texts. What a sample is short of is padding, which is left out of the loss.
+    Sample i is a pure function of text i, the seed and i. It does not depend on the order of reading, the number of
+    ranks or the number of workers, so the number of consumed samples is the complete position. Samples that are too
+    short are padded; padding is excluded from the loss.
 
     Args:
-        texts: Samples of Megatron's GPT datasets, with `tokens` and `labels` of equal length, one token apart.
-        filler: Rewrites them.
-        seed: Of what is rewritten and where it is cut.
-        reset_position_ids: Start positions again after each end of document.
-        reset_attention_mask: Do not attend across one, where samples have an attention mask.
-        eod_mask_loss: Leave ends of documents out of the loss.
+        texts: Samples of Megatron's GPT datasets, with `tokens` and `labels` of equal length, shifted by one token.
+        transform: Transformation of a sample.
+        seed: Seed of the choice of documents and split points.
+        reset_position_ids: Restart position ids after each end-of-document token.
+        reset_attention_mask: Prevent attention across end-of-document tokens, if samples have an attention mask.
+        eod_mask_loss: Exclude end-of-document tokens from the loss.
     """
 
     def __init__(
@@ -204,7 +214,7 @@ class FIMDataset:
         return len(self._texts)
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
-        """Return one sample, with the keys that the text has."""
+        """Return one sample, with the keys of the text."""
         text = self._texts[index]
         whole = np.append(text["tokens"].numpy(), text["labels"][-1].numpy()).astype(np.int64)
         rewritten = self._transform(whole, np.random.default_rng((self._seed, index)))
@@ -228,13 +238,13 @@ class FIMDataset:
 
 
 def _split_tokens(tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
-    """Cut tokens in three at parts of their length."""
+    """Split tokens into three parts at fractions of their length."""
     first, second = (int(position * (len(tokens) + 1)) for position in fractions)
     return [tokens[:first], tokens[first:second], tokens[second:]]
 
 
 def _split_at(tokens: Tokens, end: int | None) -> Iterator[tuple[Tokens, int | None]]:
-    """Yield what stands before each `end` with that, and what stands behind the last without."""
+    """Split tokens at each `end`; yield (segment, end), then (tail, None)."""
     start = 0
     for position in [] if end is None else np.flatnonzero(tokens == end).tolist():
         yield tokens[start:position], end
@@ -243,12 +253,12 @@ def _split_at(tokens: Tokens, end: int | None) -> Iterator[tuple[Tokens, int | N
 
 
 def _document_ids(ends: Tensor) -> Tensor:
-    """Number the document of each token; an end belongs to the one that it ends."""
+    """Return the index of each token's document; an end-of-document token belongs to the document that it ends."""
     return ends.long().cumsum(0) - ends.long()
 
 
 def _position_ids(ends: Tensor) -> Tensor:
-    """Count from 0 in each document."""
+    """Return position ids that start at 0 in each document."""
     indices = torch.arange(ends.numel())
     starts = torch.zeros_like(indices)
     starts[1:] = torch.where(ends[:-1], indices[1:], 0)
@@ -256,7 +266,7 @@ def _position_ids(ends: Tensor) -> Tensor:
 
 
 def _attention_mask(ends: Tensor) -> Tensor:
-    """Return Megatron's mask [1, tokens, tokens]: True where a token is behind, or in another document."""
+    """Return Megatron's mask [1, tokens, tokens]: True for later tokens and tokens of other documents."""
     documents = _document_ids(ends)
     same = documents[:, None] == documents[None, :]
     return ~(same & torch.ones_like(same).tril())[None]

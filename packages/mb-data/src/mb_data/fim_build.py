@@ -1,4 +1,4 @@
-"""Fill-in-the-middle datasets, from Megatron Core's datasets of texts."""
+"""Builder of fill-in-the-middle datasets from Megatron Core's GPT datasets."""
 
 import copy
 from collections.abc import Callable
@@ -19,23 +19,23 @@ def build_fim_datasets(
     *,
     is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> DatasetSplits:
-    """Build datasets of rewritten samples for training, validation and test.
+    """Build fill-in-the-middle datasets for training, validation and test.
 
-    Collective as `build_gpt_datasets`, which builds the texts. Samples are those of `FIMDataset`.
+    Collective like `build_gpt_datasets`, which builds the underlying texts. See `FIMDataset` for the samples.
 
     Args:
-        config: The dataset section; not changed.
-        context: Samples for each split, and the tokenizer that made the tokens unless the section has one. A text
-            corpus is tokenized by it; around the corpus's own, put `ExtendedTokenizer`.
-        is_built_on_rank: Whether this rank reads data.
+        config: The dataset section; not modified.
+        context: Sample counts of the splits, and the tokenizer that produced the tokens unless the section has one. A
+            text corpus is tokenized with it; to use the corpus's own tokenizer, wrap it in `ExtendedTokenizer`.
+        is_built_on_rank: Returns True if this rank reads data.
 
     Returns:
-        Train, validation and test; None as for texts.
+        Train, validation and test; None in the same cases as `build_gpt_datasets`.
 
     Raises:
         TokenizerError: There is no tokenizer, or it lacks special tokens.
-        CorpusError, DataPathError: As for `tokenize_corpus`.
-        ConfigError, NotEnoughSamplesError, PermissionError: As for texts.
+        CorpusError, DataPathError: See `tokenize_corpus`.
+        ConfigError, NotEnoughSamplesError, PermissionError: See `build_gpt_datasets`.
     """
     config = copy.copy(config)
     config.finalize()
@@ -65,7 +65,7 @@ def build_fim_datasets(
 def _text_section(
     config: GPTFIMDatasetConfig | FIMTextCorpusConfig, tokenizer: Tokenizer
 ) -> GPTDatasetConfig:
-    """Return the section of the texts that are rewritten; a text corpus is tokenized, which is collective."""
+    """Return the GPT section of the underlying texts. Tokenizes a text corpus, which is collective."""
     values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
     values |= {"tokenizer": None}
     if isinstance(config, FIMTextCorpusConfig):
@@ -76,8 +76,8 @@ def _text_section(
 def _require_tokenizer(tokenizer: Any) -> Tokenizer:
     if tokenizer is None or not hasattr(tokenizer, "encode"):
         raise TokenizerError(
-            f"dataset: the tokenizer is {type(tokenizer).__name__}, but texts are read and written again, with special "
-            "tokens between their parts. Put one of load_tokenizer into the build context; for a text corpus, "
-            "ExtendedTokenizer around the corpus's own."
+            f"dataset: the tokenizer is {type(tokenizer).__name__}, but documents are decoded and encoded "
+            "again, with special tokens between their parts. Pass a tokenizer of load_tokenizer in the build context; "
+            "for a text corpus, an ExtendedTokenizer around the corpus's own tokenizer."
         )
-    return tokenizer  # type: ignore[no-any-return]  # a user's own; what it lacks shows at the first text
+    return tokenizer  # type: ignore[no-any-return]  # a custom tokenizer; missing methods fail at the first text

@@ -1,6 +1,6 @@
-"""The configuration sections of fill-in-the-middle data. Standard library only.
+"""Configuration sections for fill-in-the-middle data. Standard library only.
 
-The text is read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from plain text files, or made up.
+Texts are read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from plain text files, or generated.
 """
 
 from dataclasses import dataclass, field
@@ -11,43 +11,44 @@ from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 
 @dataclass(kw_only=True)
 class FillInTheMiddleOptions:
-    """How documents are rewritten so that a model learns to write what stands between two texts.
+    """Fields that control how documents are rewritten for fill-in-the-middle training.
 
-    `random_seed` chooses which are and where they are cut, too.
+    `random_seed` also determines which documents are rewritten and where they are split.
     """
 
     fim_data: bool = field(default=True, init=False)
     """Always true: marks the dataset as fill-in-the-middle."""
 
     fim_rate: float | None = None
-    """Part of the documents that are rewritten, from 0 to 1. Must be chosen."""
+    """Fraction of documents that are rewritten, from 0 to 1. Required."""
 
     fim_spm_rate: float | None = None
-    """Part of the rewritten ones in the order suffix, prefix, middle, from 0 to 1; the others are in the order prefix,
-    suffix, middle. Must be chosen."""
+    """Fraction of the rewritten documents in the order suffix, prefix, middle, from 0 to 1; the others have the order
+    prefix, suffix, middle. Required."""
 
     fim_extra_tokens: dict[str, str] | None = None
-    """Names of the special tokens: `prefix`, `middle` and `suffix`; also `eod`, the token that ends a document, and
-    `pad`, where these are not the end of a document that the tokenizer knows. Must be chosen."""
+    """Names of the special tokens: `prefix`, `middle` and `suffix`. Optional: `eod`, the end-of-document token, and
+    `pad`; both default to the tokenizer's end-of-document token. Required."""
 
     fim_split_sample: str | None = None
-    """Token that divides a document into fragments, each of which is cut by itself, such as the files of a
-    repository; None: documents are not divided."""
+    """Token that divides a document into fragments, such as the files of a repository, which are split separately.
+    None: documents are not divided."""
 
     fim_fragment_rate: float | None = None
-    """Part of the fragments that are rewritten, in documents that are (`fim_rate`). Needs `fim_split_sample`."""
+    """Fraction of fragments that are rewritten, within documents selected by `fim_rate`. Requires
+    `fim_split_sample`."""
 
     fim_no_prefix: str | None = None
-    """Leave alone documents or fragments that start with this text."""
+    """Do not rewrite documents or fragments that start with this text."""
 
 
 @accept_sequence_length
 @dataclass(kw_only=True)
 class GPTFIMDatasetConfig(FillInTheMiddleOptions, GPTDatasetConfig):
-    """Fill-in-the-middle data from `.bin`/`.idx` pairs; without any data path from generated tokens."""
+    """Section for fill-in-the-middle data from `.bin`/`.idx` pairs; without any data path, from generated tokens."""
 
 
 @accept_sequence_length
 @dataclass(kw_only=True)
 class FIMTextCorpusConfig(FillInTheMiddleOptions, TextCorpusConfig):
-    """Fill-in-the-middle data from plain text files."""
+    """Section for fill-in-the-middle data from plain text files."""

@@ -1,6 +1,6 @@
-"""What the sections of fill-in-the-middle data refuse. Standard library only.
+"""Rules for the sections of fill-in-the-middle data. Standard library only.
 
-These rules say nothing of a dataset that lacks one of their fields, or has None in the first.
+The rules do not apply to a dataset that lacks one of their fields, or whose first field is None.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from mb_data.rule import Rule, unless
 
 FIM_PARTS = ("prefix", "middle", "suffix")
-"""The special tokens that stand before the three parts of a document."""
+"""Parts of a document, and names of the special tokens that precede them."""
 
 _FIM = "dataset.fim_data"
 _RATES = (_FIM, "dataset.fim_rate", "dataset.fim_spm_rate")
@@ -42,7 +42,7 @@ def _check_fragments(fim: Any, split: Any, rate: Any) -> str | None:
 
 
 def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
-    """Refuse any other value of a field that texts for a GPT have."""
+    """Return a rule that allows a single value for an inherited field of the GPT section."""
 
     def other(fim: object, found: object) -> str | None:
         return unless(not fim or found in (value, None), f"{found!r} would have no effect")
@@ -64,8 +64,8 @@ RULES: tuple[Rule, ...] = (
         id="D91",
         fields=_RATES,
         test=_check_rates,
-        why="they say how many documents are rewritten, and how many of these in which order",
-        fix="Set both from 0 to 1, for example 0.5.",
+        why="they define the fraction of documents that are rewritten, and the fraction of these in SPM order",
+        fix="Set both to values from 0 to 1, for example 0.5.",
         fails=dict(zip(_RATES, (True, 0.5, None), strict=True)),
         passes=dict(zip(_RATES, (True, 0.9, 0.5), strict=True)),
     ),
@@ -73,8 +73,8 @@ RULES: tuple[Rule, ...] = (
         id="D92",
         fields=(_FIM, "dataset.fim_extra_tokens"),
         test=_check_tokens,
-        why="a special token of its own stands before each of the three parts of a document",
-        fix=f"Name the three, for example {_NAMES}, and if need be pad and eod.",
+        why="a distinct special token precedes each of the three parts of a document",
+        fix=f"Set the three names, for example {_NAMES}, and optionally pad and eod.",
         fails={_FIM: True, "dataset.fim_extra_tokens": {"prefix": "<fim_prefix>"}},
         passes={_FIM: True, "dataset.fim_extra_tokens": _NAMES},
     ),
@@ -82,8 +82,8 @@ RULES: tuple[Rule, ...] = (
         id="D93",
         fields=_FRAGMENTS,
         test=_check_fragments,
-        why="one divides documents into fragments, the other says how many of these are rewritten",
-        fix="Set both, the rate from 0 to 1, or neither.",
+        why="the first divides documents into fragments, the second is the fraction of these that are rewritten",
+        fix="Set both, with a rate from 0 to 1, or neither.",
         fails=dict(zip(_FRAGMENTS, (True, "<file>", None), strict=True)),
         passes=dict(zip(_FRAGMENTS, (True, "<file>", 0.5), strict=True)),
     ),
@@ -92,7 +92,7 @@ RULES: tuple[Rule, ...] = (
         "inter_document_masking",
         False,
         requested=True,
-        why="documents have other lengths when they are rewritten",
+        why="rewriting changes the lengths of documents",
     ),
     _fixed_value(
         95,
@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         "drop_last_partial_validation_sequence",
         True,
         requested=False,
-        why="all samples are rewritten to the length that they had",
+        why="every sample keeps its length when it is rewritten",
     ),
 )
-"""Every rule on fill-in-the-middle data."""
+"""All rules for fill-in-the-middle data."""

@@ -1,6 +1,6 @@
-"""Datasets for fine-tuning: samples of different lengths in an order of their own, put together in padded batches.
+"""Dataset for fine-tuning: samples of different lengths, shuffled per epoch and collated into padded batches.
 
-Shapes: B sequences of a micro-batch, S tokens of the longest, after padding.
+Shapes: B sequences of a micro-batch, S tokens of the longest sequence after padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,11 @@ from mb_data.finetuning_samples import TokenizedSamples
 
 
 class EpochOrder:
-    """Which of `total` samples stands at each of endless places.
+    """Endless sequence of sample numbers, in which every epoch contains each of `total` samples once.
 
-    Every pass has all samples once: in their own order, or with a seed in one drawn from the seed and the number of the
-    pass alone.
+    Without a seed every epoch has the order of the file. With a seed the order of an epoch is a permutation that
+    depends only on the seed and the epoch. The permutations of two epochs are kept in memory, because batches that are
+    sorted or prefetched may cross the end of an epoch.
     """
 
     def __init__(self, total: int, *, seed: int | None) -> None:
@@ -36,17 +37,17 @@ class EpochOrder:
 
 
 class FinetuningDataset:
-    """Samples by place, each as long as it is.
+    """Map-style dataset of tokenized samples, without padding.
 
-    A sample is a dictionary of `tokens`, `labels` (int64) and `loss_mask` (float32), all [length].
+    A sample is a dictionary of `tokens`, `labels` (int64) and `loss_mask` (float32), all of shape [length].
 
     Args:
-        samples: What was tokenized.
-        size: How many samples it has, in as many passes as that takes.
-        seed: Of their order; None: the file's.
-        padding_token: Stands where a sample is shorter than its batch.
-        pad_to: Tokens to which every batch is padded; None: its longest sample.
-        multiple: Number of tokens that divides the length of a batch, for what is cut over ranks.
+        samples: The tokenized samples.
+        size: Length of the dataset, over as many epochs as necessary.
+        seed: Seed of the order; None: the order of the file.
+        padding_token: Token that pads samples to the length of their batch.
+        pad_to: Length in tokens to which every batch is padded; None: the longest sample of the batch.
+        multiple: Divisor of the length of every batch, for sequences that are split over ranks.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class FinetuningDataset:
         return self._size
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return a sample."""
+        """Return the sample at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
         start, end = self.samples.starts[(number := self._order[index]) : number + 2]
@@ -77,21 +78,21 @@ class FinetuningDataset:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of a sample on the average, without padding."""
+        """Mean number of tokens of a sample, without padding."""
         return float(self.samples.lengths.mean())
 
     @property
     def attention_length(self) -> float:
-        """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
         return self.samples.attention_length
 
     def length(self, index: int) -> int:
-        """Return the tokens of the sample at a place, without reading it."""
+        """Return the number of tokens of the sample at an index, without reading it."""
         number = self._order[index]
         return int(self.samples.starts[number + 1] - self.samples.starts[number] - 1)
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Pad samples to the same length, behind their ends, and add `position_ids`: tensors of [B, S]."""
+        """Pad samples at the end to the same length, and add `position_ids`. Return tensors of shape [B, S]."""
         longest = max(len(sample["tokens"]) for sample in samples)
         length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
         padding = {"tokens": self._padding_token, "labels": self._padding_token, "loss_mask": 0}

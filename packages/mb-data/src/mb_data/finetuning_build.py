@@ -1,4 +1,4 @@
-"""The datasets that a section of fine-tuning data describes."""
+"""Builder of fine-tuning datasets from their configuration section."""
 
 from collections.abc import Callable
 
@@ -27,24 +27,25 @@ def build_finetuning_datasets(
 ) -> FinetuningSplits:
     """Build the datasets for training, validation and test.
 
-    Collective over the default process group where there is one: rank 0 tokenizes and packs, the others find it done.
-    Training samples (or packs) are shuffled anew in each pass, the others are read in their own order, again and again.
+    Collective over the default process group, if it is initialized: rank 0 tokenizes and packs, the other ranks load
+    the result from the cache. Training samples (or packs) are reshuffled in every epoch. Validation and test samples
+    are repeated in the order of the file.
 
     Args:
-        config: The dataset section; not changed.
-        context: Samples for each split, and the tokenizer.
-        pad_to_multiple: Number that divides the length of every batch.
-        pad_to_max_length: Pad every batch to `seq_length`, whatever the section says: pipelines and experts on several
-            ranks need it.
-        log: Told what became of the lines of each file.
+        config: The dataset section; not modified.
+        context: Sample counts of the splits, and the tokenizer.
+        pad_to_multiple: Divisor of the length of every batch.
+        pad_to_max_length: Pad every batch to `seq_length` regardless of the section. Required by pipeline parallelism
+            and by experts on several ranks.
+        log: Called with one line of text about the samples of each file.
 
     Returns:
-        Train, validation and test; None where no samples are asked for, or the section wants none.
+        Train, validation and test; None if no samples are requested, or if the section disables the split.
 
     Raises:
         ConfigError: The section contradicts itself.
-        DataPathError: A file is not there.
-        BadDocumentError: A line is no sample; named by file and line.
+        DataPathError: A file does not exist.
+        BadDocumentError: A line is not a sample. The message names file and line.
         NotEnoughSamplesError: A file has no samples.
         TokenizerError: There is no tokenizer.
     """
@@ -52,7 +53,7 @@ def build_finetuning_datasets(
     tokenizer = context.tokenizer
     if tokenizer is None:
         raise TokenizerError(
-            "dataset: no tokenizer; texts become tokens by it. Put one into the build context."
+            "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."
         )
     wanted = {
         "training": context.train_samples,
@@ -116,13 +117,13 @@ def _pack(
     )
     if log is not None:
         log(
-            f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} of them samples'"
+            f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} filled with samples"
         )
     return dataset
 
 
 def _describe_split(split: str, samples: TokenizedSamples, *, longest: int) -> str:
     count = samples.count
-    cut = f", {count.cut} of them cut to {longest} tokens" if count.cut else ""
-    left_out = f", {count.left_out} left out (nothing of their answer was left)" if count.left_out else ""
+    cut = f", {count.cut} of them truncated to {longest} tokens" if count.cut else ""
+    left_out = f", {count.left_out} skipped (no token of the answer remained)" if count.left_out else ""
     return f"{split}: {count.samples} samples{cut}{left_out}"

@@ -1,6 +1,6 @@
-"""The configuration sections of fine-tuning data. Standard library only.
+"""Configuration sections for fine-tuning data. Standard library only.
 
-Constructing a section reads nothing and refuses nothing; `finalize()` raises where the values contradict each other.
+The constructor of a section reads no files and performs no checks. `finalize()` raises if values contradict each other.
 """
 
 from dataclasses import dataclass, field
@@ -15,69 +15,70 @@ from mb_data.strict_fields import StrictFields
 
 @dataclass(kw_only=True)
 class PackedSequenceSpecs(StrictFields):
-    """Several samples in one sequence: how many tokens it has, and what each of them takes."""
+    """Settings for packing several samples into one sequence."""
 
     packed_sequence_size: int = -1
-    """Tokens of a pack: the `seq_length` of dataset and model."""
+    """Tokens of a pack. Equals the `seq_length` of dataset and model."""
 
     max_single_sequence_length: int | None = None
-    """Longest sample (tokens), to which longer ones are cut; None: a whole pack."""
+    """Maximum length of a sample in tokens; longer samples are truncated. None: the length of a pack."""
 
     tokenizer_model_name: str | None = None
-    """Part of the names of cached packs elsewhere. Here they are named by content: refused."""
+    """Part of the names of cached packs in other trainers. Rejected, because packs are named by content here."""
 
     num_tokenizer_workers: int = -1
-    """Processes that tokenize; -1: as many as `dataset.memmap_workers`."""
+    """Number of processes that tokenize; -1: `dataset.memmap_workers`."""
 
     packed_train_data_path: str | None = None
-    """Packs for training that are there already, in another trainer's format. Not read here: refused."""
+    """Existing packs for training, in the format of another trainer. Not implemented; any value is rejected."""
 
     packed_val_data_path: str | None = None
-    """The same for validation."""
+    """Existing packs for validation. Not implemented; any value is rejected."""
 
     packed_metadata_path: str | None = None
-    """Statistics of such packs. Not read here: refused."""
+    """Statistics of existing packs. Not implemented; any value is rejected."""
 
     pad_cu_seqlens: bool = False
-    """Make the list of where samples begin equally long in all packs, by repeating its last entry."""
+    """Pad `cu_seqlens` to the same length in all packs, by repeating its last entry."""
 
     pad_seq_to_mult: int | None = 1
-    """Let each sample in a pack take a multiple of so many tokens."""
+    """Round the length of each sample in a pack up to a multiple of this number of tokens."""
 
 
 @accept_sequence_length
 @dataclass(kw_only=True)
 class FinetuningDatasetConfig(DataloaderConfig):
-    """Prompts with answers, and conversations, from JSON lines: `training.jsonl`, `validation.jsonl`, `test.jsonl`.
+    """Section for prompts with answers, and conversations, from JSON lines.
 
-    A line is a JSON object: with `messages`, a list of objects with `role` and `content`, it is a conversation, of
-    which the assistant's part is learned; any other is put into the template, and its answer is learned.
+    The files are `training.jsonl`, `validation.jsonl` and `test.jsonl`. Each line is a JSON object. An object with
+    `messages`, a list of objects with `role` and `content`, is a conversation; the loss covers the messages of the
+    assistant. Any other object is inserted into the template; the loss covers its answer.
     """
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = "batch"
-    """As for every dataset; `batch` draws whole global batches and puts samples of like lengths beside each other."""
+    """As for every dataset. `batch` draws complete global batches and sorts each by sample length."""
 
     dataset_root: str | None = None
-    """Folder with the files."""
+    """Folder that contains the files."""
 
     seq_length: int = field(kw_only=False)
-    """Tokens of the longest sample, to which longer ones are cut, and of a pack. May be given as first argument, or as
-    `sequence_length`."""
+    """Maximum length of a sample in tokens, to which longer samples are truncated, and length of a pack. May be passed
+    as first positional argument, or as `sequence_length`."""
 
     seed: int = 1234
-    """Seed of the order of training samples, which is another in every pass over them."""
+    """Seed of the order of training samples, which differs between epochs."""
 
     memmap_workers: int = 1
-    """Processes that tokenize."""
+    """Number of processes that tokenize."""
 
     max_train_samples: int | None = None
-    """Read only so many training samples, the first ones; None: all."""
+    """Use only the first training samples, up to this number; None: all."""
 
     packed_sequence_specs: PackedSequenceSpecs | None = None
-    """Several samples in one sequence, between which no attention passes; None: each by itself, padded."""
+    """Pack several samples into one sequence, without attention between them. None: one padded sample per sequence."""
 
     dataset_kwargs: dict[str, Any] | None = None
-    """Options by name, those of `FinetuningOptions`."""
+    """Fields of `FinetuningOptions` by name."""
 
     do_validation: bool = True
     """Read `validation.jsonl`."""
@@ -86,30 +87,30 @@ class FinetuningDatasetConfig(DataloaderConfig):
     """Read `test.jsonl`."""
 
     cache_dir: str | None = None
-    """Folder under which tokenized samples are kept; None: `$MB_CACHE_DIR`, or else `~/.cache/mb-trainer`."""
+    """Parent folder of cached tokenized samples. None: `$MB_CACHE_DIR`, or else `~/.cache/mb-trainer`."""
 
     made_up: bool = field(default=False, init=False)
-    """Whether samples are made up where no folder is named."""
+    """True if samples are generated when `dataset_root` is not set."""
 
     @property
     def sequence_length(self) -> int:
-        """Megatron Core's name of `seq_length`."""
+        """Alias of `seq_length`, under Megatron Core's name."""
         return self.seq_length
 
     @property
     def options(self) -> FinetuningOptions:
-        """How a line becomes a sample."""
+        """Options of the conversion from lines to samples."""
         return read_options(self.dataset_kwargs)
 
     @property
     def longest_sample(self) -> int:
-        """Tokens that a sample is cut to."""
+        """Maximum length of a sample in tokens."""
         specs = self.packed_sequence_specs
         return self.seq_length if specs is None else specs.max_single_sequence_length or self.seq_length
 
     @property
     def tokenizer_workers(self) -> int:
-        """Processes that tokenize."""
+        """Number of processes that tokenize."""
         specs = self.packed_sequence_specs
         return (
             self.memmap_workers
@@ -118,10 +119,10 @@ class FinetuningDatasetConfig(DataloaderConfig):
         )
 
     def finalize(self) -> None:
-        """Refuse contradictions.
+        """Reject contradictions.
 
         Raises:
-            ConfigError: Rules of the section are broken; the message has all of them.
+            ConfigError: The section violates rules; the message lists all of them.
         """
         check_section(self, section="dataset")
         super().finalize()
@@ -130,10 +131,10 @@ class FinetuningDatasetConfig(DataloaderConfig):
 @accept_sequence_length
 @dataclass(kw_only=True)
 class SumsFinetuningConfig(FinetuningDatasetConfig):
-    """Questions after sums of two numbers, with answers, made up: for trying out fine-tuning without data."""
+    """Section for generated addition problems with answers, for fine-tuning without data."""
 
     made_up: bool = field(default=True, init=False)
     """Always true."""
 
     largest: int = 19
-    """Largest of the numbers that are added up, which begin with 0."""
+    """Largest addend; the smallest is 0."""

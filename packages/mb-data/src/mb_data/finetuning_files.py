@@ -1,4 +1,4 @@
-"""Where fine-tuning data lie. Standard library only."""
+"""Paths of fine-tuning data. Standard library only."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from mb_data.finetuning_config import FinetuningDatasetConfig
 
 
 def sample_file(config: FinetuningDatasetConfig, split: str) -> Path:
-    """Return the file of a split: training, validation or test.
+    """Return the path of the file of a split: training, validation or test.
 
     Raises:
-        DataPathError: It is not there.
+        DataPathError: The file does not exist.
     """
     file = Path(config.dataset_root or "") / f"{split}.jsonl"
     if not file.is_file():

@@ -1,6 +1,6 @@
-"""What the sections of fine-tuning data refuse, and what goes with whole global batches. Standard library only.
+"""Rules for the sections of fine-tuning data, and for complete global batches. Standard library only.
 
-These rules say nothing of a dataset that lacks their first field.
+The rules do not apply to a dataset that lacks their first field.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from mb_data.finetuning_options import read_options
 from mb_data.rule import Rule, unless
 
 _FINETUNING = "dataset.made_up"
-"""A field that these sections have, false or true, and a user's own providers have not."""
+"""Field that these sections have (False or True) and custom providers do not, so that a test can distinguish them."""
 
 _ROOT = ("dataset.dataset_root", _FINETUNING)
 _GROWING = ("dataset.dataloader_type", "train.rampup_batch_size", "train.step_batch_size_schedule")
@@ -18,7 +18,7 @@ _OPTIONS = ("dataset.dataset_kwargs", _FINETUNING)
 _GRAPH = (*_OPTIONS, "model.cuda_graph_impl")
 _BLOCKS = ("dataset.seq_length", "model.fp8", "model.fp4", "dataset.packed_sequence_specs", _FINETUNING)
 _BLOCK = 32
-"""Tokens that are rounded to few bits together, at most."""
+"""Maximum number of tokens that share a quantization scale."""
 
 _PACKS = "dataset.packed_sequence_specs"
 _NOT_WITH_PACKS = {
@@ -30,11 +30,11 @@ _NOT_WITH_PACKS = {
     "model.image_token_id": (),
     "model.softmax_type": ("vanilla",),
 }
-"""What packs do not go with -> values besides null with which they do."""
+"""Fields that packing restricts -> values that it allows besides null."""
 
 
 def get_spec(specs: Any, name: str) -> Any:
-    """Return a field of packing specs, be they an object, a mapping or not there."""
+    """Return a field of packing specs, which may be an object, a mapping or None."""
     return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
 
 
@@ -65,7 +65,7 @@ def _wrong_pack_length(specs: Any, length: Any) -> str | None:
         return None
     if size != length:
         return f"has packs of {size} tokens with seq_length={length}"
-    if multiple < 1 or size % multiple == 0:  # V048 refuses the first
+    if multiple < 1 or size % multiple == 0:  # V048 rejects a multiple below 1
         return None
     return f"has packs of {size} tokens and pad_seq_to_mult={multiple}"
 
@@ -109,8 +109,8 @@ RULES: tuple[Rule, ...] = (
         id="V047",
         fields=_ROOT,
         test=_no_data,
-        why="samples are read from training.jsonl, validation.jsonl and test.jsonl in it",
-        fix="Set dataset.dataset_root to a folder with them.",
+        why="samples are read from training.jsonl, validation.jsonl and test.jsonl in this folder",
+        fix="Set dataset.dataset_root to a folder that contains these files.",
         fails=dict(zip(_ROOT, (None, False), strict=True)),
         passes=dict(zip(_ROOT, ("/data/answers", False), strict=True)),
     ),
@@ -118,8 +118,8 @@ RULES: tuple[Rule, ...] = (
         id="V047a",
         fields=_OPTIONS,
         test=_bad_options,
-        why="these are options by name, which make samples of lines; how many samples there are is the run's to say",
-        fix="Correct that option.",
+        why="the keys are options that control how lines become samples; the run determines the number of samples",
+        fix="Correct the option.",
         fails=dict(zip(_OPTIONS, ({"max_num_samples": 100}, False), strict=True)),
         passes=dict(zip(_OPTIONS, ({"prompt_template": "Q: {input}\nA: {output}"}, False), strict=True)),
     ),
@@ -127,7 +127,7 @@ RULES: tuple[Rule, ...] = (
         id="V105",
         fields=_GRAPH,
         test=_shapes_differ,
-        why="a captured graph takes micro-batches of one length only",
+        why="a captured graph requires micro-batches of one fixed length",
         fix="Set dataset.dataset_kwargs.pad_to_max_length=true, or model.cuda_graph_impl=none.",
         fails=dict(zip(_GRAPH, (None, False, "local"), strict=True)),
         passes=dict(zip(_GRAPH, ({"pad_to_max_length": True}, False, "local"), strict=True)),
@@ -136,8 +136,8 @@ RULES: tuple[Rule, ...] = (
         id="D70",
         fields=(_PACKS, "dataset.seq_length"),
         test=_wrong_pack_length,
-        why="a pack is the sequence that the model reads, whole; what limits a sample is max_single_sequence_length",
-        fix="Set model.seq_length and dataset.seq_length to packed_sequence_size, which pad_seq_to_mult divides.",
+        why="a pack is the complete sequence that the model reads; max_single_sequence_length limits single samples",
+        fix="Set model.seq_length and dataset.seq_length to packed_sequence_size, a multiple of pad_seq_to_mult.",
         fails={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 1024},
         passes={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 4096},
     ),
@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
         id="D73",
         fields=(_PACKS,),
         test=_unread_specs,
-        why="nothing in this version reads it: packs are made of the lines, and named by their content",
+        why="this option is not implemented: packs are built from the lines, and named by their content",
         fix="Leave it unset.",
         fails={_PACKS: {"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"}},
         passes={_PACKS: {"packed_sequence_size": 4096}},
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         test=lambda specs, micro: unless(
             specs is None or micro in (None, 1), f"is set with eval_micro_batch_size={micro}"
         ),
-        why="a pack is one row of tokens, in an evaluation, too",
+        why="a micro-batch is a single pack, also in evaluation",
         fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
         fails={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 4},
         passes={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 1},
@@ -165,9 +165,9 @@ RULES: tuple[Rule, ...] = (
         id="D75",
         fields=(_PACKS, *_NOT_WITH_PACKS),
         test=_cannot_be_packed,
-        why="attention, and whatever else mixes tokens, must be told where sequences begin, which is built for a "
-        "dense or mixture-of-experts GPT without a cut of the sequence",
-        fix="Leave dataset.packed_sequence_specs unset, or set that to its default.",
+        why="attention and other operations that mix tokens need the boundaries of the samples, which is implemented "
+        "only for dense and mixture-of-experts GPT models whose sequence is not split over ranks",
+        fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
         fails={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 2},
         passes={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 1},
     ),
@@ -177,7 +177,7 @@ RULES: tuple[Rule, ...] = (
         test=lambda specs, graphs: unless(
             specs is None or graphs in (None, "none"), f"is set with cuda_graph_impl={graphs}"
         ),
-        why="a captured graph would keep the borders of the pack that it was captured with",
+        why="a captured graph would keep the sample boundaries of the pack that it was captured with",
         fix="Set model.cuda_graph_impl=none.",
         fails={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "local"},
         passes={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "none"},
@@ -189,8 +189,9 @@ RULES: tuple[Rule, ...] = (
             specs is None or cpu is not False or layers != "local",
             "is set with transformer_impl=local on a GPU",
         ),
-        why="Megatron Core's own attention knows no packed sequences",
-        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or do not pack.",
+        why="Megatron Core's local attention does not support packed sequences",
+        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
+        "dataset.packed_sequence_specs unset.",
         fails={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": False},
         passes={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": True},
     ),
@@ -198,8 +199,8 @@ RULES: tuple[Rule, ...] = (
         id="D71",
         fields=_GROWING,
         test=_growing_batch,
-        why="whole global batches are drawn, of one size",
-        fix="Use dataset.dataloader_type=single, or a global batch that does not grow.",
+        why="the batch loader draws complete global batches of a fixed size",
+        fix="Use dataset.dataloader_type=single, or a constant global batch size.",
         fails=dict(zip(_GROWING, ("batch", [8, 8, 100], None), strict=True)),
         passes=dict(zip(_GROWING, ("single", [8, 8, 100], None), strict=True)),
     ),
@@ -207,7 +208,7 @@ RULES: tuple[Rule, ...] = (
         id="D72",
         fields=("dataset.dataloader_type", "dataset.drop_last"),
         test=lambda kind, drop: unless(kind != "batch" or drop is not False, "is batch with drop_last=false"),
-        why="a step takes a whole global batch, and what does not fill one is left out",
+        why="a step consumes a complete global batch, and an incomplete one is dropped",
         fix="Set dataset.drop_last=true, or dataset.dataloader_type=single.",
         fails={"dataset.dataloader_type": "batch", "dataset.drop_last": False},
         passes={"dataset.dataloader_type": "batch", "dataset.drop_last": True},
@@ -216,7 +217,7 @@ RULES: tuple[Rule, ...] = (
         id="D77",
         fields=("dataset.memmap_workers",),
         test=lambda workers: unless(workers is None or workers >= 1, f"is {workers}"),
-        why="at least one process tokenizes",
+        why="tokenization needs at least one process",
         fix="Set dataset.memmap_workers to 1 or more.",
         fails={"dataset.memmap_workers": 0},
         passes={"dataset.memmap_workers": 1},
@@ -225,7 +226,7 @@ RULES: tuple[Rule, ...] = (
         id="D78",
         fields=("dataset.max_train_samples",),
         test=lambda most: unless(most is None or most >= 1, f"is {most}"),
-        why="training reads at least one sample",
+        why="training needs at least one sample",
         fix="Set dataset.max_train_samples to 1 or more, or to null for all.",
         fails={"dataset.max_train_samples": 0},
         passes={"dataset.max_train_samples": None},
@@ -234,7 +235,7 @@ RULES: tuple[Rule, ...] = (
         id="D79",
         fields=("dataset.largest",),
         test=lambda largest: unless(largest is None or 2 <= largest <= 999, f"is {largest}"),
-        why="all sums of two numbers up to it are written down, and a part of them is kept back",
+        why="all sums of two numbers up to it are written, and a fraction of them is held out",
         fix="Set dataset.largest from 2 to 999.",
         fails={"dataset.largest": 1},
         passes={"dataset.largest": 19},
@@ -245,7 +246,7 @@ RULES: tuple[Rule, ...] = (
         test=lambda kind, made_up: unless(
             made_up is None or kind != "external", "is external for prompts with answers"
         ),
-        why="an external loader gives finished batches, and these are samples by number",
+        why="an external loader yields finished batches, but this dataset yields samples by index",
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
         fails={"dataset.dataloader_type": "external", _FINETUNING: False},
         passes={"dataset.dataloader_type": "batch", _FINETUNING: False},
@@ -256,8 +257,9 @@ RULES: tuple[Rule, ...] = (
         test=lambda per_token, made_up: unless(
             made_up is None or per_token is not False, "is false with samples that differ"
         ),
-        why="every micro-batch then weighs the same in a step, and so an answer less, the more tokens stand beside it",
-        fix="Set model.calculate_per_token_loss=true, and each learned token weighs the same.",
+        why="every micro-batch then has the same weight in a step, so that the weight of an answer depends on the "
+        "number of other tokens in its micro-batch",
+        fix="Set model.calculate_per_token_loss=true to give each token in the loss the same weight.",
         severity="warning",
         fails={"model.calculate_per_token_loss": False, _FINETUNING: False},
         passes={"model.calculate_per_token_loss": True, _FINETUNING: False},
@@ -266,10 +268,10 @@ RULES: tuple[Rule, ...] = (
         id="D83",
         fields=_BLOCKS,
         test=_partial_blocks,
-        why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed it",
-        fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or compute in 16 bits.",
+        why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed seq_length",
+        fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or disable FP8 and FP4.",
         fails=dict(zip(_BLOCKS, (1000, "hybrid", None, None, False), strict=True)),
         passes=dict(zip(_BLOCKS, (1024, "hybrid", None, None, False), strict=True)),
     ),
 )
-"""Every rule on fine-tuning data and on whole global batches."""
+"""All rules for fine-tuning data and complete global batches."""

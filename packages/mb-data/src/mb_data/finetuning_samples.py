@@ -1,8 +1,8 @@
-"""Samples for fine-tuning: token ids, and which of them are learned; tokenized once, and kept by content.
+"""Tokenized samples for fine-tuning: token ids with a loss mask, tokenized once and cached by content.
 
-Kept are the files `tokens.bin` (int32) and `learned.bin` (bytes, 1 where a token is learned), sample behind sample,
-`starts.npy` (int64: where each begins, and the end of the last) and `samples.json`, in a folder named by a hash of
-the lines, the tokenizer and the settings.
+The cache folder is named by a hash of the lines, the tokenizer and the settings. It contains `tokens.bin` (int32) and
+`learned.bin` (bytes, 1 if the loss covers the token), both with the samples concatenated, `starts.npy` (int64: the
+offset of each sample, and the end of the last) and `samples.json`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from mb_data.tokenizers import Tokenizer
 from mb_data.workers import map_in_order
 
 FORMAT_VERSION = 1
-"""Part of the fingerprint: a change of what is written makes new folders."""
+"""Version of the files on disk. Part of the fingerprint, so that a change of the format creates new folders."""
 
 _RECORD, _STARTS, _TOKENS, _LOSS_MASK = "samples.json", "starts.npy", "tokens.bin", "learned.bin"
 _BLOCK = 1 << 20
@@ -34,7 +34,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSample:
-    """The ids of a sample, and which of them the model is to predict."""
+    """Token ids of a sample, and a mask of those that the loss covers."""
 
     ids: list[int]
     loss_mask: list[bool]
@@ -42,18 +42,18 @@ class EncodedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizationCounts:
-    """What became of the lines of a file."""
+    """Numbers of samples, of truncated samples, and of skipped lines of a file."""
 
     samples: int = 0
     cut: int = 0
-    """Samples that were longer, and lost a part of the prompt or their end."""
+    """Samples that were too long and lost a part of the prompt or their end."""
     left_out: int = 0
-    """Lines of which no learned token was left."""
+    """Lines that were skipped because no token in the loss remained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedSamples:
-    """The samples of a file, mapped from the disk."""
+    """Samples of a file, memory-mapped."""
 
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
@@ -61,41 +61,43 @@ class TokenizedSamples:
     count: TokenizationCounts
     folder: Path
     reused: bool
-    """They were there already."""
+    """True if the samples were found in the cache."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens that each sample gives the model: one less than it has, as each is predicted from those before."""
+        """Number of input tokens of each sample: one less than its ids, because labels are shifted by one."""
         return np.diff(self.starts) - 1
 
     @property
     def attention_length(self) -> float:
-        """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
         lengths = self.lengths.astype(np.float64)
         return float((lengths**2).sum() / lengths.sum())
 
     def first(self, number: int | None) -> "TokenizedSamples":
-        """Return the first samples; None: all."""
+        """Return the first `number` samples; None returns all."""
         return self if number is None else replace(self, starts=self.starts[: number + 1])
 
 
 def tokenize_samples(
     file: Path, *, config: FinetuningDatasetConfig, tokenizer: Tokenizer
 ) -> TokenizedSamples:
-    """Tokenize the lines of a file, or find that done already. Reads the whole file to know. Not collective.
+    """Tokenize the lines of a file, or load the samples from the cache. Not collective.
+
+    Every call reads the complete file to compute its hash.
 
     Args:
         file: JSON lines.
-        config: The section; not changed.
-        tokenizer: Turns text into ids; for several workers picklable.
+        config: The section; not modified.
+        tokenizer: Converts text to ids. With several workers it must be picklable.
 
     Raises:
-        DataPathError: The file is not there.
-        BadDocumentError: A line is no sample; named by file and line.
-        NotEnoughSamplesError: There are no samples.
+        DataPathError: The file does not exist.
+        BadDocumentError: A line is not a sample. The message names file and line.
+        NotEnoughSamplesError: The file has no samples.
     """
     options = config.options
     described = [FORMAT_VERSION, tokenizer.fingerprint, config.longest_sample, asdict(options), _digest(file)]
@@ -107,8 +109,8 @@ def tokenize_samples(
         count = _write(folder, chunks)
         if count.samples == 0:
             raise NotEnoughSamplesError(
-                f"{file}: has no sample ({count.left_out} lines were left out, because nothing of their answer was "
-                f"left within {config.longest_sample} tokens). Give lines, or a longer dataset.seq_length."
+                f"{file}: has no sample ({count.left_out} lines were skipped, because no token of the answer remained "
+                f"within {config.longest_sample} tokens). Add lines, or increase dataset.seq_length."
             )
 
     return load_or_build(resolve_cache_dir(config.cache_dir) / "finetuning" / name, load=_load, build=build)
@@ -116,17 +118,17 @@ def tokenize_samples(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineEncoder:
-    """Turns chunks of lines into samples. Pickled once for each worker process."""
+    """Function that converts chunks of lines to samples. Pickled once for each worker process."""
 
     tokenizer: Tokenizer
     options: FinetuningOptions
     longest: int
 
     def __call__(self, chunk: DocumentChunk) -> tuple[list[EncodedSample], TokenizationCounts]:
-        """Encode the lines of a chunk, and count what became of them.
+        """Encode the lines of a chunk. Return the samples and the counts.
 
         Raises:
-            BadDocumentError: One of them is no sample.
+            BadDocumentError: A line is not a sample.
         """
         samples, cut, left_out = [], 0, 0
         for number, content in enumerate(chunk.documents, start=chunk.first_line or 1):
@@ -142,10 +144,10 @@ class LineEncoder:
         return samples, TokenizationCounts(samples=len(samples), cut=cut, left_out=left_out)
 
     def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
-        """Return the sample of a line, and whether it is whole.
+        """Return the sample of a line, and True if it is not truncated.
 
-        One that gives the model more than `longest` tokens loses the end or the beginning of the prompt's
-        `truncation_field`, and, where that is not enough, its own end.
+        A sample of more than `longest` input tokens loses the end or the beginning of the prompt's `truncation_field`.
+        If that does not suffice, the end of the sample is truncated.
         """
         encode = partial(encode_conversation, tokenizer=self.tokenizer, options=self.options)
         most = self.longest + 1
@@ -164,11 +166,11 @@ class LineEncoder:
 def encode_conversation(
     turns: list[ChatTurn], *, tokenizer: Tokenizer, options: FinetuningOptions
 ) -> EncodedSample:
-    """Encode what is said, turn behind turn, each ended by the end of a document.
+    """Encode consecutive turns, each followed by the end-of-document token.
 
-    Prompt and answer are encoded as one text, as the model reads them when it is asked; learned is what differs from
-    the prompt alone. Tokens that the tokenizer puts before every text, such as a begin of sequence, stand before the
-    first one only.
+    Prompt and answer of a turn are encoded as one text, as at inference, because tokens may span their boundary. The
+    loss covers the ids that follow the common prefix with the encoded prompt. Tokens that the tokenizer adds before
+    every text, such as a beginning-of-sequence token, appear only before the first turn.
     """
     around, end = tokenizer.encode(""), tokenizer.eod
     ids: list[int] = []
@@ -187,7 +189,7 @@ def encode_conversation(
 
 
 def _common_prefix_length(ids: list[int], others: list[int]) -> int:
-    """Return how many ids two lists begin with alike."""
+    """Return the length of the common prefix of two lists of ids."""
     differ = (position for position, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
     return next(differ, min(len(ids), len(others)))
 
@@ -221,7 +223,7 @@ def _write(
 
 
 def _load(folder: Path, *, reused: bool) -> TokenizedSamples | None:
-    """Return the samples in a folder; None when there are none, or some that were damaged."""
+    """Return the samples in a folder; None if they are missing or damaged."""
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text())
         starts = np.load(folder / _STARTS)

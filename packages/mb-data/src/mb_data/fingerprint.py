@@ -1,4 +1,4 @@
-"""What identifies the data that Megatron's sample indices were built from."""
+"""Fingerprint of the data from which Megatron's sample indices are built."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ _END_BYTES = 1 << 20
 
 
 def data_fingerprint(prefixes: Sequence[str], *, settings: Sequence[object] = ()) -> str:
-    """Hash `.bin`/`.idx` pairs by sizes, times of change, and the first and last megabyte of each index.
+    """Return a hash of the sizes, modification times, and first and last megabyte of the index of each pair.
 
-    Megatron names its cached sample indices by path and settings, not by content, so an index of data that have changed
-    since would be taken for the right one. Reads at most two megabytes a pair. Object storage (`s3://`, `msc://`) is
-    identified by its address alone.
+    Megatron names its cached sample indices by path and settings, not by content. Without this fingerprint, an index of
+    data that changed since would be reused. Reads at most two megabytes per pair. Object storage (`s3://`, `msc://`) is
+    identified by its address only.
 
     Args:
-        prefixes: Paths without suffix.
-        settings: Further values that the indices depend on.
+        prefixes: Paths of `.bin`/`.idx` pairs, without suffix.
+        settings: Additional values that the indices depend on.
 
     Raises:
-        FileNotFoundError: A file is not there.
+        FileNotFoundError: A file does not exist.
     """
     digest = hashlib.sha256(repr(list(settings)).encode())
     for prefix in prefixes:

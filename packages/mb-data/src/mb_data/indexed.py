@@ -1,9 +1,9 @@
-"""Megatron's `.bin`/`.idx` pairs: a writer, and a check that a pair is whole.
+"""Writer and integrity check for Megatron's `.bin`/`.idx` pairs.
 
-The `.bin` file is nothing but token ids. The `.idx` file, little-endian: magic (9 bytes), version (uint64), code of the
-token type (uint8), number of sequences and of document boundaries (uint64 each), then for each sequence its length
-(int32) and its byte offset (int64), and the document boundaries (int64), which start with 0. A document here is one
-sequence. Layout after `megatron.core.datasets.indexed_dataset`.
+The `.bin` file contains only token ids. The `.idx` file, little-endian, contains: magic (9 bytes), version (uint64),
+code of the token type (uint8), number of sequences and of document boundaries (uint64 each), then the length (int32) of
+each sequence, the byte offset (int64) of each sequence, and the document boundaries (int64), which start with 0. The
+writer stores each document as one sequence. The format is that of `megatron.core.datasets.indexed_dataset`.
 """
 
 import difflib
@@ -39,7 +39,7 @@ _BYTES_PER_BOUNDARY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedSummary:
-    """What a `.bin`/`.idx` pair holds."""
+    """Sizes and token type of a `.bin`/`.idx` pair."""
 
     documents: int
     sequences: int
@@ -47,33 +47,35 @@ class IndexedSummary:
     dtype: str
     """Type of a token id, such as "uint16"."""
     bytes: int
-    """Size of both files."""
+    """Total size of both files."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest type that Megatron expects for a vocabulary: uint16 up to 65,536 entries, else int32."""
+    """Return the smallest type that Megatron uses for a vocabulary: uint16 up to 65,536 entries, otherwise int32."""
     return np.dtype(np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.int32)
 
 
 class IndexedWriter:
-    """Writes a `.bin`/`.idx` pair, document by document.
+    """Context manager that writes the documents of a `.bin`/`.idx` pair.
 
-    A context manager. The files appear under their names only when the block ends without an exception, the `.idx`
-    last; otherwise nothing is left behind. Keeps four bytes a document in memory.
+    The files are written under temporary names. They are renamed when the block ends without an exception, the `.idx`
+    last, so that an interruption between the two leaves a pair without an index, which readers reject. After an
+    exception no files remain. Memory holds four bytes per document.
 
     Args:
-        prefix: Path without `.bin` and `.idx`; its folder must exist.
+        prefix: Path without `.bin` and `.idx`. Its folder must exist.
         dtype: Type of a token id.
 
     Raises:
-        ValueError: The type has no code in the format.
+        ValueError: The format does not support the type.
     """
 
     def __init__(self, prefix: str | Path, *, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
         if self.dtype.name not in CODES:
             raise ValueError(
-                f"{prefix}: the format has no token type {self.dtype.name}; it has {', '.join(CODES)}. Use one of them."
+                f"{prefix}: the format has no token type {self.dtype.name}; it supports {', '.join(CODES)}. Use one of "
+                "them."
             )
         self._bin, self._idx = pair_paths(prefix)
         self._lengths = array("i")
@@ -92,21 +94,21 @@ class IndexedWriter:
         self.add_documents(np.asarray(tokens, dtype=np.int64), lengths=[len(tokens)])
 
     def add_documents(self, tokens: NDArray[Any], *, lengths: Sequence[int]) -> None:
-        """Append documents that lie one behind the other in `tokens`.
+        """Append documents that are concatenated in `tokens`.
 
         Raises:
-            ValueError: A token id does not fit the token type, or the lengths do not add up.
+            ValueError: A token id does not fit the token type, or the lengths do not sum to the number of tokens.
         """
         if sum(lengths) != tokens.size:
             raise ValueError(
-                f"{self._bin}: lengths add up to {sum(lengths)}, but there are {tokens.size} tokens"
+                f"{self._bin}: lengths sum to {sum(lengths)}, but there are {tokens.size} tokens"
             )
         if tokens.size and self.dtype.kind in "iu":
             bounds = np.iinfo(self.dtype)
             if tokens.min() < bounds.min or tokens.max() > bounds.max:
                 raise ValueError(
                     f"{self._bin}: token ids from {tokens.min()} to {tokens.max()} do not fit {self.dtype.name}; "
-                    "they would be cut off. Use a wider dtype."
+                    "they would overflow. Use a wider dtype."
                 )
         self._stream.write(tokens.astype(self.dtype, copy=False).tobytes())
         self._lengths.extend(lengths)
@@ -114,7 +116,7 @@ class IndexedWriter:
 
     @property
     def summary(self) -> IndexedSummary:
-        """What has been written so far."""
+        """Sizes of what has been written so far."""
         documents = len(self._lengths)
         index_bytes = HEADER.size + documents * _BYTES_PER_SEQUENCE + (documents + 1) * _BYTES_PER_BOUNDARY
         return IndexedSummary(
@@ -149,18 +151,18 @@ class IndexedWriter:
 
 
 def pair_paths(prefix: str | Path) -> tuple[Path, Path]:
-    """Return the paths of the `.bin` and of the `.idx` file of a prefix."""
+    """Return the paths of the `.bin` and the `.idx` file of a prefix."""
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
 def verify_prefix(prefix: str | Path) -> IndexedSummary:
-    """Check that a `.bin`/`.idx` pair is there and whole, from the header, the sizes and the last entries.
+    """Check that a `.bin`/`.idx` pair exists and is complete, from its header, file sizes and last entries.
 
-    Reads a few bytes, however large the pair is.
+    Reads a few bytes, independently of the size of the pair.
 
     Raises:
-        DataPathError: The pair, or one file of it, does not exist.
-        IndexedFormatError: A header is wrong, or a file is shorter or longer than the index says.
+        DataPathError: The pair, or one of its files, does not exist.
+        IndexedFormatError: A header is invalid, or the size of a file does not match the index.
     """
     bin_path, idx_path = pair_paths(prefix)
     _require_pair(bin_path, idx_path)
@@ -168,16 +170,17 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
     itemsize = np.dtype(name).itemsize
     expected = HEADER.size + sequences * _BYTES_PER_SEQUENCE + boundaries * _BYTES_PER_BOUNDARY
     found = idx_path.stat().st_size
-    if found not in (expected, expected + sequences):  # a byte more for each sequence: multimodal data
+    if found not in (expected, expected + sequences):  # multimodal data has one more byte per sequence
         raise IndexedFormatError(
             f"{idx_path}: {found} bytes, but {sequences} sequences and {boundaries} document boundaries need "
-            f"{expected}; the file was cut off or is not an index. Build it again."
+            f"{expected}; the file is truncated or is not an index. Build it again."
         )
     tokens = _count_tokens(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
     if bin_path.stat().st_size != tokens * itemsize:
         raise IndexedFormatError(
             f"{bin_path}: {bin_path.stat().st_size} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
-            f"{name}, says {idx_path.name}); the files were cut off or do not belong together. Build them again."
+            f"{name} according to {idx_path.name}); a file is truncated, or the files do not belong together. Build "
+            "them again."
         )
     return IndexedSummary(
         documents=boundaries - 1,
@@ -189,11 +192,11 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
 
 
 def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
-    """Map the lengths (tokens) of a pair's sequences into memory.
+    """Return the memory-mapped lengths of the sequences of a pair, in tokens.
 
     Raises:
-        DataPathError: There is no index.
-        IndexedFormatError: Its header is wrong.
+        DataPathError: The index does not exist.
+        IndexedFormatError: The header of the index is invalid.
     """
     idx_path = pair_paths(prefix)[1]
     _, sequences, _ = _read_header(idx_path)
@@ -214,25 +217,25 @@ def _require_pair(bin_path: Path, idx_path: Path) -> None:
     if there:
         missing = idx_path if there == [bin_path] else bin_path
         raise DataPathError(
-            f"{prefix}: {there[0].name} is there, but {missing.name} is not; a data set is both files. "
-            "Copy the other one, or build the pair again."
+            f"{prefix}: {there[0].name} exists, but {missing.name} does not; a dataset consists of both files. "
+            "Copy the missing file, or build the pair again."
         )
     raise DataPathError(f"{prefix}: no such .bin/.idx pair; {_suggest_path(prefix)}")
 
 
 def _suggest_path(prefix: str) -> str:
-    """What to do about a prefix that does not exist, with the names that do."""
+    """Return a fix for a prefix that does not exist, with the most similar existing names."""
     path = Path(prefix)
     if path.suffix in (".bin", ".idx") and path.is_file():
-        return f"a data path is given without its suffix. Write {path.with_suffix('')}."
+        return f"a data path is a prefix without suffix. Use {path.with_suffix('')}."
     folder = path.parent
     while not folder.is_dir():
         folder = folder.parent
     if folder != path.parent:
-        return f"the folder {path.parent} does not exist either; the nearest that does is {folder}. Correct the path."
+        return f"the folder {path.parent} does not exist; the nearest existing parent is {folder}. Correct the path."
     names = sorted(entry.stem for entry in folder.glob("*.idx"))
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0) if names else []
-    return f"{folder} has {', '.join(close) or 'no .idx file'}. Correct the path."
+    return f"{folder} contains {', '.join(close) or 'no .idx file'}. Correct the path."
 
 
 def _read_header(idx_path: Path) -> tuple[str, int, int]:
@@ -242,20 +245,20 @@ def _read_header(idx_path: Path) -> tuple[str, int, int]:
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise IndexedFormatError(
             f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index of at least {HEADER.size} bytes begins "
-            f"with {MAGIC!r}; this is another kind of file. Give the prefix of a .bin/.idx pair."
+            f"with {MAGIC!r}; this is another kind of file. Pass the prefix of a .bin/.idx pair."
         )
     _, version, code, sequences, boundaries = HEADER.unpack(header)
     names = {number: name for name, number in CODES.items()}
     if version != VERSION or code not in names or boundaries < 1:
         raise IndexedFormatError(
-            f"{idx_path}: version {version}, token type code {code}, {boundaries} document boundaries; known are "
+            f"{idx_path}: version {version}, token type code {code}, {boundaries} document boundaries; supported are "
             f"version {VERSION}, codes {sorted(names)} and at least 1 boundary. Build the pair again."
         )
     return names[code], sequences, boundaries
 
 
 def _count_tokens(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
-    """Return the tokens up to the end of the last sequence, checking the last entries against each other."""
+    """Return the number of tokens up to the end of the last sequence. Check that the last entries are consistent."""
     with idx_path.open("rb") as stream:
         ends = HEADER.size + sequences * _BYTES_PER_SEQUENCE
         length = _read_int(stream, HEADER.size + (sequences - 1) * 4, size=4) if sequences else 0
@@ -264,7 +267,7 @@ def _count_tokens(idx_path: Path, *, sequences: int, boundaries: int, itemsize: 
     if last != sequences or length < 0 or offset < 0 or offset % itemsize:
         raise IndexedFormatError(
             f"{idx_path}: the last document ends at sequence {last} of {sequences}, and the last sequence has {length} "
-            f"tokens at byte {offset}; this cannot be. Build the pair again."
+            f"tokens at byte {offset}; the entries contradict each other. Build the pair again."
         )
     return offset // itemsize + length
 

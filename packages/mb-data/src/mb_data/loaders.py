@@ -1,4 +1,4 @@
-"""Batches from a dataset, on torch's DataLoader."""
+"""Iterator over the batches of a dataset, based on `torch.utils.data.DataLoader`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from mb_data.samplers import BatchSampler, CyclicSampler, SingleSampler
 
 @runtime_checkable
 class CollatingDataset(Protocol):
-    """A dataset that puts its samples together itself, because they differ in length."""
+    """Dataset that collates its samples itself, because they differ in length."""
 
     def collate(self, samples: Sequence[Mapping[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         """Return one micro-batch."""
@@ -20,13 +20,13 @@ class CollatingDataset(Protocol):
 
 @runtime_checkable
 class DatasetWithLengths(Protocol):
-    """A dataset that knows how long a sample is without reading it."""
+    """Dataset that returns the length of a sample without reading it."""
 
     def length(self, index: int) -> int:
-        """Return its tokens."""
+        """Return the number of tokens of a sample."""
 
 
-def build_data_iterator(  # noqa: PLR0913 (a place in the data, each number by name)
+def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the position in the data)
     dataset: Any,
     *,
     config: DataloaderConfig,
@@ -38,28 +38,28 @@ def build_data_iterator(  # noqa: PLR0913 (a place in the data, each number by n
     global_batch_size: int | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Iterate over the micro-batches of one data-parallel rank, from a position on.
+    """Return an iterator over the micro-batches of one data-parallel rank, starting at a position.
 
-    Not collective. Does not draw from torch's global random numbers.
+    Not collective. Does not use torch's global random number generator.
 
     Args:
-        dataset: Samples by index, or with `dataloader_type="external"` an iterable of finished batches. One with a
-            method `collate` makes its own micro-batches of samples; one with `length` has global batches sorted by it.
-        config: The dataset's section; `dataloader_type` None means `single`.
-        consumed_samples: Position in the global order: samples that all ranks together have read before.
+        dataset: Map-style dataset, or with `dataloader_type="external"` an iterable of finished batches. A method
+            `collate` replaces the default collation; a method `length` is the sort key within global batches.
+        config: The dataset section. `dataloader_type` None means `single`.
+        consumed_samples: Position in the global order: number of samples that all ranks together have consumed.
         micro_batch_size: Sequences in one batch of one rank.
-        data_parallel_rank: This rank.
+        data_parallel_rank: Data-parallel rank of this process.
         data_parallel_size: Number of ranks that share the data.
-        seed: Seed of the cyclic order and of the workers' random numbers.
-        global_batch_size: Sequences of one step; `batch` needs it.
-        worker_init_fn: Called with the worker's number at the start of each worker process.
+        seed: Seed of the cyclic order and of the random number generators of the workers.
+        global_batch_size: Sequences of one step. Required by the loader type `batch`.
+        worker_init_fn: Called with the worker id at the start of each worker process.
 
     Returns:
-        Dictionaries of tensors, each [micro_batch_size, ...]. `single` ends with the data (without `drop_last` in a
-        smaller batch), `cyclic` never.
+        Iterator over dictionaries of tensors of shape [micro_batch_size, ...]. `single` ends after one epoch (without
+        `drop_last`, with a smaller batch); `cyclic` never ends.
 
     Raises:
-        ValueError: The loader type is not supported, or sizes, rank and position do not fit.
+        ValueError: The loader type is not supported, or sizes, rank and position are inconsistent.
         NotEnoughSamplesError: The dataset is too small.
     """
     if config.dataloader_type == "external":
@@ -98,6 +98,6 @@ def _sampler(
         length = dataset.length if isinstance(dataset, DatasetWithLengths) else None
         return BatchSampler(**position, global_batch_size=global_batch_size, length=length)
     raise ValueError(
-        f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; batch draws "
-        "global batches, and there are no other types than single, cyclic, batch and external. Give both."
+        f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; the types "
+        "are single, cyclic, batch and external, and batch needs the size of a global batch. Set both."
     )

@@ -1,4 +1,4 @@
-"""The door to Megatron Core's datasets."""
+"""Adapter for Megatron Core's datasets."""
 
 import copy
 import logging
@@ -39,9 +39,9 @@ _NO_PADDING = -1
 
 
 class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron Core has no types
-    """A tokenizer of this package in the shape that Megatron's datasets use.
+    """Adapter of a tokenizer of this package to the interface that Megatron's datasets use.
 
-    It has no padding token (`pad` is -1), so no token of a document is taken for padding.
+    There is no padding token (`pad` is -1), so no token of a document is mistaken for padding.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -52,16 +52,16 @@ class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron
         )
 
     def tokenize(self, text: str) -> list[int]:
-        """Turn text into ids."""
+        """Convert text to token ids."""
         return self.wrapped.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Turn ids into text."""
+        """Convert token ids to text."""
         return self.wrapped.decode(ids)
 
     @property
     def vocab(self) -> dict[str, int]:
-        """The text of each entry with its id; entries with the same text (parts of characters) count once."""
+        """Text of each entry with its id. Entries with equal text (parts of characters) appear once."""
         return {self.wrapped.decode([number]): number for number in range(self.vocab_size)}
 
     @property
@@ -71,23 +71,23 @@ class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron
 
     @property
     def eod(self) -> int:
-        """Id that ends a document."""
+        """End-of-document id."""
         return self.wrapped.eod
 
     @property
     def pad(self) -> int:
-        """-1: no token is padding."""
+        """Padding id: -1, because no token is padding."""
         return _NO_PADDING
 
     def apply_chat_template(self) -> None:
-        """Raise NotImplementedError: plain tokenizers know no conversations."""
+        """Raise NotImplementedError, because tokenizers of this package have no chat template."""
         raise NotImplementedError(
-            "apply_chat_template: a plain tokenizer has no chat template. Format the text first."
+            "apply_chat_template: the tokenizer has no chat template. Format the text before it is tokenized."
         )
 
 
 def as_megatron(tokenizer: Tokenizer) -> MegatronTokenizer:
-    """Wrap a tokenizer for Megatron's datasets, identified by its content in their caches."""
+    """Wrap a tokenizer for Megatron's datasets. Their caches identify it by its content."""
     return MegatronTokenizer(tokenizer)
 
 
@@ -99,34 +99,34 @@ def build_gpt_datasets(
 ) -> DatasetSplits:
     """Build Megatron's GPT datasets for training, validation and test.
 
-    Collective over the default process group where there is one: rank 0 builds the sample indices, the others load
-    them. Samples are dictionaries with `tokens`, `labels`, `position_ids` (int64, [seq_length]), `loss_mask` (float32,
-    [seq_length]) and, only without `skip_getting_attention_mask_from_dataset`, `attention_mask`.
+    Collective over the default process group, if it is initialized: rank 0 builds the sample indices, the other ranks
+    load them. Samples are dictionaries with `tokens`, `labels`, `position_ids` (int64, [seq_length]), `loss_mask`
+    (float32, [seq_length]) and, unless `skip_getting_attention_mask_from_dataset` is set, `attention_mask`.
 
-    A text corpus is tokenized first, by the given tokenizer or one of its own: by rank 0 and then, finding it, by the
-    others. The indices are cached in a folder named by the data's fingerprint, so that indices of data that have
-    changed are not used.
+    A text corpus is tokenized first, with the given tokenizer or one trained on the corpus: rank 0 tokenizes, then the
+    other ranks load the result. The indices are cached in a folder named by the fingerprint of the data, so that
+    indices of data that has changed are not reused.
 
-    With `full_validation` the validation dataset is one pass over its split, each sequence once, whatever number of
-    samples above 0 is asked for; then the prefixes have no weights.
+    With `full_validation` the validation dataset is one epoch over its split, each sequence once, for any number of
+    validation samples above 0. The weights of its prefixes are ignored.
 
     Args:
-        config: The dataset section; not changed.
-        context: Samples for each split, and the tokenizer unless the section has one or the corpus brings its own.
-        is_built_on_rank: Whether this rank reads data.
+        config: The dataset section; not modified.
+        context: Sample counts of the splits, and the tokenizer unless the section has one or the corpus trains one.
+        is_built_on_rank: Returns True if this rank reads data.
 
     Returns:
-        Train, validation and test; None where no samples are asked for, the split has no documents to draw from by its
-        ratio, or this rank reads no data.
+        Train, validation and test; None if no samples are requested, if the ratio of the split is 0, or if this rank
+        reads no data.
 
     Raises:
         ConfigError: The section contradicts itself.
-        IndexedFormatError: A cached index holds Python objects instead of numbers.
-        NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than asked for.
+        IndexedFormatError: A cached index contains Python objects instead of numbers.
+        NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than requested.
         PermissionError: The folder for the indices cannot be written.
-        TokenizerError: A text corpus is given a tokenizer of Megatron's own.
-        ValueError: There is no tokenizer, a setting is unknown to the installed Megatron Core, or a whole validation
-            set is asked for together with other splits of a blend with weights.
+        TokenizerError: The tokenizer for a text corpus is one of Megatron's.
+        ValueError: There is no tokenizer, the installed Megatron Core does not have a setting, or `full_validation` is
+            combined with other splits of the same weighted blend.
     """
     samples = [context.train_samples, context.valid_samples, context.test_samples]
     config = _resolve(config, context)
@@ -136,7 +136,7 @@ def build_gpt_datasets(
     if config.full_validation and context.valid_samples:
         sizes[1] = None
         _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
-    reads = is_built_on_rank()  # the files need not be there on ranks that do not read
+    reads = is_built_on_rank()  # ranks that do not read need no access to the files
     index_cache = _index_cache(config) if reads else config.path_to_cache
     if reads and index_cache is not None:
         require_numeric_arrays(Path(index_cache))
@@ -162,16 +162,16 @@ def to_megatron(
     path_to_cache: str | None,
     target: type = MegatronGPTDatasetConfig,
 ) -> Any:
-    """Return a finalized section as Megatron's own configuration object.
+    """Convert a finalized section to Megatron's configuration object.
 
     Args:
         config: The section.
         tokenizer: Megatron's tokenizer.
         path_to_cache: Folder for the sample indices.
-        target: Megatron's class.
+        target: Megatron's configuration class.
 
     Raises:
-        ValueError: A field is set that the installed Megatron Core does not have, so it would be lost.
+        ValueError: A field is set that the installed Megatron Core does not have.
     """
     known = {field.name for field in fields(target) if field.init}
     shared = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
@@ -184,8 +184,8 @@ def to_megatron(
             values[field.name] = value
         elif field.default is MISSING or value != field.default:
             raise ValueError(
-                f"dataset.{field.name}: is {value!r}, but the installed Megatron Core has no such setting; it would be "
-                "lost. Leave it at its default, or install a Megatron Core that has it."
+                f"dataset.{field.name}: is {value!r}, but the installed Megatron Core has no such setting, and would "
+                "ignore it. Leave it at its default, or install a version of Megatron Core that has it."
             )
     blend = config.blend
     values |= {
@@ -202,12 +202,13 @@ def to_megatron(
 
 
 def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend | None]:
-    """Return the `blend_per_split` of a text corpus tokenized by this tokenizer, sentinels left out.
+    """Return the `blend_per_split` of a text corpus tokenized by a tokenizer, without its added tokens.
 
-    Rank 0 makes the corpus, the others find it. Collective over the default group, if there is one.
+    Rank 0 tokenizes the corpus, the other ranks load it from the cache. Collective over the default process group, if
+    it is initialized.
 
     Raises:
-        What `tokenize_corpus` does.
+        The exceptions of `tokenize_corpus`.
     """
     corpus = rank_zero_first(lambda: tokenize_corpus(config, unwrap_tokenizer(tokenizer)))
     return _corpus_blends(corpus)
@@ -219,7 +220,7 @@ def _corpus_blends(corpus: TokenizedCorpus) -> list[Blend | None]:
 
 
 def _resolve(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatasetConfig:
-    """Return a finalized copy of the section, with Megatron's tokenizer, and with the data of a text corpus."""
+    """Return a finalized copy of the section, with a Megatron tokenizer and the prefixes of a text corpus."""
     config = copy.copy(config)
     config.finalize()
     tokenizer = config.tokenizer or context.tokenizer
@@ -232,41 +233,42 @@ def _resolve(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatas
             config.blend_per_split = corpus_blends(config, _package_tokenizer(tokenizer))
     if tokenizer is None:
         raise ValueError(
-            "dataset: no tokenizer; the end of a document and the vocabulary come from it. "
-            "Put one into the build context."
+            "dataset: no tokenizer; it defines the vocabulary and the end-of-document id. "
+            "Set the tokenizer of the build context."
         )
     config.tokenizer = tokenizer if isinstance(tokenizer, MegatronTokenizerBase) else as_megatron(tokenizer)
     return config
 
 
 def _package_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return the tokenizer of this package that a text corpus is made with."""
+    """Return the tokenizer of this package that tokenizes a text corpus."""
     if isinstance(tokenizer, MegatronTokenizer):
         return tokenizer.wrapped
     if isinstance(tokenizer, MegatronTokenizerBase):
         raise TokenizerError(
-            f"dataset: a text corpus cannot be tokenized by Megatron's {type(tokenizer).__name__}, which does not say "
-            "what its ids depend on. Use load_tokenizer of its tokenizer.json, or leave the tokenizer to the corpus."
+            f"dataset: a text corpus cannot be tokenized by Megatron's {type(tokenizer).__name__}, because it has no "
+            "fingerprint for the cache. Use load_tokenizer with its tokenizer.json, or omit the tokenizer to train one."
         )
-    return tokenizer  # type: ignore[no-any-return]  # a user's own; what it lacks shows at the first text
+    return tokenizer  # type: ignore[no-any-return]  # a custom tokenizer; missing methods fail at the first text
 
 
 def _drop_validation_weights(config: GPTDatasetConfig, *, only_validation: bool) -> None:
-    """Take the weights off what a whole validation set is made of; its sequences are read once each."""
+    """Remove the weights of the validation blend for `full_validation`, which reads each sequence once."""
     if config.blend_per_split is not None:
         train, valid, test = config.blend_per_split
         config.blend_per_split = [train, valid and (valid[0], None), test]
     elif config.blend is not None and _drop_single_weight(config.blend)[1] is not None:
         if not only_validation:
             raise ValueError(
-                f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which training "
-                "follows and a whole validation set cannot. Build the validation set alone, or set blend_per_split."
+                f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which apply to "
+                "training but not to a full validation set. Build the validation set separately, or set "
+                "blend_per_split."
             )
         config.blend = (config.blend[0], None)
 
 
 def _drop_single_weight(blend: Blend) -> Blend:
-    """Drop the weight of a single prefix: Megatron would wrap the dataset in a blend of one."""
+    """Drop the weight of a single prefix, because Megatron would wrap the dataset in a blend of one."""
     prefixes, weights = blend
     return list(prefixes), None if weights is None or len(prefixes) == 1 else list(weights)
 
@@ -276,11 +278,11 @@ def _blends(config: Any) -> list[Blend]:
 
 
 def _index_cache(config: GPTDatasetConfig) -> str | None:
-    """Return the folder for this data's sample indices, made if need be; None for generated data."""
+    """Return the folder for the sample indices of the data, and create it; None for generated data."""
     prefixes = [prefix for blend in _blends(config) for prefix in blend[0]]
     if not prefixes:
         return None
-    # Neither of these settings is part of the name that Megatron gives an index.
+    # Megatron's name of an index does not include these two settings, although the index depends on them.
     settings = (config.add_extra_token_to_sequence, config.drop_last_partial_validation_sequence)
     base = Path(config.path_to_cache) if config.path_to_cache else Path(prefixes[0]).parent / "index-cache"
     folder = base / data_fingerprint(prefixes, settings=settings)
@@ -288,14 +290,14 @@ def _index_cache(config: GPTDatasetConfig) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PermissionError(
-            f"dataset.path_to_cache: cannot make {folder} ({error}); the sample indices are kept there. "
+            f"dataset.path_to_cache: cannot create {folder} ({error}); the sample indices are cached there. "
             "Set it to a folder that every rank can write."
         ) from error
     return str(folder)
 
 
 def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
-    """Take the splits of which no samples are wanted out of Megatron's configuration."""
+    """Remove the splits without requested samples from Megatron's configuration."""
     if config.blend_per_split is not None:
         config.blend_per_split = [
             blend if count else None for blend, count in zip(config.blend_per_split, samples, strict=True)
@@ -307,7 +309,7 @@ def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
 
 
 def _require_tokens(config: Any) -> None:
-    """Refuse a split without tokens: Megatron would count epochs of nothing for ever."""
+    """Reject a split without tokens, for which Megatron would add epochs in an endless loop."""
     if config.blend is not None:
         parts = [(split, config.blend, part) for split, part in zip(SPLITS, config.split_matrix, strict=True)]
     else:
@@ -322,7 +324,7 @@ def _require_tokens(config: Any) -> None:
             if not lengths[start:end].any():
                 raise NotEnoughSamplesError(
                     f"{prefix}: the {split} split has no tokens (documents {start} to {end} of {lengths.size}, split="
-                    f"{config.split!r}); samples cannot be drawn from nothing. Give more documents, another split, or "
+                    f"{config.split!r}); no sample can be drawn. Provide more documents, change the split, or request "
                     f"no {split} samples."
                 )
 
@@ -330,13 +332,16 @@ def _require_tokens(config: Any) -> None:
 def _with_progress(
     kind: Any, progress: Callable[[str, int, int], None] | None, config: Any, sizes: Sequence[int | None]
 ) -> Any:
-    """Return a class of Megatron's datasets that tells of each one that is built; its indices have the same names."""
+    """Return a subclass of a Megatron dataset class that reports the construction of each instance.
+
+    The subclass has the name of its base, because Megatron includes the class name in the names of cached indices.
+    """
     if progress is None:
         return kind
     wanted = [size is None or size > 0 for size in sizes]
     if config.blend_per_split is not None:
         parts = zip(wanted, config.blend_per_split, strict=True)
-        total = sum(len(blend[0]) for asked, blend in parts if asked and blend)
+        total = sum(len(blend[0]) for is_wanted, blend in parts if is_wanted and blend)
     else:
         total = sum(wanted) * len(config.blend[0] if config.blend else [""])
     done, report = count(1), progress
@@ -353,16 +358,17 @@ def _with_progress(
 def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
     if dataset is not None and not isinstance(dataset, list) and len(dataset) < wanted:
         raise NotEnoughSamplesError(
-            f"dataset.blend: the {split} split has {len(dataset)} samples of {wanted} that the run needs; a blend "
-            "without weights is read once only. Give weights, more data, or fewer steps."
+            f"dataset.blend: the {split} split has {len(dataset)} of the {wanted} samples that the run needs; a "
+            "blend without weights is read only once. Set weights, provide more data, or run fewer steps."
         )
 
 
 @contextmanager
 def _suppress_notices() -> Iterator[None]:
-    """Silence two of Megatron's notices, by name, that nobody can do anything about.
+    """Suppress two messages of Megatron that are expected here.
 
-    Generated data is not cached; and without a process group this process counts as rank 0, which it is.
+    One states that generated data is not cached. The other states that without a process group this process is
+    treated as rank 0, which is correct.
     """
 
     def keep(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The section of drawn pictures with captions. Standard library only."""
+"""Configuration section for generated images with captions. Standard library only."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,48 +15,48 @@ Splits = tuple["SyntheticImageDataset | None", "SyntheticImageDataset | None", "
 
 @dataclass(kw_only=True)
 class DrawnShapesConfig(DatasetProvider):
-    """Pictures of one or two coloured shapes, with captions such as "a small red circle above a large blue square".
+    """Section for images of one or two coloured shapes, with captions.
 
-    Pictures are drawn when they are read: there is no file, no download, and no end of them. Sample `i` of a split is
-    the same for the same settings, whatever was read before.
+    A caption reads, for example, "a small red circle above a large blue square". Images are rendered on access, without
+    files or downloads, for any number of samples. Sample `i` of a split depends only on the settings and `i`.
     """
 
     seq_length: int
-    """Tokens in one sample: the picture's places, the caption, its end, and padding."""
+    """Tokens in one sample: image placeholders, caption, end-of-document token and padding."""
 
     image_size: int = 32
-    """Height and width of a picture in pixels."""
+    """Height and width of an image in pixels."""
 
     image_tokens: int = 16
-    """Places in the sequence that a picture takes: as many as the model cuts patches from it."""
+    """Number of placeholder tokens of an image. Equals the number of patches that the model cuts from it."""
 
     image_token_id: int = -200
-    """Stands at those places. A negative number takes no entry of the vocabulary."""
+    """Id of the placeholder tokens. A negative number uses no entry of the vocabulary."""
 
     random_seed: int = 1234
-    """Chooses the pictures; train, validation and test have different ones."""
+    """Seed of the images. Train, validation and test have different images."""
 
     def finalize(self) -> None:
-        """Settle the loader's fields, and refuse contradictions.
+        """Compute the derived fields of the loader, and reject contradictions.
 
         Raises:
-            ConfigError: Rules of the section are broken; the message has all of them.
+            ConfigError: The section violates rules; the message lists all of them.
         """
         check_section(self, section="dataset")
         super().finalize()
 
     def build_datasets(self, context: DatasetBuildContext) -> Splits:
-        """Return the three datasets with as many samples as are asked for, None where none are.
+        """Return the three datasets with the requested numbers of samples; None for a number of 0.
 
         Raises:
-            ConfigError: Rules of the section are broken.
-            ValueError: There is no tokenizer, or `seq_length` is too short for the longest caption in its tokens.
+            ConfigError: The section violates rules.
+            ValueError: There is no tokenizer, or `seq_length` is too small for the longest caption.
         """
         check_section(self, section="dataset")
-        drawing = import_module("mb_data.synthetic_images")  # a section loads without NumPy and torch
+        images = import_module("mb_data.synthetic_images")  # sections load without NumPy and torch
         counts = (context.train_samples, context.valid_samples, context.test_samples)
         train, valid, test = (
-            drawing.SyntheticImageDataset(self, samples=count, split=split, tokenizer=context.tokenizer)
+            images.SyntheticImageDataset(self, samples=count, split=split, tokenizer=context.tokenizer)
             if count
             else None
             for split, count in enumerate(counts)

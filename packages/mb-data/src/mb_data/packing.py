@@ -1,4 +1,4 @@
-"""Several samples in one sequence of fixed length: which go together, and how they stand there.
+"""Packing of several samples into one sequence of fixed length.
 
 Shapes: S tokens of a pack, which is a micro-batch of one row.
 """
@@ -20,50 +20,50 @@ from mb_data.finetuning import EpochOrder
 from mb_data.finetuning_samples import TokenizedSamples
 
 FORMAT_VERSION = 1
-"""Part of the file's name: a change of what is written makes new files."""
+"""Version of the file on disk. Part of its name, so that a change of the format creates new files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackIndex:
-    """Which samples stand in each pack, in their order."""
+    """Assignment of samples to packs."""
 
     members: NDArray[np.int64]
-    """Numbers of samples, pack behind pack."""
+    """Indices of the samples, concatenated over packs."""
     starts: NDArray[np.int64]
-    """Where each pack begins in `members`, and the end of the last."""
+    """Offset of each pack in `members`, and the end of the last pack."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def max_samples(self) -> int:
-        """Samples in the fullest pack."""
+        """Maximum number of samples in a pack."""
         return int(np.diff(self.starts).max())
 
 
 def first_fit_decreasing(lengths: Sequence[int], *, size: int) -> list[list[int]]:
-    """Put samples into as few packs as this rule finds: longest first, each into the first pack that has room.
+    """Assign samples to packs by first-fit-decreasing: longest first, each to the first pack with enough room.
 
-    Needs at most 11/9 of the fewest possible packs, and one more (Dósa, 2007). A tree over the room that is left finds
-    the pack, so that n samples take n log n steps.
+    Uses at most 11/9 of the minimum number of packs, plus one (Dósa, 2007). A segment tree over the remaining room
+    finds the pack, so that n samples take O(n log n) time.
 
     Args:
-        lengths: Tokens of each sample.
-        size: Tokens of a pack.
+        lengths: Length of each sample in tokens.
+        size: Length of a pack in tokens.
 
     Returns:
-        Numbers of the samples in each pack.
+        Indices of the samples in each pack.
 
     Raises:
         ValueError: A sample is longer than a pack.
     """
     if len(lengths) and max(lengths) > size:
         raise ValueError(
-            f"packing: a sample of {max(lengths)} tokens does not fit into a pack of {size}. Cut it, or make "
-            "packs larger."
+            f"packing: a sample of {max(lengths)} tokens does not fit into a pack of {size}. Truncate it, or "
+            "increase the size of a pack."
         )
     leaves = 1 << max(0, len(lengths) - 1).bit_length()
-    room = [size] * (2 * leaves)  # node n has children 2n and 2n + 1, and the most room of either
+    room = [size] * (2 * leaves)  # node n has children 2n and 2n + 1, and stores their maximum room
     packs: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         node = 1
@@ -81,19 +81,21 @@ def first_fit_decreasing(lengths: Sequence[int], *, size: int) -> list[list[int]
 
 
 def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> PackIndex:
-    """Pack samples by `first_fit_decreasing`, or find it done already, in a file beside the samples. Not collective.
+    """Pack samples with `first_fit_decreasing`, or load the packs from a file in the folder of the samples.
+
+    Not collective.
 
     Args:
-        samples: What is packed.
-        size: Tokens of a pack.
-        multiple: Each sample takes a multiple of so many tokens.
+        samples: The samples to pack.
+        size: Length of a pack in tokens.
+        multiple: The length of each sample is rounded up to a multiple of this number of tokens.
     """
     file = samples.folder / f"packs-{FORMAT_VERSION}-{len(samples)}-{size}-{multiple}.npz"
     try:
         with np.load(file) as found:
             return PackIndex(members=found["members"], starts=found["starts"])
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        pass  # not there, or damaged
+        pass  # missing or damaged: pack again
     taken = -(-samples.lengths // multiple) * multiple
     packs = first_fit_decreasing(taken.tolist(), size=size)
     made = PackIndex(
@@ -112,21 +114,22 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
 
 
 class PackedDataset:
-    """Packs by place: a dictionary of tensors, all [S] but the last two.
+    """Map-style dataset of packs, each a dictionary of tensors.
 
-    `tokens`, `labels` and `position_ids` (int64), `loss_mask` (float32); `cu_seqlens` (int32, [sequences + 1]): where
-    each sequence begins, and S; `max_seqlen` (int32, []): tokens of the longest. Positions begin anew in every one.
-    What is left behind the last sample is a sequence of padding, of which nothing is learned.
+    Shape [S]: `tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float32). `cu_seqlens` (int32, [sequences +
+    1]) contains the start of each sequence, and S. `max_seqlen` (int32, []) is the length of the longest sequence.
+    Position ids restart at 0 in every sequence. The remainder of a pack after the last sample is a sequence of padding
+    whose loss mask is 0.
 
     Args:
-        samples: What was tokenized.
-        packs: Which samples go together.
-        size: How many packs it has, in as many passes over them as that takes.
-        seed: Of their order; None: that in which they were packed.
-        padding_token: Stands where there is no sample.
-        pack_size: Tokens of a pack.
-        multiple: Each sample takes a multiple of so many tokens.
-        equal_borders: Make `cu_seqlens` equally long in all packs, by repeating S.
+        samples: The tokenized samples.
+        packs: Assignment of samples to packs.
+        size: Length of the dataset, over as many epochs as necessary.
+        seed: Seed of the order of packs; None: the order in which they were packed.
+        padding_token: Token at positions without a sample.
+        pack_size: Length of a pack in tokens.
+        multiple: The length of each sample is rounded up to a multiple of this number of tokens.
+        pad_cu_seqlens: Pad `cu_seqlens` to the same length in all packs, by repeating S.
     """
 
     def __init__(
@@ -151,20 +154,20 @@ class PackedDataset:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of samples in a pack, on the average."""
+        """Mean number of sample tokens in a pack."""
         return float(self.samples.lengths.sum()) / len(self.packs)
 
     @property
     def attention_length(self) -> float:
-        """Length of a sequence that has the attention of these per token: their squares' sum over their sum."""
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
         return self.samples.attention_length
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return a pack."""
+        """Return the pack at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
         start, end = self.packs.starts[(number := self._order[index]) : number + 2]
-        whole: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[Any]] = {
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),
             "labels": np.full(self._pack_size, self._padding_token, np.int64),
             "loss_mask": np.zeros(self._pack_size, np.float32),
@@ -174,7 +177,7 @@ class PackedDataset:
             begin, behind = self.samples.starts[member : member + 2]
             ids, loss_mask = self.samples.tokens[begin:behind], self.samples.loss_mask[begin + 1 : behind]
             here = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
-            whole["tokens"][here], whole["labels"][here], whole["loss_mask"][here] = (
+            arrays["tokens"][here], arrays["labels"][here], arrays["loss_mask"][here] = (
                 ids[:-1],
                 ids[1:],
                 loss_mask,
@@ -186,22 +189,22 @@ class PackedDataset:
         positions = np.concatenate([np.arange(length) for length in lengths])
         boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
         return {
-            **{name: torch.from_numpy(each) for name, each in whole.items()},
+            **{name: torch.from_numpy(each) for name, each in arrays.items()},
             "position_ids": torch.from_numpy(positions),
             "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
             "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
         }
 
     def collate(self, packs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Make a micro-batch of one pack, every tensor with a dimension of 1 before its own.
+        """Collate one pack into a micro-batch, with a leading dimension of 1 on every tensor.
 
         Raises:
             ValueError: There are several packs.
         """
         if len(packs) != 1:
             raise ValueError(
-                f"dataset.packed_sequence_specs: {len(packs)} packs in a micro-batch, and a pack is one whole. Use "
-                f"micro_batch_size=1, and instead of more rows packs of {len(packs) * self._pack_size} tokens with "
-                f"a global batch of one {len(packs)}th."
+                f"dataset.packed_sequence_specs: {len(packs)} packs in a micro-batch, but a micro-batch is one "
+                f"pack. Set micro_batch_size=1; for the same number of tokens use packs of "
+                f"{len(packs) * self._pack_size} tokens and divide the global batch size by {len(packs)}."
             )
         return {name: each.unsqueeze(0) for name, each in packs[0].items()}

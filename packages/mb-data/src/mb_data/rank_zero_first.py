@@ -1,4 +1,4 @@
-"""Work that one rank does before the others find it done. Needs torch."""
+"""Execution of an action on rank 0 before all other ranks. Requires torch."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,7 +9,11 @@ Result = TypeVar("Result")
 
 
 def rank_zero_first(action: Callable[[], Result]) -> Result:
-    """Run on rank 0 of the default group, then on the others, also when rank 0 fails."""
+    """Run an action on rank 0 of the default process group first, then on all other ranks.
+
+    Rank 0 fills a cache, and the other ranks load from it. The barrier is also reached if rank 0 raises, so that no
+    rank blocks on a failed one. Without a process group the action runs immediately. Collective.
+    """
     if not torch.distributed.is_initialized():
         return action()
     if torch.distributed.get_rank() != 0:
@@ -22,7 +26,7 @@ def rank_zero_first(action: Callable[[], Result]) -> Result:
 
 
 def _barrier() -> None:
-    """Wait for all ranks; with NCCL on this rank's current GPU, which NCCL would otherwise have to guess."""
+    """Wait for all ranks. With NCCL, pass the current GPU of this rank, which NCCL would otherwise guess."""
     if torch.distributed.get_backend() == "nccl":
         torch.distributed.barrier(device_ids=[torch.cuda.current_device()])
     else:

@@ -1,4 +1,4 @@
-"""Documents of a `.bin`/`.idx` pair by number, and a check that reads all of it."""
+"""Random access to the documents of a `.bin`/`.idx` pair, and a check that reads the complete pair."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,18 +11,18 @@ from mb_data.errors import DocumentNumberError, IndexedFormatError
 from mb_data.indexed import HEADER, pair_paths, verify_prefix
 
 BLOCK = 1 << 22
-"""Tokens or entries that are read at a time."""
+"""Number of tokens that are read at a time."""
 
 
 class IndexedReader:
-    """Reads the documents of a pair, which stays in its files.
+    """Memory-mapped reader for the documents of a pair.
 
     Args:
         prefix: Path without `.bin` and `.idx`.
 
     Raises:
-        DataPathError: The pair, or one file of it, does not exist.
-        IndexedFormatError: A header is wrong, or a file is shorter or longer than the index says.
+        DataPathError: The pair, or one of its files, does not exist.
+        IndexedFormatError: A header is invalid, or the size of a file does not match the index.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -30,11 +30,11 @@ class IndexedReader:
         number, boundaries = self.summary.sequences, self.summary.documents + 1
         offsets, ends = HEADER.size + 4 * number, HEADER.size + 12 * number
         self.lengths: NDArray[Any] = self._memmap(np.int32, HEADER.size, number)
-        """Tokens of each sequence."""
+        """Number of tokens of each sequence."""
         self.offsets: NDArray[Any] = self._memmap(np.int64, offsets, number)
-        """Bytes before each sequence."""
+        """Byte offset of each sequence."""
         self.boundaries: NDArray[Any] = self._memmap(np.int64, ends, boundaries)
-        """Sequences before each document, and at last all of them."""
+        """Number of sequences before each document; the last entry is the total."""
         self.tokens: NDArray[Any] = self._memmap(self.summary.dtype, 0, self.summary.tokens, of="bin")
         self._index_is_valid = False
 
@@ -43,15 +43,15 @@ class IndexedReader:
         return self.summary.documents
 
     def document(self, number: int) -> NDArray[Any]:
-        """Return the token ids of one document, all its sequences.
+        """Return the token ids of one document, over all its sequences.
 
         Raises:
-            DocumentNumberError: There is no such document.
-            IndexedFormatError: The index does not say where documents and sequences are.
+            DocumentNumberError: The document does not exist.
+            IndexedFormatError: The index is inconsistent.
         """
         if not 0 <= number < len(self):
             raise DocumentNumberError(
-                f"{self.prefix}: has no document {number}; it has {len(self)}, counted from 0. Give another number."
+                f"{self.prefix}: has no document {number}; it has {len(self)}, counted from 0. Use another number."
             )
         self._validate_index()
         first, last = (int(position) for position in self.boundaries[number : number + 2])
@@ -61,10 +61,10 @@ class IndexedReader:
         return self.tokens[start : start + int(self.lengths[first:last].sum(dtype=np.int64))]
 
     def document_lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each document.
+        """Return the number of tokens of each document.
 
         Raises:
-            IndexedFormatError: As for `document`.
+            IndexedFormatError: The index is inconsistent.
         """
         self._validate_index()
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths, dtype=np.int64)])
@@ -72,7 +72,7 @@ class IndexedReader:
         return lengths
 
     def _validate_index(self) -> None:
-        """Read all of the index, once."""
+        """Validate the complete index on first use, so that documents are never read from wrong offsets."""
         if self._index_is_valid:
             return
         for problem in _index_problems(self):
@@ -93,19 +93,19 @@ def examine_prefix(
     eod: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[str]:
-    """Read all of a pair and say what is wrong with it; an empty list if nothing is.
+    """Read a complete pair and return the problems found; the list is empty for a valid pair.
 
-    Looked at are the index (every sequence begins where the one before it ends, documents follow each other) and, with
-    a `vocab_size`, whether every token is below it.
+    The index is valid if every sequence starts at the end of the previous one and documents are consecutive. With
+    `vocab_size`, every token id must be below it. With `eod`, every document must end with it.
 
     Args:
         prefix: Path without suffix.
-        vocab_size: Entries of the tokenizer; None: tokens are not read.
-        eod: Id that every document must end with; None: that is not looked at.
-        progress: Called with the stage, tokens read, and their number.
+        vocab_size: Number of entries of the tokenizer; None: tokens are not read.
+        eod: End-of-document id; None: the ends of documents are not checked.
+        progress: Called with the stage, the number of tokens read, and their total.
 
     Raises:
-        DataPathError: The pair, or one file of it, does not exist.
+        DataPathError: The pair, or one of its files, does not exist.
     """
     try:
         reader = IndexedReader(prefix)
@@ -133,14 +133,13 @@ def _index_problems(reader: IndexedReader) -> Iterator[str]:
     if wrong.size:
         first = wrong[0]
         yield (
-            f"{path}: {wrong.size} sequences do not begin where the one before them ends; number {first} at byte "
-            f"{reader.offsets[first]} instead of {starts[first]}. Build the pair again."
+            f"{path}: {wrong.size} sequences do not start at the end of the previous one; sequence {first} starts at "
+            f"byte {reader.offsets[first]} instead of {starts[first]}. Build the pair again."
         )
     boundaries = np.asarray(reader.boundaries)
     if boundaries[0] != 0 or (np.diff(boundaries) < 0).any() or boundaries[-1] != len(reader.lengths):
         yield (
-            f"{path}: documents do not follow each other from sequence 0 to {len(reader.lengths)}. Build the pair "
-            "again."
+            f"{path}: documents are not consecutive from sequence 0 to {len(reader.lengths)}. Build the pair again."
         )
 
 
@@ -155,7 +154,8 @@ def _token_problems(
             position = start + int(wrong[0])
             yield (
                 f"{pair_paths(reader.prefix)[0]}: token {position} is {block[wrong[0]]}, but the tokenizer has "
-                f"{vocab_size} entries; it is not the one that made the tokens. Name that one, or build the pair again."
+                f"{vocab_size} entries; another tokenizer produced the tokens. Use that tokenizer, or build the pair "
+                "again."
             )
             return
         if progress is not None:
@@ -168,6 +168,7 @@ def _end_problems(reader: IndexedReader, eod: int) -> Iterator[str]:
     without = int((last != eod).sum())
     if without:
         yield (
-            f"{pair_paths(reader.prefix)[0]}: {without} of {len(reader)} documents do not end with {eod}, the end of a "
-            "document; the next text would be taken for a part of theirs. Build the pair again with this tokenizer."
+            f"{pair_paths(reader.prefix)[0]}: {without} of {len(reader)} documents do not end with the "
+            f"end-of-document id {eod}; the next document would continue them. Build the pair again with this "
+            "tokenizer."
         )

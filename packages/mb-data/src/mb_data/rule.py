@@ -1,4 +1,4 @@
-"""What a rule is, and how many of them are made. Standard library only."""
+"""Rule class, and constructors for common kinds of rules. Standard library only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,45 +7,46 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One condition on values of the configuration, with an example on either side of it."""
+    """Condition on values of the configuration, with an example that fails and one that passes."""
 
     id: str
     """Number of the rule."""
 
     fields: tuple[str, ...]
-    """Paths of the values that the test gets, in this order: "section.field"."""
+    """Paths ("section.field") of the values that are passed to the test, in this order."""
 
     test: Callable[..., str | None]
-    """Returns None where the values are fine, else what is wrong, with the values."""
+    """Function that returns None for valid values, and otherwise a description of the problem with the values."""
 
     why: str
-    """The reason."""
+    """Reason for the rule."""
 
     fix: str
-    """What to do."""
+    """Instruction that resolves the problem."""
 
     severity: Literal["error", "warning"] = "error"
-    """Whether the run is refused."""
+    """An error rejects the run; a warning does not."""
 
     fails: Mapping[str, object]
-    """Values by path that the rule refuses."""
+    """Example of values by path that the rule rejects."""
 
     passes: Mapping[str, object]
-    """Values by path that the rule lets through."""
+    """Example of values by path that the rule accepts."""
 
 
 def unless(passes: object, message: str) -> str | None:
-    """Return the message of a condition that does not hold."""
+    """Return the message if the condition is false, otherwise None."""
     return None if passes else message
 
 
 def inert(rule_id: str, path: str, *, neutral: object, requested: object, fix: str) -> Rule:
-    """Refuse a field that nothing reads, unless it asks for nothing."""
+    """Return a rule that rejects a field which is not implemented, unless it is None or has its neutral value."""
     return Rule(
         id=rule_id,
         fields=(path,),
         test=lambda value: unless(value is None or value == neutral, f"{value!r} would have no effect"),
-        why="nothing in this version reads it, and a wish that is passed over in silence is missed too late",
+        why="this option is not implemented yet; ignoring it silently would hide the problem until the run is in "
+        "progress",
         fix=fix,
         fails={path: requested},
         passes={path: neutral},

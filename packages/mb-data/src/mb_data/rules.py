@@ -1,8 +1,8 @@
-"""What the sections of this package refuse, as pure functions on values. Standard library only.
+"""Rules for the sections of this package, as pure functions of values. Standard library only.
 
-A rule applies where its sections are there and have the first field that it names; for any other field that a section
-lacks, its test may get None. A user's own dataset provider has none of the GPT fields, or a few of them: a test says
-nothing of values that are None, unless None itself is what it refuses.
+A rule applies if its sections exist and have its first field. For any other field that a section lacks, the test may
+receive None. Custom dataset providers have none or only some of the GPT fields, so a test accepts None unless it is the
+value that the rule rejects.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ _END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask"
 
 
 class ConfigError(ValueError):
-    """A section breaks rules; the message has all of them, one a line."""
+    """A section violates rules; the message lists all of them, one per line."""
 
 
 def check_section(values: object, *, section: str) -> None:
-    """Refuse a section by the rules that need no other section.
+    """Check a section against the rules that read no other section.
 
     Raises:
-        ConfigError: With a line *where: what; why. What to do.* for each broken rule.
+        ConfigError: The section violates rules. The message has a line `path: problem [id]; reason. Fix.` for each.
         FieldTypeError: Values have a wrong type.
     """
     reject_wrong_types(values, path=section)
@@ -46,7 +46,7 @@ def check_section(values: object, *, section: str) -> None:
 
 
 def _parse_problem(read: Callable[[Any], object], value: object) -> str | None:
-    """What `read` says about a value that is set: its error's text after the place."""
+    """Return the message of the ValueError that parsing a value raises, without its path; None without an error."""
     try:
         if value is not None:
             read(value)
@@ -75,18 +75,18 @@ def _check_blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None
 
 def _find_unset(*values: Any) -> str | None:
     missing = [path for path, value in zip(_END_OF_DOCUMENT, values, strict=True) if value is None]
-    return f"not chosen: {', '.join(missing)}" if missing else None
+    return f"not set: {', '.join(missing)}" if missing else None
 
 
 def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
     given = [path for path in paths if path]
-    return f"is on, but data is named ({given[0]!r})" if mock and given else None
+    return f"is on, but data paths are set ({given[0]!r})" if mock and given else None
 
 
 def _check_fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
     return unless(
         not fast or (path_to_cache is not None and blend is None),
-        f"on with path_to_cache={path_to_cache!r}, blend={blend!r}",
+        f"is on with path_to_cache={path_to_cache!r}, blend={blend!r}",
     )
 
 
@@ -104,10 +104,10 @@ def _check_fractions(valid: Any, test: Any) -> str | None:
     return unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
 
 
-def _check_image_sizes(side: Any, places: Any) -> str | None:
-    if side is None or places is None:
+def _check_image_sizes(size: Any, tokens: Any) -> str | None:
+    if size is None or tokens is None:
         return None
-    return unless(side >= 1 and places >= 1, f"{side} pixels, {places} places")
+    return unless(size >= 1 and tokens >= 1, f"{size} pixels, {tokens} tokens")
 
 
 def _check_loader_position(save: Any, load: Any, kind: Any) -> str | None:
@@ -132,7 +132,7 @@ PATH_FIELDS = (
     "tokenizer.metadata_path",
     "tokenizer.chat_template_path",
 )
-"""Fields that name files or folders."""
+"""Paths of the fields that contain file or folder names."""
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=21))
 
@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         id="V044a",
         fields=("dataset.fast_cache_load", "dataset.path_to_cache", "dataset.blend"),
         test=_check_fast_cache_load,
-        why="it trusts indices that were built for each split before, in a folder that it must be told",
+        why="it relies on indices that a previous run built for each split, in the cache folder",
         fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
         fails={"dataset.fast_cache_load": True, "dataset.path_to_cache": None, "dataset.blend": None},
         passes={"dataset.fast_cache_load": True, "dataset.path_to_cache": "/cache", "dataset.blend": None},
@@ -159,7 +159,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V044b",
         fields=("dataset.defer_npy_index_mmap", "dataset.path_to_cache"),
-        test=lambda defer, path: unless(not defer or path is not None, "on without path_to_cache"),
+        test=lambda defer, path: unless(not defer or path is not None, "is on without path_to_cache"),
         why="the indices are read later, from the cache",
         fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
         fails={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": None},
@@ -169,8 +169,8 @@ RULES: tuple[Rule, ...] = (
         id="V044c",
         fields=("dataset.blend_per_split", "dataset.blend", "dataset.split"),
         test=_check_blend_per_split,
-        why="it names the data of train, validation and test one by one, so nothing is left to be split",
-        fix="Give three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
+        why="it specifies the data of train, validation and test separately, so there is nothing to split",
+        fix="Set three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
         fails={"dataset.blend_per_split": [(["a"], None)], "dataset.blend": None, "dataset.split": None},
         passes={
             "dataset.blend_per_split": [(["a"], None), (["b"], None), None],
@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
         id="V044d",
         fields=("dataset.blend", "dataset.split"),
         test=lambda blend, split: unless(blend is None or split is not None, f"{blend!r} without a split"),
-        why="validation and test take a part of the same documents",
+        why="validation and test use a part of the same documents",
         fix="Set dataset.split, for example '99,1,0'.",
         fails={"dataset.blend": (["a"], None), "dataset.split": None},
         passes={"dataset.blend": (["a"], None), "dataset.split": "99,1,0"},
@@ -191,8 +191,8 @@ RULES: tuple[Rule, ...] = (
         id="V044e",
         fields=("dataset.blend",),
         test=_check_weights,
-        why="each prefix is drawn from in proportion to its weight",
-        fix="Give as many positive weights as prefixes, or none.",
+        why="each prefix is sampled in proportion to its weight",
+        fix="Set as many positive weights as prefixes, or none.",
         fails={"dataset.blend": (["a", "b"], [1.0])},
         passes={"dataset.blend": (["a", "b"], [0.3, 0.7])},
     ),
@@ -200,8 +200,8 @@ RULES: tuple[Rule, ...] = (
         id="V044f",
         fields=("dataset.split",),
         test=lambda split: _parse_problem(split_matrix, split),
-        why="it says which part of the documents train, validation and test take",
-        fix="Write up to three ratios, for example '99,1,0'.",
+        why="it defines the parts of the documents for train, validation and test",
+        fix="Set up to three ratios, for example '99,1,0'.",
         fails={"dataset.split": "0,0,0"},
         passes={"dataset.split": "99,1,0"},
     ),
@@ -218,8 +218,8 @@ RULES: tuple[Rule, ...] = (
         id="V046",
         fields=("dataset.mock", "dataset.blend", "dataset.blend_per_split", "dataset.data_path"),
         test=_mock_with_paths,
-        why="the tokens are made up, and those of the files would not be seen",
-        fix="Remove the data, or use GPTDatasetConfig to read it.",
+        why="the tokens are generated, and the files would not be read",
+        fix="Remove the data paths, or use GPTDatasetConfig to read them.",
         fails={
             "dataset.mock": True,
             "dataset.blend": (["a"], None),
@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
         id="D01",
         fields=("dataset.dataloader_type",),
         test=lambda kind: unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
-        why="no other types exist",
+        why="there are no other loader types",
         fix="Use single, cyclic, batch or external.",
         fails={"dataset.dataloader_type": "energon"},
         passes={"dataset.dataloader_type": "batch"},
@@ -246,8 +246,8 @@ RULES: tuple[Rule, ...] = (
         id="D02",
         fields=("dataset.num_workers",),
         test=lambda workers: unless(workers is None or workers >= 0, f"{workers}"),
-        why="it counts processes",
-        fix="Use 0 to load in the training process.",
+        why="it is a number of processes",
+        fix="Set 0 to load in the training process.",
         fails={"dataset.num_workers": -1},
         passes={"dataset.num_workers": 0},
     ),
@@ -271,7 +271,7 @@ RULES: tuple[Rule, ...] = (
         ),
         test=_check_corpus_paths,
         why="a text corpus is tokenized and split by file from its sources",
-        fix="Remove the paths and the split, or use GPTDatasetConfig for tokens that are there already.",
+        fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
         fails={
             "dataset.sources": ["/text"],
             "dataset.data_path": "/data/a",
@@ -291,8 +291,8 @@ RULES: tuple[Rule, ...] = (
         id="D05",
         fields=("dataset.validation_fraction", "dataset.test_fraction"),
         test=_check_fractions,
-        why="training takes the files that are left",
-        fix="Choose fractions from 0 whose sum is below 1.",
+        why="training uses the remaining files",
+        fix="Set fractions of at least 0 whose sum is below 1.",
         fails={"dataset.validation_fraction": 0.5, "dataset.test_fraction": 0.5},
         passes={"dataset.validation_fraction": 0.05, "dataset.test_fraction": 0.05},
     ),
@@ -300,7 +300,7 @@ RULES: tuple[Rule, ...] = (
         id="D06",
         fields=("dataset.vocab_size",),
         test=lambda size: unless(size is None or size >= BYTE_ENTRIES, f"{size} entries"),
-        why="a byte-level vocabulary has the 256 bytes and the end of a document",
+        why="a byte-level vocabulary contains the 256 bytes and the end-of-document token",
         fix=f"Use {BYTE_ENTRIES} or more.",
         fails={"dataset.vocab_size": 256},
         passes={"dataset.vocab_size": 4096},
@@ -309,8 +309,8 @@ RULES: tuple[Rule, ...] = (
         id="D13",
         fields=("dataset.dataloader_save", "dataset.dataloader_load", "dataset.dataloader_type"),
         test=_check_loader_position,
-        why="the other loaders continue from the number of consumed samples, and write no position of their own",
-        fix="Leave both unset, or use dataloader_type external with a dataset that heeds them.",
+        why="the other loaders resume from the number of consumed samples, and save no position",
+        fix="Leave both unset, or use dataloader_type external with a dataset that supports them.",
         fails={
             "dataset.dataloader_save": "/positions",
             "dataset.dataloader_load": None,
@@ -326,8 +326,8 @@ RULES: tuple[Rule, ...] = (
         id="D61",
         fields=("dataset.image_size", "dataset.image_tokens"),
         test=_check_image_sizes,
-        why="a picture has a size, and takes at least one place in the sequence",
-        fix="Set both to the model's: model.image_size, and the number of patches.",
+        why="an image has at least one pixel, and takes at least one token of the sequence",
+        fix="Set image_size to model.image_size, and image_tokens to the number of patches.",
         fails={"dataset.image_size": 32, "dataset.image_tokens": 0},
         passes={"dataset.image_size": 32, "dataset.image_tokens": 16},
     ),
@@ -335,8 +335,8 @@ RULES: tuple[Rule, ...] = (
         id="D62",
         fields=("dataset.image_token_id",),
         test=lambda number: unless(number is None or number < 0, f"is {number}"),
-        why="numbers from 0 are tokens of captions, at whose places the model would look for pictures",
-        fix="Set a negative number, the same as model.image_token_id.",
+        why="ids from 0 are tokens of captions, which the model would replace by image embeddings",
+        fix="Set a negative number equal to model.image_token_id.",
         fails={"dataset.image_token_id": 0},
         passes={"dataset.image_token_id": -200},
     ),
@@ -345,7 +345,7 @@ RULES: tuple[Rule, ...] = (
         "dataset.multiple_validation_sets",
         neutral=None,
         requested=True,
-        fix="Leave it unset, and build a dataset for each set; the trainer does so with "
+        fix="Leave it unset, and build a separate dataset for each set; the trainer does so with "
         "validation.multiple_validation_sets.",
     ),
     inert(
@@ -353,27 +353,27 @@ RULES: tuple[Rule, ...] = (
         "dataset.trust_remote_code",
         neutral=False,
         requested=True,
-        fix="Leave it off; code that comes with a dataset is never run.",
+        fix="Leave it off; code in a dataset is never run.",
     ),
     inert(
         "D47",
         "dataset.sequence_parallel_size",
         neutral=0,
         requested=2,
-        fix="Leave it at 0; sequences are as long as dataset.seq_length, a multiple of what the model's layout needs.",
+        fix="Leave it at 0; sequences have dataset.seq_length tokens, a multiple of what the parallel layout requires.",
     ),
     inert(
         "D48",
         "dataset.hybrid_context_parallel",
         neutral=False,
         requested=True,
-        fix="Leave it off; every sequence is cut over model.context_parallel_size ranks.",
+        fix="Leave it off; every sequence is split over model.context_parallel_size ranks.",
     ),
     Rule(
         id="D49",
         fields=("dataset.num_dataset_builder_threads",),
         test=lambda threads: unless(threads is None or threads >= 1, f"is {threads}"),
-        why="at least one thread builds the indices",
+        why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
         fails={"dataset.num_dataset_builder_threads": 0},
         passes={"dataset.num_dataset_builder_threads": 1},
@@ -383,4 +383,4 @@ RULES: tuple[Rule, ...] = (
     *fim_rules.RULES,
     *finetuning_rules.RULES,
 )
-"""Every rule of this package."""
+"""All rules of this package."""

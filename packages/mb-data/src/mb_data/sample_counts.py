@@ -1,11 +1,11 @@
-"""How many samples a run draws from each split. Standard library only."""
+"""Numbers of samples that a run draws from each split. Standard library only."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCounts:
-    """Samples (sequences) that a run draws from each split; 0 means that the split is not needed."""
+    """Numbers of samples (sequences) that a run draws from each split; 0 means that the split is not needed."""
 
     train: int
     valid: int
@@ -21,18 +21,18 @@ def dataset_sample_counts(
     eval_global_batch_size: int | None = None,
     train_samples: int | None = None,
 ) -> SampleCounts:
-    """Count the samples that a run needs.
+    """Return the numbers of samples that a run needs.
 
-    Validation runs once every `eval_interval` steps and once more after training. Without an interval or
-    without evaluation batches nothing is validated.
+    Validation runs every `eval_interval` steps and again after training. Without an interval or without evaluation
+    batches there is no validation.
 
     Args:
-        train_iters: Optimizer steps of the whole run.
+        train_iters: Optimizer steps of the complete run.
         global_batch_size: Sequences in one optimizer step.
         eval_interval: Steps between two validations.
         eval_iters: Batches in one validation, and in the final test.
         eval_global_batch_size: Sequences in one evaluation batch; None: as in training.
-        train_samples: Sequences of the whole run, where that is given instead of steps (ramp-up).
+        train_samples: Sequences of the complete run, if set instead of the number of steps (batch size ramp-up).
     """
     batches = eval_iters or 0
     test = batches * (global_batch_size if eval_global_batch_size is None else eval_global_batch_size)

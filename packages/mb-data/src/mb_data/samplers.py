@@ -1,10 +1,10 @@
-"""Which samples a data-parallel rank reads, micro-batch by micro-batch.
+"""Batch samplers of data-parallel ranks.
 
-All samplers put all samples of the run into one order that depends neither on the data-parallel size nor on the
-micro-batch size. Position `p` of it is sample number `p` that is consumed, so the number of consumed samples is all
-that a checkpoint needs, and a run may go on with another data-parallel size. Each micro-step takes the next
-`micro_batch_size * data_parallel_size` positions, rank `r` the `r`-th part of them; `BatchSampler` does so within a
-global batch that it has sorted.
+All samplers define one global order of the samples, which depends neither on the data-parallel size nor on the
+micro-batch size. Position `p` of this order is the `p`-th sample that is consumed. The number of consumed samples is
+therefore the complete state of a sampler, and a run may resume with another data-parallel size. Each micro-step
+consumes the next `micro_batch_size * data_parallel_size` positions, of which rank `r` takes the `r`-th contiguous part.
+`BatchSampler` does so within a sorted global batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ from mb_data.errors import NotEnoughSamplesError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSampler:
-    """One pass over the samples in the dataset's order, which Megatron's datasets have shuffled already.
+    """Sampler for one epoch in the order of the dataset. Megatron's datasets are already shuffled.
 
-    Yields lists of sample indices. All ranks yield the same number of lists. At the end, `drop_last` leaves out what
-    does not fill a micro-batch on every rank; otherwise the rest is spread evenly, and left out only where there is
-    less than one sample for each rank.
+    Yields lists of sample indices. All ranks yield the same number of lists. At the end, `drop_last` drops the samples
+    that do not fill a micro-batch on every rank. Without it they are distributed evenly, and dropped only if there is
+    less than one sample per rank.
 
     Raises:
-        ValueError: A size is below 1, the rank is not below the size, or more was consumed than there is.
-        NotEnoughSamplesError: There are no samples, or with `drop_last` not one micro-batch for each rank.
+        ValueError: A size is below 1, the rank is not below the size, or more samples are consumed than exist.
+        NotEnoughSamplesError: There are no samples, or with `drop_last` less than one micro-batch per rank.
     """
 
     total_samples: int
@@ -43,7 +43,7 @@ class SingleSampler:
             raise NotEnoughSamplesError(
                 f"dataset: {self.total_samples} samples do not fill one micro-batch on every rank (micro_batch_size="
                 f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
-                "nothing would be read. Give more data, a shorter seq_length or a smaller batch."
+                "no batch would be read. Provide more data, a smaller seq_length or a smaller micro-batch."
             )
         _check_consumed(self.consumed_samples, self.total_samples)
 
@@ -65,10 +65,10 @@ class SingleSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CyclicSampler:
-    """Endless passes over the samples, each in an order of its own.
+    """Sampler for endless epochs, each with a different order.
 
-    Yields lists of sample indices without end. The order of pass `n` is a permutation drawn from `seed` and `n`. A pass
-    goes over into the next within a batch, so no sample is left out and `drop_last` has nothing to do.
+    Yields lists of sample indices without end. The order of epoch `n` is a permutation that depends only on `seed` and
+    `n`. A batch may span two epochs, so no sample is dropped and `drop_last` does not apply.
 
     Raises:
         ValueError: A size is below 1, or the rank is not below the size.
@@ -86,7 +86,7 @@ class CyclicSampler:
         _check_arguments(self)
         if self.total_samples < 1:
             raise NotEnoughSamplesError(
-                "dataset: 0 samples; there is nothing to go round. Give more data or a shorter seq_length."
+                "dataset: 0 samples; there is nothing to read. Provide more data or a smaller seq_length."
             )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -107,18 +107,18 @@ class CyclicSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampler:
-    """One pass over the samples in the dataset's order, a whole global batch at a time.
+    """Sampler for one epoch in the order of the dataset, in complete global batches sorted by length.
 
-    Yields lists of sample indices. A global batch has the samples that it has for every other sampler, but longest
-    first: micro-batches then have samples of like lengths, and so do the ranks at each micro-step, so that little is
-    padded and nobody waits. What does not fill a global batch at the end is left out.
+    Yields lists of sample indices. A global batch contains the same samples as with `SingleSampler`, but longest first.
+    Samples of similar length then share a micro-batch and a micro-step, which reduces padding and the time that ranks
+    wait for each other. An incomplete global batch at the end is dropped.
 
     Args:
-        length: Returns the length of a sample; None: they are all alike, and stay in their order.
+        length: Returns the length of a sample. None: all samples have equal length and keep their order.
 
     Raises:
-        ValueError: A size is below 1, the rank is not below the size, the micro-batches of all ranks do not divide the
-            global batch, or more was consumed than there is.
+        ValueError: A size is below 1, the rank is not below the size, the global batch is not a multiple of the
+            micro-batches of all ranks, or more samples are consumed than exist.
         NotEnoughSamplesError: The samples do not fill a global batch.
     """
 
@@ -135,9 +135,9 @@ class BatchSampler:
         step = self.micro_batch_size * self.data_parallel_size
         if self.global_batch_size < 1 or self.global_batch_size % step:
             raise ValueError(
-                f"dataset: a global batch of {self.global_batch_size} is not divided by micro-batches of "
-                f"{self.micro_batch_size} on {self.data_parallel_size} ranks; it is dealt out whole. Change one of "
-                "them, or use dataloader_type='single'."
+                f"dataset: a global batch of {self.global_batch_size} is not divisible into micro-batches of "
+                f"{self.micro_batch_size} on {self.data_parallel_size} ranks; every step distributes a complete global "
+                "batch. Change one of the sizes, or use dataloader_type='single'."
             )
         require_global_batch(self.total_samples, global_batch_size=self.global_batch_size, drop_last=True)
         _check_consumed(self.consumed_samples, self.total_samples)
@@ -155,15 +155,15 @@ class BatchSampler:
 
 
 def require_global_batch(total_samples: int, *, global_batch_size: int, drop_last: bool) -> None:
-    """Refuse a training set that cannot fill one global batch where incomplete ones are left out.
+    """Reject a training set that cannot fill one global batch, if incomplete batches are dropped.
 
     Raises:
-        NotEnoughSamplesError: It has fewer samples.
+        NotEnoughSamplesError: The training set has fewer samples than a global batch.
     """
     if drop_last and total_samples < global_batch_size:
         raise NotEnoughSamplesError(
-            f"dataset: {total_samples} samples do not fill one global batch of {global_batch_size}; no step could be "
-            "made. Give more data, a shorter seq_length or a smaller global batch."
+            f"dataset: {total_samples} samples do not fill one global batch of {global_batch_size}; no step could "
+            "run. Provide more data, a smaller seq_length or a smaller global batch."
         )
 
 
@@ -171,7 +171,7 @@ def _check_consumed(consumed_samples: int, total_samples: int) -> None:
     if consumed_samples > total_samples:
         raise ValueError(
             f"dataset: {consumed_samples} samples are consumed, but there are only {total_samples}; "
-            "the checkpoint was made with more data. Give the same data, or dataloader_type='cyclic'."
+            "the checkpoint was saved with more data. Use the same data, or dataloader_type='cyclic'."
         )
 
 
@@ -180,5 +180,5 @@ def _check_arguments(sampler: SingleSampler | CyclicSampler | BatchSampler) -> N
     if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:
         raise ValueError(
             f"dataset: micro_batch_size={sampler.micro_batch_size}, consumed_samples={sampler.consumed_samples}, "
-            f"data_parallel_rank={rank} of {size}; sizes start with 1, and ranks and positions with 0. Correct them."
+            f"data_parallel_rank={rank} of {size}; sizes are at least 1, ranks and positions at least 0. Correct them."
         )

@@ -1,4 +1,4 @@
-"""The files of a text corpus: which they are, and which split each belongs to."""
+"""Source files of a text corpus, and their assignment to splits."""
 
 import hashlib
 import sysconfig
@@ -22,43 +22,43 @@ _EXCLUDED_FOLDERS = {
     "site-packages",
     "dist-packages",
 }
-"""Folders of a Python installation that are tests, or not the standard library."""
+"""Folders of a Python installation that contain tests, or do not belong to the standard library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file of text."""
+    """Text file of a corpus."""
 
     path: Path
     name: str
-    """Path relative to its source, the same on every machine."""
+    """Path relative to its source, identical on every machine."""
     digest: str
-    """Hash of its content."""
+    """Hash of the content."""
 
 
 def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
-    """Find and hash the source files, in a fixed order; return also how many are no UTF-8 text.
+    """Return the hashed source files in a fixed order, and the number of files that are not UTF-8 text.
 
     Raises:
         DataPathError: A source does not exist.
-        CorpusError: No file has any text.
+        CorpusError: No file contains text.
     """
     found = [_read_source(path, name) for path, name in _source_paths(config)]
     files = [file for file in found if file is not None]
     if not files:
         raise CorpusError(
-            f"dataset.sources: {config.sources} have no text ({len(found)} files are empty or not UTF-8). "
-            "Name files or folders of UTF-8 text."
+            f"dataset.sources: {config.sources} contain no text ({len(found)} files are empty or not UTF-8). "
+            "Set files or folders of UTF-8 text."
         )
     return files, len(found) - len(files)
 
 
 def verify_sources(config: TextCorpusConfig) -> None:
-    """Look whether there are files enough, reading no more of them than that takes.
+    """Check that there is a file for every split, reading only as many files as necessary.
 
     Raises:
         DataPathError: A source does not exist.
-        CorpusError: No file has any text, or there are fewer than splits.
+        CorpusError: No file contains text, or there are fewer files than splits.
     """
     needed = 1 + len(_held_out_splits(config))
     read = (_read_source(path, name) for path, name in _source_paths(config))
@@ -68,9 +68,10 @@ def verify_sources(config: TextCorpusConfig) -> None:
 
 
 def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, list[SourceFile]]:
-    """Give each file to train, valid or test, by a hash of its name and the seed alone.
+    """Assign each file to train, valid or test, by a hash of its name and the seed only.
 
-    A split that would get no file, though its fraction is not 0, takes the first one of the largest split.
+    A new file therefore does not change the split of any other file. A split without files whose fraction is not 0
+    takes the first file of the largest split.
 
     Raises:
         CorpusError: There are fewer files than splits.
@@ -78,8 +79,8 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
     wanted = _held_out_splits(config)
     if len(files) <= len(wanted):
         raise CorpusError(
-            f"dataset.sources: {len(files)} file(s) cannot give train, {' and '.join(wanted)} one each; a file is "
-            "never divided. Give more files, or set dataset.validation_fraction=0, dataset.test_fraction=0 or both."
+            f"dataset.sources: {len(files)} file(s) are too few for train, {' and '.join(wanted)}; a file is never "
+            "divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 or both."
         )
     splits: dict[str, list[SourceFile]] = {name: [] for name in SPLITS}
     for file in files:
@@ -92,7 +93,7 @@ def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, 
 
 
 def _held_out_splits(config: TextCorpusConfig) -> list[str]:
-    """Return the splits that are to get files beside train."""
+    """Return the splits other than train whose fraction is above 0."""
     fractions = {"valid": config.validation_fraction, "test": config.test_fraction}
     return [name for name, fraction in fractions.items() if fraction > 0]
 

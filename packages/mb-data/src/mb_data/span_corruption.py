@@ -1,4 +1,4 @@
-"""How many tokens and spans go from a text to the encoder and to the decoder of a T5. Standard library only."""
+"""Sizes of span corruption for T5: tokens and spans of encoder and decoder. Standard library only."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -6,35 +6,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSizes:
-    """Sizes of one sample; all samples of a dataset have the same."""
+    """Sizes of one sample, which are equal for all samples of a dataset."""
 
     tokens: int
-    """Tokens of the text that is taken apart."""
+    """Tokens of the uncorrupted text."""
     noise_tokens: int
-    """Of these, tokens that the decoder writes."""
+    """Tokens of the text that are moved to the decoder."""
     spans: int
-    """Runs of them, each of which has a sentinel."""
+    """Number of spans of noise tokens, each replaced by a sentinel."""
 
     @property
     def encoder_tokens(self) -> int:
-        """Tokens that the encoder reads: what is left, a sentinel for each span, and an end."""
+        """Tokens of the encoder: the remaining text, a sentinel for each span, and an end token."""
         return self.tokens - self.noise_tokens + self.spans + 1
 
     @property
     def decoder_tokens(self) -> int:
-        """Tokens that the decoder writes: each span behind its sentinel, and an end."""
+        """Tokens of the decoder: a sentinel followed by its span for each span, and an end token."""
         return self.noise_tokens + self.spans + 1
 
 
 SHORTEST_ENCODER = 4
-"""Two tokens that stay, a sentinel and an end."""
+"""Minimum length of the encoder: two tokens of text, a sentinel and an end token."""
 
 
 def span_sizes(tokens: int, *, noise_density: float, mean_span_length: float) -> SpanSizes:
-    """Return how a text of at least two tokens is taken apart.
+    """Return the sizes for a text of at least two tokens.
 
-    At least one token goes and one stays; spans do not touch, so that there are never more of them than of either.
-    Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 3.1.4.
+    At least one token is noise and at least one remains. Spans are not adjacent, so their number exceeds neither that
+    of noise tokens nor that of remaining tokens. Source: Raffel et al., "Exploring the Limits of Transfer Learning"
+    (2020), section 3.1.4.
     """
     noise_tokens = min(max(round(tokens * noise_density), 1), tokens - 1)
     spans = max(round(noise_tokens / mean_span_length), 1)
@@ -44,18 +45,18 @@ def span_sizes(tokens: int, *, noise_density: float, mean_span_length: float) ->
 
 
 def fit_span_sizes(seq_length: int, *, noise_density: float, mean_span_length: float) -> SpanSizes:
-    """Return the sizes of the longest text of which the encoder reads at most `seq_length` tokens.
+    """Return the sizes of the longest text for which the encoder has at most `seq_length` tokens.
 
-    It reads exactly so many where less goes than stays, and else at most one fewer.
+    The encoder has exactly `seq_length` tokens if fewer tokens are noise than remain, and otherwise at most one less.
 
     Raises:
-        ValueError: It is shorter than four tokens, the density is not between 0 and 1, or the spans are shorter than 1.
+        ValueError: `seq_length` is below 4, the density is not between 0 and 1, or the mean span length is below 1.
     """
     if seq_length < SHORTEST_ENCODER or not 0 < noise_density < 1 or mean_span_length < 1:
         raise ValueError(
             f"dataset.seq_length: {seq_length} tokens with noise_density={noise_density}, mean_span_length="
-            f"{mean_span_length}; an encoder reads {SHORTEST_ENCODER} or more, and part of a text is taken out, in "
-            "spans of one token or more. Correct them."
+            f"{mean_span_length}; an encoder reads {SHORTEST_ENCODER} or more, and a part of the text is removed "
+            "in spans of at least one token. Correct them."
         )
 
     def sizes(tokens: int) -> SpanSizes:

@@ -1,4 +1,4 @@
-"""How long documents are, and how often a run reads each part of a blend."""
+"""Statistics of document lengths, and of the epochs of each part of a blend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,35 +13,35 @@ from mb_data.reader import IndexedReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixStats:
-    """What the documents of one pair are like, and its part in a blend."""
+    """Statistics of the documents of one pair, and its share of a blend."""
 
     prefix: str
     documents: int
     tokens: int
     dtype: str
     shortest: int
-    """Tokens of the shortest document; 0 where there is none, as for the following."""
+    """Tokens of the shortest document. This and the following three numbers are 0 if there are no documents."""
     median: float
     mean: float
     longest: int
     histogram: tuple[tuple[int, int], ...]
-    """Powers of two, and how many documents are shorter, but not than half of it; where there is any."""
+    """Pairs (power of two, number of documents that are shorter, but at least half as long); empty bins are omitted."""
     share: float
-    """Part of the samples of a run that is drawn from here, from 0 to 1."""
+    """Fraction of the samples of a run that is drawn from this pair."""
     epochs: float | None
-    """How often a run reads each token on the average; None without a number of tokens that it reads."""
+    """Mean number of times that a run reads each token; None if the number of tokens of the run is not known."""
 
 
 def blend_stats(blend: Blend, *, read_tokens: int | None = None) -> list[PrefixStats]:
-    """Measure each pair of a blend, from the indices alone.
+    """Return statistics of each pair of a blend, computed from the indices only.
 
     Args:
-        blend: Prefixes and their weights; weights None: in proportion to their tokens.
-        read_tokens: Tokens that a run reads of the whole blend.
+        blend: Prefixes and their weights; weights None: in proportion to the numbers of tokens.
+        read_tokens: Number of tokens that a run reads from the blend.
 
     Raises:
-        DataPathError, IndexedFormatError: As for an `IndexedReader`.
-        NotEnoughSamplesError: A run reads tokens, but a part of the blend has none.
+        DataPathError, IndexedFormatError: See `IndexedReader`.
+        NotEnoughSamplesError: A run would read tokens from a pair that has none.
     """
     prefixes, weights = blend
     readers = [IndexedReader(prefix) for prefix in prefixes]
@@ -57,7 +57,7 @@ def _stats(reader: IndexedReader, *, share: float, read_tokens: int | None) -> P
     lengths, tokens = reader.document_lengths(), reader.summary.tokens
     if read_tokens and share and not tokens:
         raise NotEnoughSamplesError(
-            f"{reader.prefix}: has no tokens, of which a run would read {share:.1%}. Take it out of the blend."
+            f"{reader.prefix}: has no tokens, but its share of the run is {share:.1%}. Remove it from the blend."
         )
     filled = lengths if lengths.size else np.zeros(1, np.int64)
     return PrefixStats(
@@ -76,6 +76,6 @@ def _stats(reader: IndexedReader, *, share: float, read_tokens: int | None) -> P
 
 
 def _histogram(lengths: NDArray[np.int64]) -> Sequence[tuple[int, int]]:
-    """Count lengths by the power of two that they are below."""
+    """Return a histogram of lengths, by the smallest power of two that is larger."""
     powers, counts = np.unique(np.frexp(lengths.astype(np.float64))[1], return_counts=True)
     return [(1 << int(power), int(count)) for power, count in zip(powers, counts, strict=True)]

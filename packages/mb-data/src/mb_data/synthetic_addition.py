@@ -1,4 +1,4 @@
-"""Sums as fine-tuning data: every pair of numbers once, in three files."""
+"""Generator of addition problems as fine-tuning data: every pair of numbers once, in three files."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ _HELD_OUT = {"validation": 0.1, "test": 0.1}
 
 
 def write_addition_samples(config: SumsFinetuningConfig) -> Path:
-    """Write the questions, or find them written already, and return their folder.
+    """Write the samples, unless they are in the cache, and return their folder.
 
-    A tenth of the pairs is for validation and a tenth for the test, the same ones for every seed. Several processes
-    may call it at once. Not collective.
+    A tenth of the pairs is held out for validation and a tenth for the test split, identical for every seed. Concurrent
+    calls from several processes are safe. Not collective.
     """
     folder = resolve_cache_dir(config.cache_dir) / "finetuning" / f"sums-{config.largest}"
 

@@ -1,6 +1,6 @@
-"""Pictures of coloured shapes and what they show: a dataset that draws itself.
+"""Dataset of generated images of coloured shapes, with captions.
 
-Shapes: H height and width of a picture in pixels, S tokens of a sample.
+Shapes: H height and width of an image in pixels, S tokens of a sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ COLOURS = MappingProxyType(
 """Name -> red, green, blue, 0 to 255."""
 
 SIZES = MappingProxyType({"small": (0.09, 0.12), "large": (0.18, 0.21)})
-"""Name -> smallest and largest radius, as parts of the picture's side."""
+"""Name -> smallest and largest radius, as fractions of the image size."""
 
 KINDS: MappingProxyType[str, Callable[[Grid, Grid], NDArray[np.bool_]]] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ KINDS: MappingProxyType[str, Callable[[Grid, Grid], NDArray[np.bool_]]] = Mappin
         "triangle": lambda right, down: (down <= 0.8) & (2 * abs(right) <= down + 1.2),
     }
 )
-"""Name -> which places a shape covers, by their distance from its centre in radii."""
+"""Name -> function that returns the mask of a shape from offsets to its centre, in radii."""
 
 POSITIONS = MappingProxyType(
     {
@@ -49,7 +49,7 @@ POSITIONS = MappingProxyType(
         "lower right": (0.72, 0.72),
     }
 )
-"""Name -> where the centre of a single shape is, about: from the left and from the top."""
+"""Name -> mean centre of a single shape, as fractions of the image size from the left and from the top."""
 
 RELATIONS = MappingProxyType(
     {
@@ -59,55 +59,55 @@ RELATIONS = MappingProxyType(
         "right of": ((0.74, 0.5), (0.26, 0.5)),
     }
 )
-"""Name -> where the centres of two shapes are, about."""
+"""Name -> mean centres of two shapes, as fractions of the image size."""
 
 POSITION_JITTER = 0.03
-"""How far a centre may be from its place, in both directions, as a part of the picture's side."""
+"""Maximum offset of a centre from its mean in each direction, as a fraction of the image size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShape:
-    """One shape of a picture; lengths are parts of the picture's side."""
+    """Shape in an image. Lengths are fractions of the image size."""
 
     size: str
     colour: str
     kind: str
     radius: float
     right: float
-    """Its centre's distance from the left edge."""
+    """Distance of the centre from the left edge."""
     down: float
-    """Its centre's distance from the upper edge."""
+    """Distance of the centre from the upper edge."""
 
     @property
-    def words(self) -> str:
-        """What it is, such as "a small red circle"."""
+    def description(self) -> str:
+        """Description, such as "a small red circle"."""
         return f"a {self.size} {self.colour} {self.kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a picture shows."""
+    """Content of an image, with its caption."""
 
     caption: str
     shapes: tuple[ImageShape, ...]
     background: int
-    """Grey of the background, 0 to 255."""
+    """Grey level of the background, 0 to 255."""
 
 
 def sample_scene(generator: np.random.Generator) -> Scene:
-    """Choose one shape and its place, or two and how the first stands to the second."""
+    """Sample one shape and its position, or two shapes and their relation."""
     alone = bool(generator.integers(2))
-    words = list(POSITIONS if alone else RELATIONS)
-    word = words[generator.integers(len(words))]
-    centres = [POSITIONS[word]] if alone else RELATIONS[word]
+    names = list(POSITIONS if alone else RELATIONS)
+    name = names[generator.integers(len(names))]
+    centres = [POSITIONS[name]] if alone else RELATIONS[name]
     shapes = tuple(_sample_shape(generator, centre) for centre in centres)
-    first, last = shapes[0].words, shapes[-1].words
-    caption = f"{first} in the {word}" if alone else f"{first} {word} {last}"
+    first, last = shapes[0].description, shapes[-1].description
+    caption = f"{first} in the {name}" if alone else f"{first} {name} {last}"
     return Scene(caption=caption, shapes=shapes, background=int(generator.integers(200, 256)))
 
 
 def render_scene(scene: Scene, *, side: int) -> NDArray[np.uint8]:
-    """Paint a scene, later shapes over earlier ones: [H, H, 3], red, green, blue from 0 to 255."""
+    """Render a scene as [H, H, 3], with red, green and blue from 0 to 255. Later shapes cover earlier ones."""
     image_HH3 = np.full((side, side, 3), scene.background, np.uint8)
     middles = (np.arange(side) + 0.5) / side
     for shape in scene.shapes:
@@ -118,27 +118,32 @@ def render_scene(scene: Scene, *, side: int) -> NDArray[np.uint8]:
 
 
 def all_captions() -> list[str]:
-    """Return all captions that there are, in a fixed order."""
+    """Return all possible captions in a fixed order."""
     shapes = [f"a {size} {colour} {kind}" for size, colour, kind in product(SIZES, COLOURS, KINDS)]
-    single = [f"{shape} in the {place}" for shape in shapes for place in POSITIONS]
-    return [*single, *(f"{one} {word} {two}" for one in shapes for word in RELATIONS for two in shapes)]
+    single = [f"{shape} in the {position}" for shape in shapes for position in POSITIONS]
+    return [
+        *single,
+        *(f"{one} {relation} {two}" for one in shapes for relation in RELATIONS for two in shapes),
+    ]
 
 
 class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Drawn pictures with captions, by index.
+    """Map-style dataset of generated images with captions.
 
-    A sample holds `images` (float32, [3, H, H], from -1 to 1), and `tokens`, `labels`, `position_ids` (int64, [S]) and
-    `loss_mask` (float32, [S]). The tokens are the picture's places, then the caption and padding; the mask is 1 where
-    the label is a token of the caption or its end.
+    A sample contains `images` (float32, [3, H, H], from -1 to 1), and `tokens`, `labels`, `position_ids` (int64, [S])
+    and `loss_mask` (float32, [S]). The tokens are the image placeholders, the caption and padding. The mask is 1 where
+    the label is a token of the caption or its end-of-document token.
+
+    Sample i of a split depends only on the settings, the split and i.
 
     Args:
-        config: The section.
-        samples: Length of the dataset; the samples themselves do not depend on it.
+        config: The dataset section.
+        samples: Length of the dataset. Does not affect the samples.
         split: 0 for training, 1 for validation, 2 for test.
-        tokenizer: Turns captions into tokens; its end of document ends and pads them.
+        tokenizer: Converts captions to tokens. Its end-of-document token ends and pads them.
 
     Raises:
-        ConfigError: Rules of the section are broken.
+        ConfigError: The section violates rules.
         ValueError: There is no tokenizer, or the longest caption does not fit.
     """
 
@@ -148,13 +153,15 @@ class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         check_section(config, section="dataset")
         if tokenizer is None:
             raise ValueError(
-                "dataset: no tokenizer; captions are trained as tokens. Put one into the build context."
+                "dataset: no tokenizer; it is required to tokenize the captions. Set the tokenizer of the build "
+                "context."
             )
         longest = max(len(tokenizer.encode(text)) for text in all_captions())
         if config.image_tokens + longest > config.seq_length:
             raise ValueError(
-                f"dataset.seq_length: {config.seq_length} tokens are too few for a picture of {config.image_tokens} "
-                f"and a caption of up to {longest}; none is cut off. Set at least {config.image_tokens + longest}."
+                f"dataset.seq_length: {config.seq_length} tokens are too few for {config.image_tokens} image "
+                f"tokens and a caption of up to {longest} tokens; captions are not truncated. Set at least "
+                f"{config.image_tokens + longest}."
             )
         self.config, self._samples, self._split, self._tokenizer = config, samples, split, tokenizer
 
@@ -162,7 +169,7 @@ class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self._samples
 
     def scene(self, index: int) -> Scene:
-        """Return what sample `index` shows."""
+        """Return the scene of sample `index`."""
         return sample_scene(np.random.default_rng((self.config.random_seed, self._split, index)))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Texts taken apart for a T5: the encoder reads them with gaps, the decoder writes what was in the gaps.
+"""Span corruption for T5: the encoder reads a text with sentinels in place of spans, the decoder predicts the spans.
 
 Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
 section 3.1.4.
@@ -20,18 +20,18 @@ Tokens = NDArray[np.int64]
 
 
 class TextDataset(Protocol):
-    """Samples with equally long `tokens`, such as Megatron's GPT datasets."""
+    """Map-style dataset whose samples have `tokens` of equal length, such as Megatron's GPT datasets."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> Mapping[str, Tensor]:
-        """Return one of them."""
+        """Return one sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderDecoderPair:
-    """What is read and what is written, without padding; each ends with an end of sequence."""
+    """Encoder input and decoder labels, without padding. Each ends with an end token."""
 
     encoder: Tokens
     labels: Tokens
@@ -40,26 +40,26 @@ class EncoderDecoderPair:
 def corrupt_spans(
     tokens: Tokens, sizes: SpanSizes, *, sentinels: Sequence[int], end: int, random: np.random.Generator
 ) -> EncoderDecoderPair:
-    """Take a text apart at random places.
+    """Replace random spans of a text by sentinels.
 
-    The text starts with tokens that stay and ends with a span; in between both alternate, none of them empty, all
-    divisions being equally likely. The encoder reads sentinel number k in the place of span number k; the decoder
-    writes each span behind its sentinel.
+    Remaining tokens and spans alternate. The text starts with remaining tokens and ends with a span, no part is empty,
+    and all divisions are equally likely. The encoder reads sentinel k in place of span k. The labels contain each
+    sentinel followed by its span.
 
     Args:
-        tokens: `sizes.tokens` of them.
-        sizes: How many go, in how many spans.
-        sentinels: At least one for each span, in order.
-        end: Id that closes both sequences.
-        random: Is drawn from twice.
+        tokens: Array of `sizes.tokens` token ids.
+        sizes: Number of noise tokens and of spans.
+        sentinels: Sentinel ids in order, at least one for each span.
+        end: Id that ends both sequences.
+        random: Random number generator; two draws.
 
     Raises:
-        ValueError: The text is not of that length.
+        ValueError: The text does not have `sizes.tokens` tokens.
     """
     if tokens.size != sizes.tokens:
         raise ValueError(
-            f"corrupt_spans: a text of {tokens.size} tokens where {sizes.tokens} are taken apart; its last span would "
-            "be longer or empty. Give texts of one length."
+            f"corrupt_spans: a text of {tokens.size} tokens, but the sizes are for {sizes.tokens}; the last span would "
+            "have a wrong length. Pass texts of that length."
         )
     stay = _lengths(sizes.tokens - sizes.noise_tokens, sizes.spans, random)
     go = _lengths(sizes.noise_tokens, sizes.spans, random)
@@ -73,28 +73,29 @@ def corrupt_spans(
 
 
 class T5Dataset:
-    """Pairs from texts: sample number i is a pure function of text number i, the seed and i.
+    """Map-style dataset of span-corrupted texts for T5.
 
-    Nothing depends on the order of reading, the number of ranks or the batch, so the number of consumed samples is the
-    whole position, as for texts.
+    Sample i is a pure function of text i, the seed and i. It does not depend on the order of reading, the number of
+    ranks or the batch size, so the number of consumed samples is the complete position.
 
-    A sample is a dictionary of tensors: `text_enc` and `enc_mask` [seq_length]; `text_dec`, `labels` and `loss_mask`
-    [decoder_seq_length]. Masks are 1 for a token and 0 for padding; all are int64, but `loss_mask` is float32. The
-    decoder starts with the end of a document and then reads its own labels; the same id pads both sequences.
+    A sample is a dictionary of tensors: `text_enc` and `enc_mask` of shape [seq_length]; `text_dec`, `labels` and
+    `loss_mask` of shape [decoder_seq_length]. Masks are 1 for tokens and 0 for padding. The dtype is int64, except
+    float32 for `loss_mask`. The decoder input is the end-of-document id followed by the labels, shifted by one. The
+    same id pads both sequences.
 
     Args:
-        texts: Samples with `tokens` of `sizes.tokens` each.
-        sizes: How every text is taken apart.
-        seq_length: Tokens of the encoder, with padding.
-        decoder_seq_length: Tokens of the decoder, with padding.
-        sentinels: At least one for each span, every one above all tokens of the texts.
-        end: The id of the end of a document.
-        seed: Of the places of the spans.
+        texts: Samples with `tokens` of length `sizes.tokens`.
+        sizes: Sizes of the span corruption.
+        seq_length: Length of the encoder sequence in tokens, with padding.
+        decoder_seq_length: Length of the decoder sequence in tokens, with padding.
+        sentinels: Sentinel ids, at least one for each span, larger than all token ids of the texts.
+        end: End-of-document id.
+        seed: Seed of the positions of spans.
 
     Raises:
-        ValueError: A sequence or the sentinels do not suffice.
-        TokenizerError: When a sample is read: its text has a token that is no smaller than a sentinel. Looking for one
-            costs a maximum over the text.
+        ValueError: A sequence is too short, or there are too few sentinels.
+        TokenizerError: On access to a sample: its text has a token id that is not smaller than all sentinels. The check
+            takes one maximum over the text.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class T5Dataset:
         ):
             raise ValueError(
                 f"T5Dataset: seq_length={seq_length}, decoder_seq_length={decoder_seq_length}, {len(sentinels)} "
-                f"sentinels, where a text of {sizes.tokens} tokens takes {needs}; nothing is cut off. Raise them, or "
-                "shorten the text."
+                f"sentinels, but a text of {sizes.tokens} tokens requires {needs}; nothing is truncated. Increase "
+                "them, or shorten the text."
             )
         self._texts, self._sizes, self._seed = texts, sizes, seed
         self._lengths = seq_length, decoder_seq_length
@@ -128,7 +129,7 @@ class T5Dataset:
         return len(self._texts)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return one pair."""
+        """Return one sample."""
         tokens = np.asarray(self._texts[index]["tokens"], dtype=np.int64)
         self._require_below_sentinels(tokens, index)
         pair = corrupt_spans(
@@ -151,9 +152,9 @@ class T5Dataset:
         largest = int(tokens.max())
         if largest >= self._lowest_sentinel:
             raise TokenizerError(
-                f"T5Dataset: text {index} has token {largest}, but sentinels begin at {self._lowest_sentinel}; a token "
-                "could not be told from the mark of a span. Use the tokenizer that made the texts, with sentinels "
-                "behind its entries."
+                f"T5Dataset: text {index} has token {largest}, but sentinels begin at {self._lowest_sentinel}; the "
+                "token could not be distinguished from a sentinel. Use the tokenizer that produced the texts, with "
+                "sentinels after its entries."
             )
 
     def _padded(self, tokens: Tokens, length: int) -> Tensor:
@@ -161,7 +162,7 @@ class T5Dataset:
 
 
 def _lengths(items: int, parts: int, random: np.random.Generator) -> Tokens:
-    """Divide a number of items into so many positive parts; every way is equally likely."""
+    """Divide `items` into positive parts at random. All divisions are equally likely."""
     cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, int)
     return np.diff(cuts, prepend=0, append=items)
 

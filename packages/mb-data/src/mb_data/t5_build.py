@@ -1,4 +1,4 @@
-"""Datasets for a T5, from Megatron Core's datasets of texts."""
+"""Builder of T5 datasets from Megatron Core's GPT datasets."""
 
 import copy
 from collections.abc import Callable
@@ -19,27 +19,28 @@ def build_t5_datasets(
     *,
     is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> DatasetSplits:
-    """Build datasets of pairs for training, validation and test.
+    """Build T5 datasets for training, validation and test.
 
-    Collective as `build_gpt_datasets`, which builds the texts: consecutive pieces of `config.sizes.tokens` tokens,
-    across the ends of documents, in the order that `random_seed` shuffles them to. Samples are those of `T5Dataset`.
+    Collective like `build_gpt_datasets`, which builds the underlying texts: consecutive segments of
+    `config.sizes.tokens` tokens, across document boundaries, shuffled with `random_seed`. See `T5Dataset` for the
+    samples.
 
-    The tokenizer must be the one that made the tokens, with sentinels. A text corpus is tokenized by it; its own is
-    `load_tokenizer(prepare_corpus(config).tokenizer)`.
+    The tokenizer must be the one that produced the tokens, with sentinels. A text corpus is tokenized with it; the
+    corpus's own tokenizer is `load_tokenizer(prepare_corpus(config).tokenizer)`.
 
     Args:
-        config: The dataset section; not changed.
-        context: Samples for each split, and a tokenizer with sentinels unless the section has one.
-        is_built_on_rank: Whether this rank reads data.
+        config: The dataset section; not modified.
+        context: Sample counts of the splits, and a tokenizer with sentinels unless the section has one.
+        is_built_on_rank: Returns True if this rank reads data.
 
     Returns:
-        Train, validation and test; None as for texts.
+        Train, validation and test; None in the same cases as `build_gpt_datasets`.
 
     Raises:
-        TokenizerError: There is no tokenizer, or it has no sentinels. A sample raises it, too, where a token of a
-            `.bin` is no smaller than a sentinel.
-        CorpusError, DataPathError: As for `tokenize_corpus`.
-        ConfigError, NotEnoughSamplesError, PermissionError: As for texts.
+        TokenizerError: There is no tokenizer, or it has no sentinels. Access to a sample raises it too, if a token of
+            the `.bin` file is not smaller than all sentinels.
+        CorpusError, DataPathError: See `tokenize_corpus`.
+        ConfigError, NotEnoughSamplesError, PermissionError: See `build_gpt_datasets`.
     """
     config = copy.copy(config)
     config.finalize()
@@ -67,7 +68,7 @@ def build_t5_datasets(
 
 
 def _text_section(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer) -> GPTDatasetConfig:
-    """Return the section of the texts that pairs are made of; a text corpus is tokenized, which is collective."""
+    """Return the GPT section of the underlying texts. Tokenizes a text corpus, which is collective."""
     values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
     values |= {"seq_length": config.sizes.tokens, "tokenizer": None}
     if isinstance(config, T5TextCorpusConfig):
@@ -78,12 +79,12 @@ def _text_section(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Token
 def _require_sentinels(tokenizer: object) -> SentinelTokenizer:
     if tokenizer is None:
         raise TokenizerError(
-            "dataset: no tokenizer; sentinels stand in the place of spans, and come behind its entries. Put a "
-            "SentinelTokenizer into the build context; for a text corpus, one around the corpus's own tokenizer."
+            "dataset: no tokenizer; sentinels replace spans, and their ids follow its entries. Set a SentinelTokenizer "
+            "in the build context; for a text corpus, one around the corpus's own tokenizer."
         )
     if not isinstance(tokenizer, SentinelTokenizer):
         raise TokenizerError(
-            f"dataset: a {type(tokenizer).__name__} has no sentinels, which stand in the place of spans. Set "
+            f"dataset: a {type(tokenizer).__name__} has no sentinels, which replace spans. Set "
             "tokenizer.vocab_extra_ids=100, or wrap the tokenizer in a SentinelTokenizer."
         )
     return tokenizer

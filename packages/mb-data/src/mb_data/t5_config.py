@@ -1,6 +1,6 @@
-"""The configuration sections of data for a T5. Standard library only.
+"""Configuration sections for T5 data. Standard library only.
 
-The text is read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from plain text files, or made up.
+Texts are read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from plain text files, or generated.
 """
 
 from dataclasses import dataclass
@@ -11,55 +11,55 @@ from mb_data.span_corruption import SpanSizes, fit_span_sizes
 
 @dataclass(kw_only=True)
 class SpanCorruptionOptions:
-    """How a text becomes what an encoder reads and what a decoder writes; `random_seed` places the spans, too."""
+    """Fields that control span corruption. `random_seed` also determines the positions of spans."""
 
     decoder_seq_length: int = 128
-    """Tokens in what the decoder writes; what a text does not fill is padding."""
+    """Length of the decoder sequence in tokens, with padding."""
 
     noise_density: float = 0.15
-    """Part of the text's tokens that the decoder writes."""
+    """Fraction of the tokens of a text that the decoder predicts."""
 
     mean_span_length: float = 3.0
-    """Tokens of a span on the average, each of which leaves a sentinel in its place."""
+    """Mean length of a span in tokens. Each span is replaced by one sentinel."""
 
     reset_position_ids: bool | None = False
-    """No other value: both sequences count from their own start."""
+    """Fixed, because the position ids of both sequences start at 0."""
 
     reset_attention_mask: bool | None = False
-    """No other value: an encoder reads everything."""
+    """Fixed, because the encoder attends to the complete sequence."""
 
     eod_mask_loss: bool | None = False
-    """No other value: the end of a document is a token like any other."""
+    """Fixed, because the end-of-document token is treated as any other token."""
 
     add_extra_token_to_sequence: bool = False
-    """No other value: labels are not a shifted input."""
+    """Fixed, because labels are not a shifted input."""
 
 
 @dataclass(kw_only=True)
 class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
-    """Pairs for an encoder and a decoder, from `.bin`/`.idx` pairs; without any data path from generated tokens.
+    """Section for T5 data from `.bin`/`.idx` pairs; without any data path, from generated tokens.
 
-    `seq_length` is what the encoder reads: the rest of a text of `sizes.tokens` tokens, a sentinel for each of its
-    spans, and an end.
+    `seq_length` is the length of the encoder sequence: the remaining tokens of a text of `sizes.tokens` tokens, a
+    sentinel for each span, and an end token.
     """
 
     @property
     def sizes(self) -> SpanSizes:
-        """How every text is taken apart."""
+        """Sizes of the span corruption of every text."""
         return _span_sizes(self)
 
 
 @dataclass(kw_only=True)
 class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
-    """Pairs for an encoder and a decoder, from plain text files.
+    """Section for T5 data from plain text files.
 
-    `seq_length` is what the encoder reads: the rest of a text of `sizes.tokens` tokens, a sentinel for each of its
-    spans, and an end.
+    `seq_length` is the length of the encoder sequence: the remaining tokens of a text of `sizes.tokens` tokens, a
+    sentinel for each span, and an end token.
     """
 
     @property
     def sizes(self) -> SpanSizes:
-        """How every text is taken apart."""
+        """Sizes of the span corruption of every text."""
         return _span_sizes(self)
 
 

@@ -1,6 +1,6 @@
-"""What the sections of data for a T5 refuse. Standard library only.
+"""Rules for the sections of T5 data. Standard library only.
 
-These rules say nothing of a dataset that lacks one of their fields, or has None there.
+The rules do not apply to a dataset that lacks one of their fields, or has None there.
 """
 
 from mb_data.rule import Rule
@@ -10,7 +10,7 @@ _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_leng
 
 
 def _sizes(density: float | None, span: float | None, length: int | None) -> SpanSizes | None:
-    """How a text is taken apart; None where it is not, or cannot be."""
+    """Return the sizes of the span corruption; None without settings for it, or if they are invalid."""
     if density is None or span is None or length is None or _span_settings_problem(density, span, length):
         return None
     return fit_span_sizes(length, noise_density=density, mean_span_length=span)
@@ -30,7 +30,7 @@ def _decoder_suffices(
     sizes = _sizes(density, span, length)
     if sizes is None or written is None or written >= sizes.decoder_tokens:
         return None
-    return f"{written} tokens, where the decoder writes {sizes.decoder_tokens}"
+    return f"{written} tokens, but the decoder has {sizes.decoder_tokens}"
 
 
 def _enough_sentinels(
@@ -43,7 +43,7 @@ def _enough_sentinels(
 
 
 def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
-    """Refuse any other value of a field that texts for a GPT have."""
+    """Return a rule that allows a single value for an inherited field of the GPT section."""
 
     def other(found: object, density: float | None) -> str | None:
         return None if density is None or found in (value, None) else f"{found!r} would have no effect"
@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         id="D51",
         fields=_SPANS,
         test=_span_settings_problem,
-        why="a part of every text is taken out, in spans of one token or more, and the encoder reads at least "
+        why="a part of every text is removed in spans of at least one token, and the encoder reads at least "
         f"{SHORTEST_ENCODER} tokens",
         fix="Set noise_density between 0 and 1, mean_span_length to 1 or more, and a longer seq_length.",
         fails=dict(zip(_SPANS, (1.0, 3.0, 512), strict=True)),
@@ -75,8 +75,8 @@ RULES: tuple[Rule, ...] = (
         id="D52",
         fields=("dataset.decoder_seq_length", *_SPANS),
         test=_decoder_suffices,
-        why="nothing that was taken out of a text is left out",
-        fix="Raise dataset.decoder_seq_length and model.decoder_seq_length to that, or shorten dataset.seq_length.",
+        why="removed spans are not truncated",
+        fix="Increase dataset.decoder_seq_length and model.decoder_seq_length to that, or decrease dataset.seq_length.",
         fails={"dataset.decoder_seq_length": 113, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
         passes={"dataset.decoder_seq_length": 114, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
     ),
@@ -84,8 +84,8 @@ RULES: tuple[Rule, ...] = (
         id="D53",
         fields=("tokenizer.vocab_extra_ids", *_SPANS),
         test=_enough_sentinels,
-        why="every span of a text leaves another sentinel in its place",
-        fix="Raise tokenizer.vocab_extra_ids, for example to 100, or take longer spans.",
+        why="every span of a text is replaced by a different sentinel",
+        fix="Increase tokenizer.vocab_extra_ids, for example to 100, or increase dataset.mean_span_length.",
         fails={"tokenizer.vocab_extra_ids": 0, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
         passes={"tokenizer.vocab_extra_ids": 100, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
     ),
@@ -94,13 +94,21 @@ RULES: tuple[Rule, ...] = (
         "reset_position_ids",
         False,
         requested=True,
-        why="both sequences count positions from their own start",
+        why="the position ids of both sequences start at 0",
     ),
     _fixed_value(
-        55, "reset_attention_mask", False, requested=True, why="an encoder reads across the ends of documents"
+        55,
+        "reset_attention_mask",
+        False,
+        requested=True,
+        why="the encoder attends across document boundaries",
     ),
     _fixed_value(
-        56, "eod_mask_loss", False, requested=True, why="the end of a document is a token like any other"
+        56,
+        "eod_mask_loss",
+        False,
+        requested=True,
+        why="the end-of-document token is treated as any other token",
     ),
     _fixed_value(
         57, "add_extra_token_to_sequence", False, requested=True, why="labels are not a shifted input"
@@ -110,21 +118,21 @@ RULES: tuple[Rule, ...] = (
         "inter_document_masking",
         False,
         requested=True,
-        why="an encoder reads across the ends of documents",
+        why="the encoder attends across document boundaries",
     ),
     _fixed_value(
         59,
         "skip_getting_attention_mask_from_dataset",
         True,
         requested=False,
-        why="the forward step makes the three masks of a pair",
+        why="the forward step creates the three attention masks of a sample",
     ),
     _fixed_value(
         60,
         "drop_last_partial_validation_sequence",
         True,
         requested=False,
-        why="all texts are equally long, so that all pairs are",
+        why="all texts have the same length, and so do all samples",
     ),
 )
-"""Every rule on data for a T5."""
+"""All rules for T5 data."""

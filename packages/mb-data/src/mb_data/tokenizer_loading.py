@@ -1,4 +1,4 @@
-"""The tokenizer that a section or a path names, the libraries that read it, and the files it is kept in."""
+"""Loading of tokenizers from a section or a path, and saving of their files."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -23,35 +23,35 @@ _ADAPTERS = {
     "tokenizers_sentencepiece": ("sentencepiece", "sentencepiece"),
     "tokenizers_tiktoken": ("tiktoken", "tiktoken"),
 }
-"""Files that need a library, with its name and the extra that brings it."""
+"""Adapter modules -> the library that they import, and the extra that installs it."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.json")
-"""Names of the files in which tokenizers are kept, some of which there are."""
+"""Names of the files in which tokenizers are saved. A tokenizer uses some of them."""
 
 _SAVED_AS = {"TikTokenizer": "tiktoken.json"} | dict.fromkeys(SENTENCEPIECE, "tokenizer.model")
-"""What the file of a tokenizer type is called where it is kept; others are kept as `tokenizer.json`."""
+"""Tokenizer type -> name of its saved file. The other types are saved as `tokenizer.json`."""
 
 
 @runtime_checkable
 class FileBackedTokenizer(Protocol):
-    """A tokenizer that came from files."""
+    """Tokenizer that was read from files."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Names and contents of files from which it can be made again."""
+        """Names and contents of files from which the tokenizer can be loaded again."""
 
 
 def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
-    """Make the tokenizer that a configuration or a path describes.
+    """Load the tokenizer that a configuration section or a path describes.
 
     Args:
         source: A configuration section, whose `special_tokens` and `vocab_extra_ids` are added; or the path of a
-            `tokenizer.json`, of a folder as Hugging Face keeps it, or of a SentencePiece `.model`.
+            `tokenizer.json`, of a Hugging Face folder, or of a SentencePiece `.model`.
 
     Raises:
-        DataPathError: A file is not there.
-        TokenizerError: The type is not supported, a setting is missing, or the file is not a tokenizer with an end of
-            document; or fewer than 0 sentinels are asked for.
+        DataPathError: A file does not exist.
+        TokenizerError: The type is not supported, a setting is missing or invalid, or the file is not a tokenizer with
+            an end-of-document token.
         TokenizerLibraryError: The library that reads the file is not installed.
     """
     if isinstance(source, str | Path):
@@ -63,22 +63,22 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
 
 
 def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the `vocab_extra_ids` that a section asks for, if any.
+    """Add the sentinels that the `vocab_extra_ids` of a section request.
 
     Raises:
-        TokenizerError: It asks for fewer than 0.
+        TokenizerError: `vocab_extra_ids` is negative.
     """
     number = config.vocab_extra_ids
     return SentinelTokenizer(tokenizer, sentinels=number) if number else tokenizer
 
 
 def with_additions(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the `special_tokens` that a section asks for, and behind them its `vocab_extra_ids`.
+    """Add the `special_tokens` of a section, followed by its `vocab_extra_ids`.
 
-    TikToken's special tokens are not behind its others, and there already.
+    A TikTokenizer already contains its special tokens, which are its first entries.
 
     Raises:
-        TokenizerError: A special token has no name or comes twice; or fewer than 0 sentinels.
+        TokenizerError: A special token is empty or occurs twice, or `vocab_extra_ids` is negative.
     """
     if config.special_tokens and config.tokenizer_type != "TikTokenizer":
         tokenizer = ExtendedTokenizer(tokenizer, config.special_tokens)
@@ -86,7 +86,7 @@ def with_additions(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files of a tokenizer into a folder, without what a section added; nothing for one without files."""
+    """Save the files of a tokenizer in a folder, without added tokens. A tokenizer without files saves nothing."""
     tokenizer = unwrap_tokenizer(tokenizer)
     if isinstance(tokenizer, FileBackedTokenizer):
         for name, content in tokenizer.files.items():
@@ -94,12 +94,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_saved_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
-    """Load a tokenizer from the files that `save_tokenizer` wrote, with what its section adds.
+    """Load a tokenizer from the files that `save_tokenizer` wrote, with the added tokens of its section.
 
-    Without them, the one that the section names.
+    Without such files, load the tokenizer that the section describes.
 
     Raises:
-        What `load_tokenizer` does.
+        The exceptions of `load_tokenizer`.
     """
     kind = config.tokenizer_type
     file = folder / _SAVED_AS.get(kind or "", "tokenizer.json")
@@ -139,22 +139,25 @@ def _load_described(source: TokenizerConfig) -> Tokenizer:
         f"tokenizer: cannot load type {kind!r} (tokenizer_model={model!r}, vocab_size={source.vocab_size}, "
         f"vocab_file={source.vocab_file!r}, merge_file={source.merge_file!r}); ByteTokenizer needs nothing, "
         "NullTokenizer a vocab_size, GPT2BPETokenizer a vocab_file and a merge_file, HuggingFaceTokenizer, "
-        "TikTokenizer and the SentencePiece types a tokenizer_model, and no other type can be read. Set them."
+        "TikTokenizer and the SentencePiece types a tokenizer_model, and other types are not supported. Set them."
     )
 
 
 def _hugging_face(
     path: Path, *, include_special_tokens: bool, options: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """Read a `tokenizer.json`, or a folder; one without it, or with options, through the library that can make one."""
+    """Read a `tokenizer.json` or a folder.
+
+    With options, or for a folder without a `tokenizer.json`, `transformers` converts the tokenizer first.
+    """
     tokenizer: Tokenizer
     if options:
         library = _import_adapter("tokenizers_hf")
         tokenizer = library.read_folder(path, include_special_tokens=include_special_tokens, options=options)
     else:
         other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
-        door = _import_adapter("tokenizers_hf") if other_form else _import_adapter("bpe")
-        read = door.read_folder if other_form else door.FileTokenizer
+        adapter = _import_adapter("tokenizers_hf" if other_form else "bpe")
+        read = adapter.read_folder if other_form else adapter.FileTokenizer
         tokenizer = read(path, include_special_tokens=include_special_tokens)
     return tokenizer
 
@@ -171,7 +174,7 @@ def _tiktoken(path: Path, config: TokenizerConfig) -> Tokenizer:
 
 
 def _import_adapter(name: str) -> Any:
-    """Import the file that needs a library; only those who read such a tokenizer need it."""
+    """Import an adapter module on demand, so that a library is required only by the tokenizers that use it."""
     library, extra = _ADAPTERS[name]
     try:
         return import_module(f"mb_data.{name}")
@@ -179,6 +182,6 @@ def _import_adapter(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != library:
             raise
         raise TokenizerLibraryError(
-            f"tokenizer: the library {library} is not installed, which reads this kind of tokenizer. "
+            f"tokenizer: the library {library} is not installed; it reads this kind of tokenizer. "
             f'Install it: pip install "mb-data[{extra}]".'
         ) from error

@@ -1,6 +1,6 @@
-"""Text to token ids and back.
+"""Tokenizer interface, and the tokenizers that require no library.
 
-The tokenizers that need no library are here. `mb_data.tokenizer_loading` reads those that stand in files.
+`mb_data.tokenizer_loading` loads the tokenizers that are stored in files.
 """
 
 import hashlib
@@ -14,37 +14,37 @@ from mb_data.tokenizer_rules import BYTE_ENTRIES
 
 
 class Tokenizer(Protocol):
-    """What this package asks of a tokenizer. Workers of other processes get it pickled."""
+    """Interface of a tokenizer. Instances are pickled for worker processes."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of entries: every id is below it."""
+        """Number of entries. Every id is below it."""
 
     @property
     def eod(self) -> int:
-        """Id that ends a document."""
+        """End-of-document id."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that its output depends on."""
+        """Hash of everything that the output of the tokenizer depends on."""
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, without an end of document."""
+        """Convert text to token ids, without an end-of-document token."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text; bytes that are not UTF-8 become the replacement character."""
+        """Convert token ids to text. Bytes that are not UTF-8 become the replacement character."""
 
 
 @runtime_checkable
 class TokenLookup(Protocol):
-    """A tokenizer whose entries can be asked for by name."""
+    """Tokenizer whose entries can be looked up by name."""
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of an entry, None where there is no such entry."""
+        """Return the id of an entry; None if it does not exist."""
 
 
 class ByteTokenizer:
-    """The 256 bytes of UTF-8, and an end of document: needs no file and no library."""
+    """Tokenizer of the 256 bytes of UTF-8 and an end-of-document token. Requires no file and no library."""
 
     vocab_size = BYTE_ENTRIES
     eod = BYTE_ENTRIES - 1
@@ -55,16 +55,16 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the bytes; ends of documents are left out."""
+        """Return the text of the bytes, without end-of-document tokens."""
         return bytes(number for number in ids if number != self.eod).decode(errors="replace")
 
 
 class NullTokenizer:
-    """Text that is numbers separated by blanks: for data without words.
+    """Tokenizer of numbers separated by spaces, for data that is not text.
 
     Args:
         vocab_size: Number of entries.
-        eod: Id that ends a document; None: the last entry.
+        eod: End-of-document id; None: the last entry.
     """
 
     def __init__(self, vocab_size: int, *, eod: int | None = None) -> None:
@@ -76,40 +76,41 @@ class NullTokenizer:
         """Return the numbers.
 
         Raises:
-            TokenizerError: Something in the text is no number, or no entry of the vocabulary.
+            TokenizerError: A word of the text is not a number, or not an entry of the vocabulary.
         """
         words = text.split()
         wrong = [word for word in words if not word.isdecimal() or int(word) >= self.vocab_size]
         if wrong:
             raise TokenizerError(
-                f"NullTokenizer: {wrong[0]!r} is not a number below {self.vocab_size}; it knows nothing else. "
+                f"NullTokenizer: {wrong[0]!r} is not a number below {self.vocab_size}; other text has no ids. "
                 "Use another tokenizer for words."
             )
         return [int(word) for word in words]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the numbers separated by blanks."""
+        """Return the numbers separated by spaces."""
         return " ".join(str(number) for number in ids)
 
 
 class ExtendedTokenizer:
-    """A tokenizer with more tokens: entries behind its own, which no text becomes.
+    """Tokenizer with additional special tokens after the entries of another tokenizer.
 
-    A name that the tokenizer has already is not added again. Where a name is written out in a text, it stays text.
+    A name that the other tokenizer already has is not added again. Names that occur in a text are encoded as ordinary
+    text, so an added token is never produced from text.
 
     Args:
-        tokenizer: Turns text into ids.
-        names: What the tokens are called, in the order of their ids.
+        tokenizer: Tokenizer that converts text to ids.
+        names: Names of the tokens, in the order of their ids.
 
     Raises:
-        TokenizerError: A name is empty, or comes twice.
+        TokenizerError: A name is empty, or occurs twice.
     """
 
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
         if not all(names) or len(set(names)) < len(names):
             raise TokenizerError(
-                f"ExtendedTokenizer: {list(names)}; tokens are told apart by their names. "
-                "Give each a name, and each once."
+                f"ExtendedTokenizer: {list(names)}; tokens are identified by their names. "
+                "Use nonempty, unique names."
             )
         new = [name for name in names if token_id(tokenizer, name) is None]
         self.base = tokenizer
@@ -121,21 +122,25 @@ class ExtendedTokenizer:
         self.fingerprint = f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of an added token, or of an entry of the tokenizer; None where there is no such entry."""
+        """Return the id of an added token or of an entry of the base tokenizer; None if it does not exist."""
         added = self._ids.get(token)
         return token_id(self.base, token) if added is None else added
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, none of them an added token's."""
+        """Convert text to token ids. The result never contains added tokens."""
         return self.base.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, with the names of added tokens."""
+        """Convert token ids to text, with the names of added tokens."""
         return decode_with_names(ids, self._names, decode=self.base.decode)
 
 
 class _SentinelNames(Mapping[int, str]):
-    """Ids of sentinels to their names, computed on access: a size is planned with before it is known to fit."""
+    """Mapping from ids of sentinels to their names.
+
+    Names are computed on access, because a dictionary of an invalid, huge `vocab_extra_ids` would exhaust memory before
+    a check rejects it.
+    """
 
     def __init__(self, ids: range) -> None:
         self._ids = ids
@@ -153,24 +158,24 @@ class _SentinelNames(Mapping[int, str]):
 
 
 class SentinelTokenizer:
-    """A tokenizer with sentinels: entries behind its own, which no text becomes.
+    """Tokenizer with sentinels after the entries of another tokenizer.
 
-    Sentinel number k has the id `tokenizer.vocab_size + k` and is written `<extra_id_k>`. There is no entry for padding
-    or for the start of a decoder: the end of a document stands for both.
+    Sentinel k has the id `tokenizer.vocab_size + k` and the text `<extra_id_k>`. Sentinels are never produced from
+    text. There is no entry for padding or for the start of the decoder; the end-of-document token serves as both.
 
     Args:
-        tokenizer: Turns text into ids.
-        sentinels: How many there are.
+        tokenizer: Tokenizer that converts text to ids.
+        sentinels: Number of sentinels.
 
     Raises:
-        TokenizerError: Fewer than 0.
+        TokenizerError: `sentinels` is negative.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentinels: int) -> None:
         if sentinels < 0:
             raise TokenizerError(
-                f"SentinelTokenizer: {sentinels} sentinels would take entries of the vocabulary away, such as the end "
-                "of a document. Set tokenizer.vocab_extra_ids to 0 or more."
+                f"SentinelTokenizer: {sentinels} sentinels would remove entries of the vocabulary, such as the "
+                "end-of-document token. Set tokenizer.vocab_extra_ids to 0 or more."
             )
         self.base = tokenizer
         self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
@@ -180,45 +185,45 @@ class SentinelTokenizer:
         self._names = _SentinelNames(self.sentinels)
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of an entry of the tokenizer; None where there is no such entry."""
+        """Return the id of an entry of the base tokenizer; None if it does not exist."""
         return token_id(self.base, token)
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, none of them a sentinel's."""
+        """Convert text to token ids. The result never contains sentinels."""
         return self.base.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, with `<extra_id_0>` and so on for sentinels."""
+        """Convert token ids to text, with `<extra_id_k>` for sentinels."""
         return decode_with_names(ids, self._names, decode=self.base.decode)
 
 
 def unwrap_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer without what was added to it, if anything was: it makes the same ids of texts."""
+    """Return the base tokenizer, without added tokens and sentinels. It encodes texts to the same ids."""
     while isinstance(tokenizer, SentinelTokenizer | ExtendedTokenizer):
         tokenizer = tokenizer.base
     return tokenizer
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int | None:
-    """Return the id of an entry; None where there is no such entry, or the tokenizer does not tell."""
+    """Return the id of an entry; None if it does not exist, or if the tokenizer has no `token_id` method."""
     return tokenizer.token_id(token) if isinstance(tokenizer, TokenLookup) else None
 
 
 def decode_with_names(
     ids: Sequence[int], names: Mapping[int, str], *, decode: Callable[[Sequence[int]], str]
 ) -> str:
-    """Turn ids into text: some by their names, the runs between them by `decode`."""
+    """Convert token ids to text: ids in `names` by their name, the runs between them by `decode`."""
     runs = ((named, list(run)) for named, run in groupby(map(int, ids), key=lambda number: number in names))
     return "".join("".join(names[number] for number in run) if named else decode(run) for named, run in runs)
 
 
 def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:
-    """Return a hash of a tokenizer's file and of how it is read."""
+    """Return a hash of the content of a tokenizer file and the option with which it is read."""
     return hashlib.sha256(content + bytes([include_special_tokens])).hexdigest()[:32]
 
 
 def is_read_from(tokenizer: Tokenizer, file: Path) -> bool:
-    """Say whether a tokenizer is a `tokenizer.json`, read with special tokens or without."""
+    """Return True if a tokenizer was read from a copy of a `tokenizer.json`, with or without special tokens."""
     content = file.read_bytes()
     return tokenizer.fingerprint in {
         fingerprint_of(content, include_special_tokens=included) for included in (True, False)

@@ -1,4 +1,4 @@
-"""The door to `transformers`: folders of Hugging Face without a `tokenizer.json`, and options of its tokenizers."""
+"""Adapter for `transformers`: Hugging Face folders without a `tokenizer.json`, and tokenizer options."""
 
 import json
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from mb_data.errors import DataPathError, TokenizerError
 def read_folder(
     folder: Path, *, include_special_tokens: bool, options: Mapping[str, Any] | None = None
 ) -> JsonTokenizer:
-    """Read tokenizer files in any form that `transformers` knows, such as a folder with vocab.json and merges.txt.
+    """Read tokenizer files in any form that `transformers` supports, such as a folder with vocab.json and merges.txt.
 
-    Nothing is downloaded, and no code that comes with the files is run.
+    Nothing is downloaded, and code in the folder is never run.
 
     Args:
-        folder: Its tokenizer files; or a `tokenizer.json`.
-        include_special_tokens: Put the tokens around each text that the folder asks for.
-        options: Keyword arguments for `transformers`, as in `add_bos_token=True` or `eos_token="<end>"`.
+        folder: Folder of tokenizer files, or a `tokenizer.json`.
+        include_special_tokens: Add the tokens that the tokenizer places around each text.
+        options: Keyword arguments for `transformers`, such as `add_bos_token=True` or `eos_token="<end>"`.
 
     Raises:
-        DataPathError: There is no such file or folder.
-        TokenizerError: The library cannot read the folder, has no form of the tokenizer that could stand in a
-            `tokenizer.json`, or nothing ends a document.
+        DataPathError: The file or folder does not exist.
+        TokenizerError: The library cannot read the folder, cannot convert the tokenizer to a `tokenizer.json`, or the
+            tokenizer has no end-of-document token.
     """
     chosen = dict(options or {})
     if not folder.exists():
         raise DataPathError(
-            f"{folder}: no such file or folder; a tokenizer is read from this machine, and nothing is downloaded. "
+            f"{folder}: no such file or folder; a tokenizer is read from local files, and nothing is downloaded. "
             "Correct tokenizer.tokenizer_model."
         )
     try:
@@ -42,7 +42,7 @@ def read_folder(
             if folder.is_dir()
             else PreTrainedTokenizerFast(tokenizer_file=str(folder), **chosen)
         )
-    except Exception as error:  # whatever its many readers raise
+    except Exception as error:  # the readers of the library raise many types
         raise TokenizerError(
             f"{folder}: transformers cannot read it as a tokenizer{_with(chosen)} ({error}). Save it with "
             "save_pretrained, which writes a tokenizer.json."
@@ -50,8 +50,8 @@ def read_folder(
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
-            f"{folder}: its tokenizer is a {type(found).__name__}, which runs in Python alone; there is no "
-            "tokenizer.json of it. Use SentencePieceTokenizer with its .model, if it has one, or convert it."
+            f"{folder}: its tokenizer is a {type(found).__name__}, which is implemented in Python only and "
+            "has no tokenizer.json. Use SentencePieceTokenizer with its .model, if it has one, or convert it."
         )
     settings = {} if found.eos_token is None else {"eos_token": str(found.eos_token)}
     return JsonTokenizer(

@@ -1,4 +1,4 @@
-"""The door to `sentencepiece`: tokenizers of a `.model` file."""
+"""Adapter for `sentencepiece`: tokenizers of `.model` files."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ _EOD_NAMES = ("</s>", "<eod>", "<EOD>", "<|endoftext|>")
 
 
 class PieceTokenizer:
-    """A tokenizer read from SentencePiece's `.model` file; nothing is put around a text.
+    """Tokenizer read from a SentencePiece `.model` file. No tokens are added around a text.
 
-    What ends a document is the model's end of sequence, or an entry with one of the customary names.
+    The end-of-document token is the end-of-sequence token of the model, or an entry with one of the known names.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Raises:
-        DataPathError: There is no such file.
-        TokenizerError: The file is no model, or nothing in it ends a document.
+        DataPathError: The file does not exist.
+        TokenizerError: The file is not a SentencePiece model, or it has no end-of-document token.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise DataPathError(
-                f"{path}: no such file; a SentencePiece tokenizer is read from its .model on this machine, and nothing "
-                "is downloaded. Correct tokenizer.tokenizer_model."
+                f"{path}: no such file; a SentencePiece tokenizer is read from a local .model file, and nothing is "
+                "downloaded. Correct tokenizer.tokenizer_model."
             )
         content = path.read_bytes()
         self._model = _parse(content, path)
@@ -43,23 +43,23 @@ class PieceTokenizer:
         if self.eod < 0:
             raise TokenizerError(
                 f"{path}: has no token that ends a document (no end of sequence, and none of {', '.join(_EOD_NAMES)}); "
-                "documents could not be told apart. Train it with one."
+                "documents could not be separated. Train the model with one."
             )
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of a piece; None where there is no such piece."""
+        """Return the id of a piece; None if it does not exist."""
         number: int = self._model.piece_to_id(token)
         return number if self._model.id_to_piece(number) == token else None
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, without an end of document."""
+        """Convert text to token ids, without an end-of-document token."""
         ids: list[int] = self._model.encode(text)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, control tokens written out; ids behind the vocabulary are left out.
+        """Convert token ids to text, including the text of control tokens. Ids beyond the vocabulary are skipped.
 
-        SentencePiece's own ways stay: by most models several blanks are one, and the first of a text is none.
+        The normalization of SentencePiece applies: most models collapse consecutive spaces and drop a leading space.
         """
         inside = [int(number) for number in ids if number < self.vocab_size]
         names = {
@@ -73,7 +73,7 @@ class PieceTokenizer:
 def _parse(content: bytes, path: Path) -> Any:
     try:
         if not content:
-            raise RuntimeError("the file is empty")  # the library takes it, and fails at the first call
+            raise RuntimeError("the file is empty")  # the library accepts it, and fails at the first call
         return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
-        raise TokenizerError(f"{path}: is no SentencePiece model ({error}). Give a .model file.") from error
+        raise TokenizerError(f"{path}: is not a SentencePiece model ({error}). Use a .model file.") from error

@@ -1,4 +1,4 @@
-"""The door to `tiktoken`: byte-level BPE of a ranked list, with special tokens before it."""
+"""Adapter for `tiktoken`: byte-level BPE of a ranked list, preceded by special tokens."""
 
 import base64
 import binascii
@@ -12,10 +12,10 @@ import tiktoken
 from mb_data.errors import DataPathError, TokenizerError
 
 DEFAULT_SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
-"""Special tokens that there always are; `</s>` ends a document."""
+"""Special tokens of every TikTokenizer. `</s>` is the end-of-document token."""
 
 MAX_ENTRIES = 1 << 17
-"""Entries at most where no size is asked for, as Megatron Core has it."""
+"""Maximum number of entries if no vocabulary size is set, as in Megatron Core."""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 _HIGH, _LOW = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -31,26 +31,27 @@ PATTERNS = {
         *_BLANKS,
     ),
 }
-"""What a text is divided into before bytes are merged: words, digits, signs and blanks, the first that fits."""
+"""Alternatives by which a text is split before bytes are merged: words, digits, punctuation and whitespace."""
 
 
 class TikTokenizer:
-    """A tokenizer read from a JSON list of `{"rank", "token_bytes", "token_str"}`, the bytes in base64.
+    """Tokenizer read from a JSON list of `{"rank", "token_bytes", "token_str"}`, with the bytes in base64.
 
-    Entries are numbered as Megatron Core does: special tokens, places kept for more of them, and behind these the
-    list. A special token that is written out in a text is text: only `eod` ends a document.
+    Ids are assigned as in Megatron Core: special tokens first, then ids reserved for more special tokens, then the
+    list. Special tokens that occur in a text are encoded as ordinary text. Only the id `eod` ends a document.
 
     Args:
-        path: The file.
-        vocab_size: Entries in all; the list is cut there. None: all of the list, but at most 131,072.
-        pattern: What divides a text, `v1` or `v2`.
-        reserved: Places for special tokens.
-        special_tokens: Their names, the customary ones among them; None: only these.
+        path: Path of the file.
+        vocab_size: Total number of entries, to which the list is truncated. None: the complete list, but at most
+            131,072 entries in total.
+        pattern: Version of the split pattern, `v1` or `v2`.
+        reserved: Number of ids that are reserved for special tokens.
+        special_tokens: Names of the special tokens, including the default ones; None: only the default ones.
 
     Raises:
-        DataPathError: There is no such file.
-        TokenizerError: The file is no such list, or has too few entries; a customary special token is missing, a name
-            comes twice, there are more than places, or another pattern is asked for.
+        DataPathError: The file does not exist.
+        TokenizerError: The file is not such a list or has too few entries, a default special token is missing, a name
+            occurs twice, there are more names than reserved ids, or the pattern does not exist.
     """
 
     def __init__(
@@ -67,16 +68,16 @@ class TikTokenizer:
         )
         if pattern not in PATTERNS:
             raise TokenizerError(
-                f"tokenizer.tiktoken_pattern: {pattern!r} divides no text; there are {', '.join(PATTERNS)}. "
-                "Choose one of them."
+                f"tokenizer.tiktoken_pattern: {pattern!r} does not exist; the patterns are {', '.join(PATTERNS)}. "
+                "Use one of them."
             )
         content = _read(path)
         entries = _parse_entries(content, path)[: (vocab_size or MAX_ENTRIES) - reserved]
         if vocab_size is not None and len(entries) + reserved != vocab_size:
             raise TokenizerError(
-                f"{path}: {len(entries)} entries and {reserved} places for special tokens are "
-                f"{len(entries) + reserved} of vocab_size={vocab_size}. Set tokenizer.vocab_size to that, or leave "
-                "it unset."
+                f"{path}: {len(entries)} entries and {reserved} reserved special tokens are "
+                f"{len(entries) + reserved}, but vocab_size={vocab_size}. Set tokenizer.vocab_size to the former, or "
+                "leave it unset."
             )
         self._encoding = tiktoken.Encoding(
             name=str(path),
@@ -92,33 +93,33 @@ class TikTokenizer:
         self.files: Mapping[str, bytes] = {"tiktoken.json": content}
 
     def token_id(self, token: str, /) -> int | None:
-        """Return the id of a special token; None where there is no such special token."""
+        """Return the id of a special token; None if it does not exist."""
         return self._names.get(token)
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids, without an end of document."""
+        """Convert text to token ids, without an end-of-document token."""
         ids: list[int] = self._encoding.encode_ordinary(text)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, special tokens written out; ids behind the vocabulary are left out."""
+        """Convert token ids to text, including special tokens. Ids beyond the vocabulary are skipped."""
         text: str = self._encoding.decode([int(number) for number in ids if number < self.vocab_size])
         return text
 
 
 def _special_tokens(names: Sequence[str], reserved: int) -> list[str]:
-    """Return the special tokens with names for the places that are kept for more."""
+    """Return the special tokens, with generated names for the remaining reserved ids."""
     if reserved > MAX_ENTRIES:
         raise TokenizerError(
-            f"tokenizer.tiktoken_num_special_tokens: {reserved} places are more than the {MAX_ENTRIES} entries that a "
-            "TikTokenizer has. Set it to the number that the tokenizer was trained with, such as 1000."
+            f"tokenizer.tiktoken_num_special_tokens: {reserved} exceeds the maximum of {MAX_ENTRIES} entries of a "
+            "TikTokenizer. Set it to the number that the tokenizer was trained with, such as 1000."
         )
     missing = [name for name in DEFAULT_SPECIAL_TOKENS if name not in names]
     if missing or len(set(names)) < len(names) or len(names) > reserved:
         raise TokenizerError(
-            f"tokenizer.special_tokens: {len(names)} names, {len(set(names))} of them different, for {reserved} places "
-            f"and without {missing}; each has a place of its own, and the customary ones are always there. Begin with "
-            f"{list(DEFAULT_SPECIAL_TOKENS)}, or raise tokenizer.tiktoken_num_special_tokens."
+            f"tokenizer.special_tokens: {len(names)} names, {len(set(names))} of them different, for {reserved} "
+            f"reserved ids, missing {missing}; each name needs an id, and the default names are required. Start with "
+            f"{list(DEFAULT_SPECIAL_TOKENS)}, or increase tokenizer.tiktoken_num_special_tokens."
         )
     return [*names, *(f"<SPECIAL_{index}>" for index in range(len(names), reserved))]
 
@@ -126,27 +127,27 @@ def _special_tokens(names: Sequence[str], reserved: int) -> list[str]:
 def _read(path: Path) -> bytes:
     if not path.is_file():
         raise DataPathError(
-            f"{path}: no such file; a TikTokenizer is read from a list of entries on this machine, and nothing is "
-            "downloaded. Correct tokenizer.tokenizer_model."
+            f"{path}: no such file; a TikTokenizer is read from a local list of entries, and nothing is downloaded. "
+            "Correct tokenizer.tokenizer_model."
         )
     return path.read_bytes()
 
 
 def _parse_entries(content: bytes, path: Path) -> list[bytes]:
-    """Return the bytes of each entry in the order of their ranks."""
+    """Return the bytes of each entry in the order of the ranks."""
     try:
         records = json.loads(content)
         entries = [base64.b64decode(record["token_bytes"], validate=True) for record in records]
         ranks = [record["rank"] for record in records]
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         raise TokenizerError(
-            f"{path}: is no list of entries with rank and token_bytes ({type(error).__name__}: {error}); other files "
-            "do not say which ids special tokens have. Use HuggingFaceTokenizer with a tokenizer.json for them."
+            f"{path}: is not a list of entries with rank and token_bytes ({type(error).__name__}: {error}); other "
+            "formats do not define the ids of special tokens. Use HuggingFaceTokenizer with a tokenizer.json for them."
         ) from error
     lacking = sum(bytes([byte]) not in entries[:256] for byte in range(256))
     if ranks != list(range(len(ranks))) or lacking or len(set(entries)) < len(entries):
         raise TokenizerError(
             f"{path}: {len(ranks)} entries, {len(set(entries))} of them different, {lacking} of the 256 bytes missing "
-            "at their head; ranks count from 0 without gaps, and every byte has one. Use a whole list."
+            "among the first 256; ranks count from 0 without gaps, and every byte has one. Use a complete list."
         )
     return entries

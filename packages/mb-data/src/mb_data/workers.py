@@ -1,4 +1,4 @@
-"""A function applied by several processes, its results in the order of the arguments."""
+"""Ordered parallel map over worker processes."""
 
 import subprocess
 import sys
@@ -14,11 +14,11 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 MAX_PENDING = 4
-"""Results for each worker that may wait for an earlier one: bounds memory."""
+"""Maximum number of results per worker that wait for an earlier result. Bounds memory."""
 
 _WORKER_DIED = (
-    "a worker process ended without an answer; it was killed, there was not enough memory, or it failed as it says "
-    "above. Use one worker, fewer, or smaller documents."
+    "a worker process exited without a result; it was killed, ran out of memory, or failed with the output above. "
+    "Use fewer workers, or smaller documents."
 )
 _PROGRAM = """
 import sys
@@ -36,17 +36,17 @@ def map_in_order(
 ) -> Iterator[Result]:
     """Yield `function(argument)` for each argument, in order, computed by `workers` processes.
 
-    With one worker this process does it. The processes are new interpreters that do not run the caller's script again,
-    so what the function consists of must come from modules that can be imported. It is sent to each process once.
-    Arguments are taken as they are needed: at most `MAX_PENDING` results for each worker are held.
+    With one worker the calling process computes the results. Workers are new interpreters that do not run the script of
+    the caller, unlike those of `multiprocessing`, so the function must be picklable and importable. It is sent to each
+    process once. Arguments are consumed on demand: at most `MAX_PENDING` results per worker are held.
 
     Raises:
         ValueError: `workers` is below 1.
-        WorkerError: A process ended without an answer.
-        Exception: Whatever the function raised, for the first argument that made it raise.
+        WorkerError: A process exited without a result.
+        Exception: The exception of the function for the first argument for which it raises.
     """
     if workers < 1:
-        raise ValueError(f"workers: {workers}; somebody has to do the work. Use 1 or more.")
+        raise ValueError(f"workers: {workers} is below 1; at least one process is required. Use 1 or more.")
     if workers == 1:
         yield from map(function, arguments)
         return
@@ -55,7 +55,7 @@ def map_in_order(
 
 
 def _in_order(idle: list[Connection], arguments: Iterator[Any], *, max_pending: int) -> Iterator[Any]:
-    """Hand out arguments to idle workers, collect answers, and yield them by number."""
+    """Send arguments to idle workers, collect results, and yield them in the order of the arguments."""
     busy: dict[Connection, int] = {}
     answers: dict[int, Any] = {}
     given = taken = 0
@@ -98,7 +98,7 @@ def _receive(connection: Connection) -> Any:
 
 @contextmanager
 def _processes(function: Callable[[Any], Any], workers: int) -> Iterator[list[Connection]]:
-    """Start processes that wait for arguments; end them with the block, whatever they are doing."""
+    """Start processes that wait for arguments, and kill them at the end of the block."""
     connections: list[Connection] = []
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -120,7 +120,7 @@ def _processes(function: Callable[[Any], Any], workers: int) -> Iterator[list[Co
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
-    """Answer each argument with (result, None) or (None, error) until the other end is closed."""
+    """Send (result, None) or (None, error) for each received argument, until the connection is closed."""
     while True:
         try:
             (argument,) = connection.recv()
@@ -128,6 +128,6 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
             return
         try:
             answer: tuple[Any, Exception | None] = (function(argument), None)
-        except Exception as error:  # noqa: BLE001 (raised again in the calling process)
+        except Exception as error:  # noqa: BLE001 (re-raised in the calling process)
             answer = (None, error)
         connection.send(answer)

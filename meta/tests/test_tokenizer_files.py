@@ -10,9 +10,9 @@ from mb_trainer.cli import app
 
 BROKEN = {
     "HuggingFaceTokenizer": "is no tokenizer",
-    "SentencePieceTokenizer": "is no SentencePiece model",
-    "Llama2Tokenizer": "is no SentencePiece model",
-    "TikTokenizer": "is no list of entries",
+    "SentencePieceTokenizer": "is not a SentencePiece model",
+    "Llama2Tokenizer": "is not a SentencePiece model",
+    "TikTokenizer": "is not a list of entries",
 }
 
 

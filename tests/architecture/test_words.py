@@ -43,6 +43,7 @@ PARTS = {
 }
 
 PENDING = set(PARTS) - {
+    "mb-data",
     "mb-checkpoint",
     "mb-config",
     "mb-host",

@@ -173,7 +173,7 @@ def test_no_run_executes_what_cached_indices_hold(overrides, tmp_path, marker, f
     for path in indices:
         path.write_bytes(form(Payload(marker)))
     result = mb("data", "index", *words)
-    assert (result.exit_code, "is no array of numbers" in result.stderr) == (2, True)
-    with pytest.raises(IndexedFormatError, match=r"is no array of numbers.*Remove the file"):
+    assert (result.exit_code, "is not an array of numbers" in result.stderr) == (2, True)
+    with pytest.raises(IndexedFormatError, match=r"is not an array of numbers.*Remove the file"):
         train_here(words, tmp_path / "run")
     assert not marker.exists()

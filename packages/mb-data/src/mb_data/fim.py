@@ -107,12 +107,12 @@ class FIMTransform:
         """Return the rewritten sample, which has the same length or is a few tokens shorter."""
         output: list[Tokens] = []
         room = sample.size
-        for piece, end, cut in self._iter_pieces(sample, random):
-            body, whole = (piece, True) if cut is None else self._rewrite(piece, cut, room)
-            closed = np.append(body, end) if whole and end is not None else body
+        for piece, end, points in self._iter_pieces(sample, random):
+            body, complete = (piece, True) if points is None else self._rewrite(piece, points, room)
+            closed = np.append(body, end) if complete and end is not None else body
             output.append(closed[:room])
             room -= min(room, closed.size)
-            if not room or not whole:
+            if not room or not complete:
                 break
         return np.concatenate(output)
 
@@ -126,8 +126,8 @@ class FIMTransform:
             fragments = [*_split_at(document, self.tokens.split)]
             for fragment, mark in fragments:
                 rewrite = chosen and (len(fragments) == 1 or random.random() < fragment_rate)
-                cut = self._draw_split(random) if rewrite and self._can_be_split(fragment) else None
-                yield fragment, end if mark is None else mark, cut
+                points = self._draw_split(random) if rewrite and self._can_be_split(fragment) else None
+                yield fragment, end if mark is None else mark, points
 
     def _draw_split(self, random: np.random.Generator) -> SplitPoints:
         first, second = sorted(random.random(2).tolist())
@@ -143,7 +143,7 @@ class FIMTransform:
             or not self._tokenizer.decode(piece.tolist()).startswith(unchanged_prefix)
         )
 
-    def _rewrite(self, piece: Tokens, cut: SplitPoints, room: int) -> tuple[Tokens, bool]:
+    def _rewrite(self, piece: Tokens, points: SplitPoints, room: int) -> tuple[Tokens, bool]:
         """Rewrite the longest start of a text that fits into `room`. Return it, and True if that is the entire text.
 
         The rewritten length is known only after encoding, because the parts are tokenized separately. The loop
@@ -151,12 +151,12 @@ class FIMTransform:
         """
         keep = min(piece.size, room - len(FIM_PARTS))
         while keep > 0:
-            rewritten = self._arrange(self._split_text(piece[:keep].tolist(), cut.fractions), cut)
+            rewritten = self._arrange(self._split_text(piece[:keep].tolist(), points.fractions), points)
             if rewritten.size <= room:
                 return rewritten, keep == piece.size
             keep -= rewritten.size - room
         few = piece[: max(0, room - len(FIM_PARTS))].tolist()
-        return self._arrange(_split_tokens(few, cut.fractions), cut) if few else piece[:room], False
+        return self._arrange(_split_tokens(few, points.fractions), points) if few else piece[:room], False
 
     def _split_text(self, tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
         """Split a text into three parts: between characters, or between tokens if it does not encode to `tokens`."""
@@ -166,10 +166,10 @@ class FIMTransform:
         first, second = (int(position * (len(text) + 1)) for position in fractions)
         return [self._tokenizer.encode(part) for part in (text[:first], text[first:second], text[second:])]
 
-    def _arrange(self, parts: Sequence[list[int]], cut: SplitPoints) -> Tokens:
+    def _arrange(self, parts: Sequence[list[int]], points: SplitPoints) -> Tokens:
         prefix, middle, suffix = parts
         marks = self.tokens
-        if cut.suffix_first:
+        if points.suffix_first:
             ids = [marks.prefix, marks.suffix, *suffix, marks.middle, *prefix, *middle]
         else:
             ids = [marks.prefix, *prefix, marks.suffix, *suffix, marks.middle, *middle]
@@ -216,13 +216,13 @@ class FIMDataset:
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
         """Return one sample, with the keys of the text."""
         text = self._texts[index]
-        whole = np.append(text["tokens"].numpy(), text["labels"][-1].numpy()).astype(np.int64)
-        rewritten = self._transform(whole, np.random.default_rng((self._seed, index)))
-        padded = np.full_like(whole, self._transform.tokens.pad)
+        sequence = np.append(text["tokens"].numpy(), text["labels"][-1].numpy()).astype(np.int64)
+        rewritten = self._transform(sequence, np.random.default_rng((self._seed, index)))
+        padded = np.full_like(sequence, self._transform.tokens.pad)
         padded[: rewritten.size] = rewritten
         tokens, labels = torch.from_numpy(padded[:-1].copy()), torch.from_numpy(padded[1:].copy())
         ends = tokens == self._transform.tokens.end
-        loss_mask = (torch.arange(1, whole.size) < rewritten.size).float()
+        loss_mask = (torch.arange(1, sequence.size) < rewritten.size).float()
         if self._mask_ends:
             loss_mask[ends] = 0.0
         sample = {

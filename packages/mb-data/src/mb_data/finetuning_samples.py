@@ -135,10 +135,10 @@ class LineEncoder:
             line = parse_line(content, location=f"{chunk.path}:{number}")
             if line is None:
                 continue
-            sample, whole = self.sample(line)
+            sample, complete = self.sample(line)
             if any(sample.loss_mask[1:]):
                 samples.append(sample)
-                cut += not whole
+                cut += not complete
             else:
                 left_out += 1
         return samples, TokenizationCounts(samples=len(samples), cut=cut, left_out=left_out)
@@ -176,14 +176,15 @@ def encode_conversation(
     ids: list[int] = []
     loss_mask: list[bool] = []
     for turn in turns:
-        whole, prompt = tokenizer.encode(turn.prompt + turn.answer), tokenizer.encode(turn.prompt)
-        answer_from = _common_prefix_length(whole, prompt)
-        if options.add_eos and whole[-1:] != [end]:
-            whole = [*whole, end]
-        begin = _common_prefix_length(whole, around) if ids else 0
-        ids += whole[begin:]
+        turn_ids, prompt = tokenizer.encode(turn.prompt + turn.answer), tokenizer.encode(turn.prompt)
+        answer_from = _common_prefix_length(turn_ids, prompt)
+        if options.add_eos and turn_ids[-1:] != [end]:
+            turn_ids = [*turn_ids, end]
+        begin = _common_prefix_length(turn_ids, around) if ids else 0
+        ids += turn_ids[begin:]
         loss_mask += [
-            not options.answer_only_loss or position >= answer_from for position in range(begin, len(whole))
+            not options.answer_only_loss or position >= answer_from
+            for position in range(begin, len(turn_ids))
         ]
     return EncodedSample(ids=ids, loss_mask=loss_mask)
 

@@ -96,13 +96,13 @@ class Scene:
 
 def sample_scene(generator: np.random.Generator) -> Scene:
     """Sample one shape and its position, or two shapes and their relation."""
-    alone = bool(generator.integers(2))
-    names = list(POSITIONS if alone else RELATIONS)
+    single = bool(generator.integers(2))
+    names = list(POSITIONS if single else RELATIONS)
     name = names[generator.integers(len(names))]
-    centres = [POSITIONS[name]] if alone else RELATIONS[name]
+    centres = [POSITIONS[name]] if single else RELATIONS[name]
     shapes = tuple(_sample_shape(generator, centre) for centre in centres)
     first, last = shapes[0].description, shapes[-1].description
-    caption = f"{first} in the {name}" if alone else f"{first} {name} {last}"
+    caption = f"{first} in the {name}" if single else f"{first} {name} {last}"
     return Scene(caption=caption, shapes=shapes, background=int(generator.integers(200, 256)))
 
 

@@ -9,7 +9,7 @@ from mb_trainer import job
 from mb_trainer.cli import app
 
 BROKEN = {
-    "HuggingFaceTokenizer": "is no tokenizer",
+    "HuggingFaceTokenizer": "is not a tokenizer",
     "SentencePieceTokenizer": "is not a SentencePiece model",
     "Llama2Tokenizer": "is not a SentencePiece model",
     "TikTokenizer": "is not a list of entries",

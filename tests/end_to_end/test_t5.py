@@ -13,8 +13,8 @@ from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
 from mb_trainer.planning import look_ahead
 from mb_trainer.recipes import RECIPES
-from mb_trainer.verification.compare import compare, read_record
-from mb_trainer.verification.record import Recorder
+from mb_verify import compare, read_record
+from mb_verify import Recorder
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 from runs import train_here
 
 from mb_loop import Callback
-from mb_trainer.verification.compare import WHOLE, compare, read_record
-from mb_trainer.verification.record import Recorder
+from mb_verify import ALL_RANKS, compare, read_record
+from mb_verify import Recorder
 
 SHAPE = ["train.train_iters=9", "train.micro_batch_size=4", "validation.eval_interval=3"]
 SHAPE += ["model.hidden_dropout=0.1", "checkpoint.save_interval=null", "checkpoint.verify_integrity=false"]
@@ -93,7 +93,7 @@ def test_a_resume_is_exact(recorded):
 def test_a_planted_fault_is_found_and_named(recorded, fault, place, category, name):
     first = recorded(type(fault).__name__, fault).first
     assert first is not None
-    assert (first.place.step, first.place.held, first.category) == (*place, category)
+    assert (first.position.step, first.position.after_step, first.category) == (*place, category)
     assert name in first.name
-    assert first.place.rank != WHOLE
+    assert first.position.rank != ALL_RANKS
     assert first.straight != first.cut

@@ -22,7 +22,7 @@ WORDS = [
     "logger.log_l2_norm_grad_to_tensorboard=true",
     "logger.log_memory_to_tensorboard=true",  # reduced over all ranks, also of those without losses
 ]
-WHOLE = "model.hidden_dropout=0"
+ALL_RANKS = "model.hidden_dropout=0"
 """Ranks of several replicas or parts would drop other numbers than one process."""
 APART, VISION_TP, TP = (
     "model.language_rank_offset",
@@ -45,7 +45,7 @@ def train_on_this_rank(words: list[str], out: str, start: int) -> None:
     """Train as a process of a job that has its groups already, and record everything that this rank holds."""
     from mb_trainer import pretrain
     from mb_trainer.reading import read_request
-    from mb_trainer.verification.record import Recorder
+    from mb_verify import Recorder
 
     asked = read_request(words)
     pretrain(
@@ -91,8 +91,8 @@ def measured(out):
 def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
     number, layout = LAYOUTS[name]
     batch = [word for word in layout if word.startswith("train.")]
-    train_here([*WORDS, WHOLE, weights, *batch], tmp_path / "one")
-    ranks[number].run(train_on_this_rank, [*WORDS, WHOLE, weights, *layout], str(tmp_path / "run"), 0)
+    train_here([*WORDS, ALL_RANKS, weights, *batch], tmp_path / "one")
+    ranks[number].run(train_on_this_rank, [*WORDS, ALL_RANKS, weights, *layout], str(tmp_path / "run"), 0)
     alone, together = measured(tmp_path / "one"), measured(tmp_path / "run")
     assert [row.keys() for row in together] == [row.keys() for row in alone]
     for row, reference in zip(together, alone, strict=True):
@@ -107,7 +107,7 @@ def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
 )
 def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
     from mb_checkpoint import describe_checkpoint
-    from mb_trainer.verification.compare import compare, read_record
+    from mb_verify import compare, read_record
 
     number, layout = LAYOUTS[name]
 

@@ -125,15 +125,15 @@ def verify_resume(  # noqa: PLR0913 - options of a command
         )
     if cut * max(1, len(starts)) >= steps:
         raise typer.BadParameter(
-            f"{cut} leaves nothing to go on with in {steps} steps; the last interruption must come before the end",
+            f"{cut} leaves nothing to resume in {steps} steps; the last interruption must come before the end",
             param_hint="--cut",
         )
     if kill and starts:
         raise typer.BadParameter("cannot be combined with --resume-nproc", param_hint="--kill")
     work = command("verify_resume")
-    how = work.Cut(steps=steps, step=cut, kill=kill, resumed_by=tuple(map(int, starts)))
-    asked = {"files": config or [], "out": out, "nproc": nproc, "cut": how, "as_json": as_json}
-    raise typer.Exit(work.verify(list(recipe or []), **asked))
+    interruption = work.Interruption(steps=steps, step=cut, kill=kill, resumed_by=tuple(map(int, starts)))
+    options = {"files": config or [], "out": out, "nproc": nproc, "as_json": as_json}
+    raise typer.Exit(work.verify(list(recipe or []), interruption=interruption, **options))
 
 
 @train.command("recorded-run", hidden=True)
@@ -148,6 +148,6 @@ def recorded_run(
 ) -> None:
     """Train as `mb pretrain` does, and record; `mb verify-resume` starts this."""
     work = command("verify_resume")
-    recording = work.Recording(folder=record, start=start, kill_after=kill_after)
+    recording = work.RecordingOptions(folder=record, start=start, kill_after=kill_after)
     asked = {"files": config or [], "out": out, "nproc": nproc, "recording": recording}
     raise typer.Exit(work.recorded_run(list(recipe or []), **asked))

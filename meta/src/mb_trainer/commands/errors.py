@@ -56,7 +56,7 @@ from mb_overlap import BufferSettingsError, OverlapConflictError, OverlapRejecte
 from mb_resilience.nvrx_straggler import NVRxDetectorError
 from mb_resilience.section_reporter import NoMonitorError
 from mb_trainer.run_folder import NoCheckpointError, RunFolderError, UnwritableFolderError
-from mb_trainer.verification.compare import VerificationError
+from mb_verify import VerificationError
 
 
 class LaunchError(ValueError):

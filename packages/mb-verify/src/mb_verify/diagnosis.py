@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_trainer.verification.compare import Record, Verdict
+from mb_verify.comparison import Verdict
+from mb_verify.run_record import RunRecord
 
 Conclusion = Literal["equal", "resume differs", "not repeatable"]
 
 EXIT_CODES: Mapping[Conclusion, int] = {"equal": 0, "resume differs": 1, "not repeatable": 3}
-"""Exit code of `mb verify-resume`. 2 is a request that could not be read, as everywhere."""
+"""Exit code for each conclusion. 2 is left for requests that cannot be read."""
 
 MEANINGS: Mapping[Conclusion, str] = {
     "resume differs": "the resume is not exact: two straight runs are equal, and the resumed one differs",
@@ -19,18 +20,18 @@ MEANINGS: Mapping[Conclusion, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class ResumeProof:
     """Comparison of a straight run with the cut one and, where they differ, with a second straight run."""
 
     verdict: Verdict
     straight_again: Verdict | None
-    """The straight run against a second one; None: not needed."""
+    """Comparison of the straight run with a second one; None: not needed."""
     conditions: Mapping[str, Mapping[str, str]]
     """Name of a start and rank -> threads, processor and versions."""
 
     @property
     def conclusion(self) -> Conclusion:
-        """Return what is wrong, if anything is.
+        """Return the cause of a difference, or "equal".
 
         A run that differs before it was interrupted has not been resumed yet: it differs as two straight runs do.
         """
@@ -46,10 +47,10 @@ def differs_before_cut(verdict: Verdict) -> bool:
     if first is None or first.start != 0 or not verdict.resumed_at:
         return False
     cut = verdict.resumed_at[0]
-    return first.place.step < cut or (first.place.step == cut and not first.place.held)
+    return first.position.step < cut or (first.position.step == cut and not first.position.after_step)
 
 
-def conditions_of(records: Mapping[str, Record]) -> dict[str, Mapping[str, str]]:
+def conditions_of(records: Mapping[str, RunRecord]) -> dict[str, Mapping[str, str]]:
     """Return the conditions of every start and rank, by a readable name."""
     return {
         f"{name} run, start {start + 1}, rank {rank}": values
@@ -58,12 +59,12 @@ def conditions_of(records: Mapping[str, Record]) -> dict[str, Mapping[str, str]]
     }
 
 
-def diagnosis(proof: Proof) -> list[str]:
+def diagnosis_lines(proof: ResumeProof) -> list[str]:
     """Return lines that help to find the cause of a difference; none where all is equal."""
     conclusion = proof.conclusion
     if conclusion == "equal":
         return []
-    lines = [f"  state before the first resumed step: {loaded(proof.verdict.loaded_equal)}"]
+    lines = [f"  state before the first resumed step: {describe_loaded(proof.verdict.loaded_equal)}"]
     if proof.straight_again is not None:
         first = proof.straight_again.first
         found = (
@@ -77,15 +78,15 @@ def diagnosis(proof: Proof) -> list[str]:
     return [*lines, *condition_lines(proof.conditions), f"verdict: {MEANINGS[conclusion]}"]
 
 
-def loaded(equal: bool | None) -> str:
-    """Return whether the loaded state was equal, in words."""
+def describe_loaded(equal: bool | None) -> str:
+    """Return a description of `Verdict.loaded_equal`."""
     if equal is None:
         return "not compared"
     return "equal" if equal else "different: the checkpoint did not store it, or the load did not restore it"
 
 
 def condition_lines(conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return conditions that all starts share in one line, and each that differs between them in lines of its own."""
+    """Return the conditions that all starts share in one line, and a line for each condition that differs."""
     names = list(dict.fromkeys(name for values in conditions.values() for name in values))
     values = {
         name: {where: found.get(name, "unknown") for where, found in conditions.items()} for name in names

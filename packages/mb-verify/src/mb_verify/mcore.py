@@ -1,21 +1,16 @@
-"""Hashes of everything that a rank holds, by name. Imports torch and megatron."""
+"""Values of a rank of a Megatron Core run, as text or hashes. Imports torch and megatron."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 from megatron.core.utils import get_attr_wrapped_model
-from torch.distributed.tensor import DTensor
 
-from mb_checkpoint.rng import collect_rng_state
-from mb_host.reproducibility import read_arithmetic
-from mb_loop import CallbackContext
+from mb_verify.torch_state import digest, exact_number, read_random_streams, setting
 
-TWINS = (
+PARALLEL_LISTS = (
     ("float16_groups", "fp32_from_float16_groups"),
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
     ("model_float16_groups", "shard_float16_groups"),
@@ -24,52 +19,57 @@ TWINS = (
 """Lists of Megatron's optimizers that run in parallel: parameters of the model, and what is updated for them."""
 
 
-class Watch:
-    """Reads one rank: holds a hook on each chunk that notes the sequences that go in."""
+class MegatronReader:
+    """Reader of one rank's state, with a forward hook on each model chunk that records the sequences it reads.
 
-    def __init__(self, context: CallbackContext) -> None:
+    Args:
+        context: argument of `on_train_start`: `model` (chunks), `optimizer`, `scheduler` and `state.train_state`;
+            in `on_train_step_end` also `result` (losses, grad_norm, num_zeros_in_grad, learning_rate, skipped).
+    """
+
+    def __init__(self, context: Any) -> None:
         self._sequences: dict[str, list[str]] = {}
         names = parameter_names(context.model)
         self._names = {id(parameter): name for name, parameter in names.items()}
         groups = get_attr_wrapped_model(context.model[0], "pg_collection")
-        self.reads_first = groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
+        self.reads_data = groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
         """Whether this rank is the first of those that read the same sequences."""
         for number, chunk in enumerate(context.model):
-            chunk.register_forward_pre_hook(self._note(number), with_kwargs=True)
+            chunk.register_forward_pre_hook(self._record_sequences(number), with_kwargs=True)
 
-    def held(self, context: CallbackContext, *, whole: bool = False) -> dict[str, str]:
+    def state(self, context: Any, *, complete: bool = False) -> dict[str, str]:
         """Return counters, random streams, optimizer state and parameters. Synchronises with the device.
 
-        With overlapped parameter gathering a parameter is complete within a step only, so it is left to `made`, unless
-        `whole`.
+        With overlapped parameter gathering a parameter is complete only within a step, so that `step` returns it,
+        unless `complete`.
         """
         self._sequences.clear()
-        values = {**counters(context), **random_streams()}
+        values = {**counters(context), **read_all_random_streams()}
         for name, value in optimizer_state(context.optimizer, self._names):
             values[f"optimizer: {name}"] = value
-        if whole or not gathers_late(context):
+        if complete or not gathers_late(context):
             values |= self._parameters(context.model)
         return values
 
-    def made(self, context: CallbackContext) -> dict[str, str]:
-        """Return what a step read and made. Synchronises with the device."""
+    def step(self, context: Any) -> dict[str, str]:
+        """Return what a step read and computed. Synchronises with the device."""
         result = context.result
         if result is None:
             return {}
         values = {f"samples: {name}": " ".join(hashes) for name, hashes in self._sequences.items()}
         self._sequences.clear()
-        values |= {f"losses: {name}": number(loss) for name, loss in result.losses.items()}
-        values["gradient norm: of all parameters"] = number(result.grad_norm)
-        values["gradient norm: zeros"] = number(result.num_zeros_in_grad)
-        values["learning rate: of the step"] = number(result.learning_rate)
+        values |= {f"losses: {name}": exact_number(loss) for name, loss in result.losses.items()}
+        values["gradient norm: of all parameters"] = exact_number(result.grad_norm)
+        values["gradient norm: zeros"] = exact_number(result.num_zeros_in_grad)
+        values["learning rate: of the step"] = exact_number(result.learning_rate)
         values["counters: update skipped"] = str(bool(result.skipped))
         return values | (self._parameters(context.model) if gathers_late(context) else {})
 
     def _parameters(self, model: Sequence[Any]) -> dict[str, str]:
         return {f"parameters: {name}": digest(each) for name, each in parameter_names(model).items()}
 
-    def _note(self, chunk: int) -> Any:
-        def note(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def _record_sequences(self, chunk: int) -> Any:
+        def record(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
             if not module.training:
                 return
             labels = named.get("labels", named.get("lm_labels"))  # as Megatron's GPT and T5 name them
@@ -78,14 +78,14 @@ class Watch:
                     hashes = self._sequences.setdefault(f"{name} of chunk {chunk}", [])
                     hashes.append(",".join(digest(sequence) for sequence in batch))
 
-        return note
+        return record
 
 
 def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of all chunks by name."""
     found: dict[str, torch.Tensor] = {}
-    for number_, chunk in enumerate(model):
-        prefix = f"chunk {number_} " if len(model) > 1 else ""
+    for index, chunk in enumerate(model):
+        prefix = f"chunk {index} " if len(model) > 1 else ""
         for name, tensor in (*parameters_of(chunk), *chunk.named_buffers()):
             found[prefix + name.removeprefix("module.").removeprefix("module.")] = tensor
     return found
@@ -98,12 +98,12 @@ def parameters_of(chunk: Any) -> Sequence[tuple[str, torch.Tensor]]:
     return list(chunk.named_parameters())
 
 
-def gathers_late(context: CallbackContext) -> bool:
-    """Say whether updated parameters are gathered in the next forward pass."""
+def gathers_late(context: Any) -> bool:
+    """Return whether updated parameters are gathered in the next forward pass."""
     return any(bool(chunk.ddp_config.overlap_param_gather) for chunk in context.model)
 
 
-def counters(context: CallbackContext) -> dict[str, str]:
+def counters(context: Any) -> dict[str, str]:
     """Return the run's counters, and the scheduler's."""
     values = {
         f"counters: {name}": str(value) for name, value in context.state.train_state.state_dict().items()
@@ -114,11 +114,9 @@ def counters(context: CallbackContext) -> dict[str, str]:
     return values
 
 
-def random_streams() -> dict[str, str]:
-    """Return a hash for each random generator of this process."""
-    states = collect_rng_state()
-    states.pop("rng_tracker_states")
-    values = {f"random streams: {name}": digest(state) for name, state in states.items()}
+def read_all_random_streams() -> dict[str, str]:
+    """Return a hash for each random generator of this process, Megatron's tensor-parallel tracker included."""
+    values = read_random_streams()
     for name, state in get_cuda_rng_tracker().get_states().items():
         values[f"random streams: tracker {name}"] = digest(convert_cuda_rng_state(state))
     return values
@@ -127,9 +125,9 @@ def random_streams() -> dict[str, str]:
 def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
     """Yield each tensor and setting of an optimizer, with the name of the parameter that it belongs to."""
     parts = vars(optimizer).get("chained_optimizers", [optimizer])  # only Megatron's chain has the list
-    for number_, part in enumerate(parts):
-        prefix = f"part {number_} " if len(parts) > 1 else ""
-        known = {**names, **twins(part, names)}
+    for part_number, part in enumerate(parts):
+        prefix = f"part {part_number} " if len(parts) > 1 else ""
+        known = {**names, **names_of_copies(part, names)}
         inner = vars(part).get(
             "optimizer", part
         )  # Megatron's wrap torch's; None on a rank that trains nothing
@@ -137,60 +135,29 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
             continue
         scaler = vars(part).get("grad_scaler")
         if scaler is not None:
-            yield f"{prefix}loss scaler", repr(sorted((k, number(v)) for k, v in scaler.state_dict().items()))
-        for place, group in enumerate(inner.param_groups):
+            yield f"{prefix}loss scaler", repr(sorted((k, exact_number(v)) for k, v in scaler.state_dict().items()))
+        for number, group in enumerate(inner.param_groups):
             counted = any("step" in inner.state.get(parameter, {}) for parameter in group["params"])
             for name, value in group.items():
                 if name != "params" and not (
                     name == "step" and counted
                 ):  # Megatron's load leaves a copy there
-                    yield f"{prefix}group {place} {name}", setting(value)
+                    yield f"{prefix}group {number} {name}", setting(value)
             for index, parameter in enumerate(group["params"]):
-                owner = known.get(id(parameter), f"group {place} parameter {index}")
+                owner = known.get(id(parameter), f"group {number} parameter {index}")
                 if id(parameter) not in names:
                     yield f"{prefix}main copy of {owner}", digest(parameter)
                 for name, value in inner.state.get(parameter, {}).items():
                     yield f"{prefix}{name} of {owner}", setting(value)
 
 
-def twins(part: Any, names: Mapping[int, str]) -> dict[int, str]:
-    """Return names for the copies and shards that an optimizer updates in the place of parameters."""
+def names_of_copies(part: Any, names: Mapping[int, str]) -> dict[int, str]:
+    """Return names for the copies and shards that an optimizer updates instead of parameters."""
     found: dict[int, str] = {}
     lists = vars(part)
-    for ours, theirs in TWINS:
+    for ours, theirs in PARALLEL_LISTS:
         for parameters, copies in zip(lists.get(ours) or [], lists.get(theirs) or [], strict=False):
             for parameter, copy in zip(parameters, copies, strict=False):
                 if copy is not None and id(parameter) in names:
                     found[id(copy)] = names[id(parameter)]
     return found
-
-
-def setting(value: object) -> str:
-    """Return a tensor's hash, a single number as it is, and anything else as text."""
-    return digest(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else number(value)
-
-
-def conditions() -> dict[str, str]:
-    """Return what the bits of a run depend on alongside its settings: threads, device, versions."""
-    found = read_arithmetic().as_text()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    deterministic = str(torch.are_deterministic_algorithms_enabled()).lower()
-    versions = {"megatron-core": version("megatron-core"), "numpy": version("numpy")}
-    return {"device": device, "deterministic algorithms": deterministic, **found, **versions}
-
-
-def number(value: object) -> str:
-    """Return a number with all its digits, also one from a device."""
-    return repr(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
-
-
-def digest(value: object) -> str:
-    """Return 16 hexadecimal digits over type, shape and every bit of a tensor or shard; of anything else, its text."""
-    if not isinstance(value, torch.Tensor):
-        return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
-    here = value.detach()
-    here = here.to_local() if isinstance(here, DTensor) else here
-    hashed = hashlib.blake2b(f"{here.dtype} {tuple(here.shape)}".encode(), digest_size=8)
-    flat = here.cpu().contiguous().reshape(-1)
-    hashed.update(flat.view(torch.uint8).numpy())
-    return hashed.hexdigest()

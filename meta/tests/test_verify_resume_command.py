@@ -1,0 +1,53 @@
+"""`mb verify-resume`: its options, the length of its runs, the overrides of a start."""
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_config import TrainingConfig
+from mb_trainer.cli import app
+from mb_trainer.commands.verify_resume import length_overrides, start_overrides
+from mb_verify import RunStart
+
+
+@pytest.mark.parametrize(
+    ("section", "overrides"),
+    [
+        ({"train_iters": 500}, ("train.train_iters=20",)),
+        ({"train_samples": 9000, "global_batch_size": 8}, ("train.train_samples=160",)),
+        (
+            {"train_samples": 9000, "global_batch_size": 8, "rampup_batch_size": [4, 4, 32]},
+            ("train.train_iters=20", "train.train_samples=null"),
+        ),
+        ({"num_epochs": 2.0}, ("train.train_iters=20", "train.num_epochs=null")),
+    ],
+)
+def test_a_proof_has_the_requested_length_in_samples_and_in_steps(section, overrides):
+    assert length_overrides(TrainingConfig(**section), 20) == overrides
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        (["--steps", "8", "--cut", "8"], "leaves nothing to resume"),
+        (["--steps", "8", "--cut", "4", "--resume-nproc", "1,2"], "leaves nothing to resume"),
+        (["--resume-nproc", "none"], "must be a number above 0"),
+        (["--kill", "--resume-nproc", "1"], "cannot be combined"),
+        (["train.no_such_field=1"], "no_such_field"),
+    ],
+)
+def test_impossible_requests_are_rejected(options, printed):
+    ended = CliRunner().invoke(app, ["verify-resume", *options])
+    assert ended.exit_code == 2
+    assert printed in " ".join(ended.output.replace("│", " ").split())
+
+
+def test_a_folder_that_is_not_empty_is_rejected(tmp_path):
+    (tmp_path / "something").touch()
+    ended = CliRunner().invoke(app, ["verify-resume", "--out", str(tmp_path)])
+    assert (ended.exit_code, "is not empty" in ended.output) == (1, True)
+
+
+def test_a_start_has_its_own_end_and_writes_no_trackers(tmp_path):
+    start = RunStart(run=tmp_path, record=tmp_path, number=0, processes=1, leave_every=3)
+    overrides = start_overrides(start)
+    assert {"train.exit_interval=3", "checkpoint.save_interval=null", "logger.wandb_project=null"} <= {*overrides}

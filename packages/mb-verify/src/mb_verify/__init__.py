@@ -1,0 +1,88 @@
+"""Proof of an exact resume: record what each rank of a run holds and computes, compare two runs bit for bit.
+
+The record of a run is a folder of text files, and comparing two of them needs no torch:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from mb_verify import RecordFile, compare, read_record
+>>> folder = Path(tempfile.mkdtemp())
+>>> for name, loss in (("straight", "2.5"), ("cut", "2.25")):
+...     record = RecordFile(folder / name)
+...     record.start(0)
+...     record.step(1, {"losses: lm loss": loss})
+>>> print(compare(read_record(folder / "straight"), read_record(folder / "cut")).first)
+losses: lm loss, in step 1, rank 0: 2.5 in the straight run, 2.25 in the cut one
+"""
+
+from typing import TYPE_CHECKING
+
+from mb_verify import _lazy
+
+if TYPE_CHECKING:
+    from mb_verify.comparison import CATEGORIES as CATEGORIES
+    from mb_verify.comparison import CategoryCount as CategoryCount
+    from mb_verify.comparison import Difference as Difference
+    from mb_verify.comparison import Verdict as Verdict
+    from mb_verify.comparison import compare as compare
+    from mb_verify.diagnosis import EXIT_CODES as EXIT_CODES
+    from mb_verify.diagnosis import ResumeProof as ResumeProof
+    from mb_verify.diagnosis import diagnosis_lines as diagnosis_lines
+    from mb_verify.errors import VerificationError as VerificationError
+    from mb_verify.interruption import Interruption as Interruption
+    from mb_verify.interruption import RunStart as RunStart
+    from mb_verify.interruption import prove as prove
+    from mb_verify.kill import KillAfterCheckpoint as KillAfterCheckpoint
+    from mb_verify.recorder import Recorder as Recorder
+    from mb_verify.recorder import StateReader as StateReader
+    from mb_verify.run_record import ALL_RANKS as ALL_RANKS
+    from mb_verify.run_record import RecordFile as RecordFile
+    from mb_verify.run_record import RecordPosition as RecordPosition
+    from mb_verify.run_record import RecordRow as RecordRow
+    from mb_verify.run_record import RunRecord as RunRecord
+    from mb_verify.run_record import read_record as read_record
+    from mb_verify.torch_state import read_torch_state as read_torch_state
+    from mb_verify.torch_state import read_torch_step as read_torch_step
+    from mb_verify.verdict_text import proof_as_data as proof_as_data
+    from mb_verify.verdict_text import proof_as_text as proof_as_text
+    from mb_verify.verdict_text import verdict_as_data as verdict_as_data
+    from mb_verify.verdict_text import verdict_as_text as verdict_as_text
+    from mb_verify.verdict_text import verdict_table as verdict_table
+
+_HOMES = {
+    "ALL_RANKS": "run_record",
+    "CATEGORIES": "comparison",
+    "CategoryCount": "comparison",
+    "Difference": "comparison",
+    "EXIT_CODES": "diagnosis",
+    "Interruption": "interruption",
+    "KillAfterCheckpoint": "kill",
+    "RecordFile": "run_record",
+    "RecordPosition": "run_record",
+    "RecordRow": "run_record",
+    "Recorder": "recorder",
+    "ResumeProof": "diagnosis",
+    "RunRecord": "run_record",
+    "RunStart": "interruption",
+    "StateReader": "recorder",
+    "Verdict": "comparison",
+    "VerificationError": "errors",
+    "compare": "comparison",
+    "diagnosis_lines": "diagnosis",
+    "proof_as_data": "verdict_text",
+    "proof_as_text": "verdict_text",
+    "prove": "interruption",
+    "read_record": "run_record",
+    "read_torch_state": "torch_state",
+    "read_torch_step": "torch_state",
+    "verdict_as_data": "verdict_text",
+    "verdict_as_text": "verdict_text",
+    "verdict_table": "verdict_text",
+}
+
+
+def __getattr__(name: str) -> object:
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -1,0 +1,62 @@
+"""Callback that kills its process soon after a checkpoint. No torch."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class KillAfterCheckpoint:
+    """Kills this process (SIGKILL) in a step after a checkpoint, as soon as the checkpoint is complete.
+
+    Until then each step waits, twice as long as the previous one, so that a background writer keeps up with a small
+    model even while its process is starting. The steps do not stop, because a background save is completed between
+    two steps.
+
+    Args:
+        step: step of the checkpoint.
+        tracker: file that holds the number of the newest complete checkpoint.
+        kill: whether to kill this process; False on ranks that only wait.
+        pause: seconds that the first of these steps waits.
+        longest: upper limit of that wait in seconds.
+        clock: monotonic clock, in seconds.
+        sleep: waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        *,
+        tracker: Path,
+        kill: bool,
+        pause: float = 0.5,
+        longest: float = 8.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._step = step
+        self._tracker = tracker
+        self._kill = kill
+        self._pause = pause
+        self._longest = longest
+        self._clock = clock
+        self._sleep = sleep
+
+    def on_train_step_start(self, context: Any) -> None:
+        """Wait or kill, from the second step after the checkpoint."""
+        if context.state.train_state.step <= self._step:
+            return
+        deadline = self._clock() + self._pause
+        self._pause = min(2 * self._pause, self._longest)
+        while not self._is_complete():
+            left = deadline - self._clock()
+            if left <= 0:
+                return
+            self._sleep(min(left, 0.02))
+        if self._kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_complete(self) -> bool:
+        return self._tracker.is_file() and int(self._tracker.read_text()) >= self._step

@@ -1,0 +1,149 @@
+"""Record of a run: a file of JSON lines for each rank and each start. No torch.
+
+A line holds the values of one position, `"category: name"` to text: a number with all its digits, or a hash. There
+are three kinds of lines: `start` (the step at which a start of the run began, and the conditions of its process),
+`state` (values held between two steps) and `step` (values that a step read and computed).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mb_verify.errors import VerificationError
+
+Values = Mapping[str, str]
+"""`"category: name"` -> number or hash. `CATEGORIES` lists the categories."""
+
+ALL_RANKS = -1
+"""Rank of a row that describes all ranks together."""
+
+GLOBAL_BATCH = "samples: sequences of the global batch"
+"""Name of the sequences that all ranks together read in a step, sorted."""
+
+INDEPENDENT_OF_RANKS = frozenset({"samples", "counters", "learning rate"})
+"""Categories that do not depend on the number of processes that share the work."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RecordPosition:
+    """Position of recorded values, in the order of time."""
+
+    step: int
+    after_step: bool
+    """The state after the step, rather than the values of the step."""
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRow:
+    """Values of one position, from one line of a file."""
+
+    position: RecordPosition
+    values: Values
+    start: int
+    """Number of the start of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Rows of all ranks of a run, over all its starts."""
+
+    rows: tuple[RecordRow, ...]
+    started_at: tuple[int, ...]
+    """The step at which each start began."""
+    conditions: Mapping[tuple[int, int], Values] = field(default_factory=dict)
+    """Threads, processor and versions, by start and rank."""
+
+
+class RecordFile:
+    """Record of one rank in one start of a run, for loops without callbacks.
+
+    Call `start` once, `state` before each step and at the end, `step` after each step. Each call appends a line.
+
+    Args:
+        folder: receives `rank-<rank>.<start>.jsonl`; one folder for all ranks and starts of a run.
+        rank: rank of this process.
+        start: number of the start of the run, 0 for the first and one more for each resume.
+    """
+
+    def __init__(self, folder: Path | str, *, rank: int = 0, start: int = 0) -> None:
+        self._path = Path(folder) / f"rank-{rank}.{start}.jsonl"
+        self._rank = rank
+
+    def start(self, step: int, *, reads_data: bool = True, conditions: Values | None = None) -> None:
+        """Record the beginning of a start.
+
+        Args:
+            step: steps completed before it.
+            reads_data: whether this rank is the first of those that read the same sequences.
+            conditions: threads, processor and versions; printed where two runs differ.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        values = {"rank": str(self._rank), "reads": str(reads_data)}
+        self._write("start", step, values, conditions=conditions or {})
+
+    def state(self, step: int, values: Values) -> None:
+        """Record the values held after `step` completed steps."""
+        self._write("state", step, values)
+
+    def step(self, step: int, values: Values) -> None:
+        """Record the values that step number `step` (from 1) read and computed."""
+        self._write("step", step, values)
+
+    def _write(self, kind: str, step: int, values: Values, **more: Values) -> None:
+        line = json.dumps({"kind": kind, "step": step, "values": values, **more})
+        with self._path.open("a") as file:
+            file.write(line + "\n")
+
+
+def read_record(folder: Path | str) -> RunRecord:
+    """Read the record of a run from all files of a folder.
+
+    A last line that a killed process did not complete is left out.
+
+    Raises:
+        VerificationError: the folder holds no recorded step.
+    """
+    rows: list[RecordRow] = []
+    starts: dict[int, int] = {}
+    readers: set[tuple[int, int]] = set()
+    conditions: dict[tuple[int, int], Values] = {}
+    for file in sorted(Path(folder).glob("rank-*.*.jsonl")):
+        rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
+        for line in file.read_text().split("\n")[:-1]:
+            row = json.loads(line)
+            if row["kind"] == "start":
+                starts[start] = row["step"]
+                conditions[start, rank] = row.get("conditions", {})
+                if row["values"]["reads"] == "True":
+                    readers.add((rank, start))
+                continue
+            position = RecordPosition(row["step"], row["kind"] == "state", rank)
+            rows.append(RecordRow(position=position, values=row["values"], start=start))
+    if not rows:
+        raise VerificationError(f"{folder}: the run has recorded no step. Look for its error above.")
+    return RunRecord(
+        rows=tuple(rows + list(rows_of_all_ranks(rows, readers))),
+        started_at=tuple(starts[start] for start in sorted(starts)),
+        conditions=conditions,
+    )
+
+
+def rows_of_all_ranks(rows: Iterable[RecordRow], readers: set[tuple[int, int]]) -> Iterator[RecordRow]:
+    """Yield for each step the sequences that all ranks together read, and the values identical on all of them."""
+    together: dict[tuple[int, RecordPosition], dict[str, str]] = {}
+    for row in rows:
+        if (row.position.rank, row.start) not in readers:
+            continue
+        position = RecordPosition(row.position.step, row.position.after_step, ALL_RANKS)
+        values = together.setdefault((row.start, position), {})
+        for name, value in row.values.items():
+            category = name.partition(": ")[0]
+            if category == "samples" and "tokens" in name:
+                read = [*values.get(GLOBAL_BATCH, "").split(), *value.replace(",", " ").split()]
+                values[GLOBAL_BATCH] = " ".join(sorted(read))
+            elif category in INDEPENDENT_OF_RANKS - {"samples"}:
+                values.setdefault(name, value)
+    for (start, position), values in together.items():
+        yield RecordRow(position=position, values=values, start=start)

@@ -1,0 +1,152 @@
+"""Two records: what is equal, and which difference is reported."""
+
+from dataclasses import replace
+
+import pytest
+from written_records import STATE, STEP, compared, written
+
+from mb_verify import (
+    Difference,
+    Interruption,
+    RecordPosition,
+    VerificationError,
+    compare,
+    read_record,
+    verdict_as_data,
+    verdict_as_text,
+)
+from mb_verify.diagnosis import condition_lines
+
+def test_equal_records_are_equal(tmp_path):
+    verdict = compared(tmp_path)
+    assert (verdict.equal, verdict.ranks, verdict.steps, verdict.resumed_at) == (True, 1, 3, (2,))
+    assert {line.category: line.compared for line in verdict.lines} == {
+        "samples": 3,
+        "counters": 5,
+        "random streams": 5,
+        "losses": 3,
+        "parameters": 5,
+    }
+    assert verdict_as_text(verdict, Interruption(steps=3, step=2)).endswith("equal, bit for bit: 3 steps on 1 rank, cut at 2")
+    assert verdict_as_data(verdict, Interruption(steps=3, step=2))["first"] is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        (
+            {"held": {**STATE, "random streams: torch": "shuffled", "parameters: weight": "off"}},
+            Difference(
+                category="random streams",
+                name="torch",
+                position=RecordPosition(2, True, 0),
+                straight="ab2",
+                cut="shuffled",
+            ),
+        ),
+        (
+            {
+                "made": {
+                    **STEP,
+                    "samples: tokens of chunk 0": "a{step},b{step} c{step},x",
+                    "losses: lm loss": "9",
+                }
+            },
+            Difference(
+                category="samples",
+                name="tokens of chunk 0, microbatch 1, sequence 1",
+                position=RecordPosition(3, False, 0),
+                straight="d3",
+                cut="x",
+            ),
+        ),
+        (
+            {"made": {**STEP, "samples: tokens of chunk 0": "a{step},b{step}"}},
+            Difference(
+                category="samples",
+                name="tokens of chunk 0, number of microbatches",
+                position=RecordPosition(3, False, 0),
+                straight="2",
+                cut="1",
+            ),
+        ),
+        (
+            {"held": {name: text for name, text in STATE.items() if "weight" not in name}},
+            Difference(
+                category="parameters", name="weight", position=RecordPosition(2, True, 0), straight="cd2", cut="not there"
+            ),
+        ),
+    ],
+)
+def test_the_first_difference_is_the_earliest_and_the_cause(tmp_path, changed, first):
+    verdict = compared(tmp_path, **changed)
+    assert (verdict.equal, verdict.first) == (False, first)
+    assert str(first) in verdict_as_text(verdict, Interruption(steps=3, step=2))
+    assert verdict_as_data(verdict, Interruption(steps=3, step=2))["first"]["straight"] == first.straight
+
+
+def test_conditions_that_differ_between_starts_are_listed():
+    same, other = {"threads": "2", "torch": "2.11"}, {"threads": "1", "torch": "2.11"}
+    assert condition_lines({"straight run": same, "cut run": other}) == [
+        "  conditions: torch: 2.11",
+        "  threads differs: 2 in straight run; 1 in cut run",
+    ]
+    assert condition_lines({}) == []
+
+
+def test_a_rank_without_a_record_is_a_difference(tmp_path):
+    written(tmp_path / "straight", steps=range(2))
+    written(tmp_path / "straight", steps=range(2), rank=1, reads=False)
+    written(tmp_path / "cut", steps=range(2))
+    verdict = compare(read_record(tmp_path / "straight"), read_record(tmp_path / "cut"))
+    assert verdict.first == Difference(
+        category="counters", name="step", position=RecordPosition(0, True, 1), straight="0", cut="not there"
+    )
+
+
+def test_a_cut_before_a_step_that_is_left_out_is_no_difference(tmp_path):
+    """The straight run writes what it holds when it begins a step: not before one of the skip list."""
+    written(tmp_path / "straight", steps=range(5))
+    file = tmp_path / "straight" / "rank-0.0.jsonl"
+    kept = [line for line in file.read_text().splitlines() if '"state", "step": 2' not in line]
+    file.write_text("\n".join(kept) + "\n")
+    written(tmp_path / "cut", steps=range(3))
+    written(tmp_path / "cut", steps=range(2, 5), start=1)
+    straight, cut = read_record(tmp_path / "straight"), read_record(tmp_path / "cut")
+    assert (len(kept), compare(straight, cut).equal) == (9, True)
+    assert not compare(cut, straight).equal  # what the straight run holds must be in the cut one
+
+
+def test_a_killed_process_leaves_half_a_line(tmp_path):
+    written(tmp_path / "cut", steps=range(3))
+    before = read_record(tmp_path / "cut")
+    with (tmp_path / "cut" / "rank-0.0.jsonl").open("a") as file:
+        file.write('{"kind": "sta')
+    assert read_record(tmp_path / "cut") == before
+
+
+def test_two_ranks_read_together_what_one_reads(tmp_path):
+    written(tmp_path / "one", steps=range(3))
+    written(tmp_path / "two", steps=range(3), step_values={"samples: tokens of chunk 0": "d{step},b{step}"})
+    written(tmp_path / "two", steps=range(3), step_values={"samples: tokens of chunk 0": "c{step} a{step}"}, rank=1)
+    records = read_record(tmp_path / "one"), read_record(tmp_path / "two")
+    assert compare(*records, same_ranks=False).equal
+    assert not compare(*records).equal
+
+
+def test_half_a_sequence_less_is_found_across_ranks(tmp_path):
+    written(tmp_path / "one", steps=range(3))
+    written(tmp_path / "two", steps=range(3), step_values={"samples: tokens of chunk 0": "a{step},b{step}"})
+    verdict = compare(read_record(tmp_path / "one"), read_record(tmp_path / "two"), same_ranks=False)
+    assert replace(verdict.first, position=RecordPosition(1, False, 0)) == Difference(
+        category="samples",
+        name="sequences of the global batch, number",
+        position=RecordPosition(1, False, 0),
+        straight="4",
+        cut="2",
+    )
+
+
+def test_a_folder_without_a_record_is_an_error(tmp_path):
+    with pytest.raises(VerificationError, match="the run has recorded no step"):
+        read_record(tmp_path)

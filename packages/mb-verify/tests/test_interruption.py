@@ -1,0 +1,78 @@
+"""Both runs of a proof, through starts that write records without training."""
+
+import pytest
+from written_records import STATE, compared, written
+
+from mb_verify import EXIT_CODES, Interruption, VerificationError, proof_as_data, proof_as_text, prove
+from mb_verify.interruption import require_complete_runs, starts_of_cut_run
+
+SHUFFLED = {**STATE, "random streams: torch": "shuffled"}
+RECORDED = {"threads": "2", "torch": "2.11"}
+
+
+def starts_that_record(*, resumed=None, first=None, again=None):
+    """Return a function that writes a start's record; `resumed`, `first` and `again` replace the state of a start."""
+    states = {("cut", 1): resumed, ("cut", 0): first, ("straight-again", 0): again}
+
+    def make_start(start):
+        name = start.run.name
+        steps = range(2, 4) if start.number else range(3 if name == "cut" else 4)
+        start.record.parent.mkdir(parents=True, exist_ok=True)
+        state = states.get((name, start.number)) or STATE
+        written(start.record, steps=steps, start=start.number, state=state, conditions=RECORDED)
+
+    return make_start
+
+
+@pytest.mark.parametrize(
+    ("starts", "conclusion", "code", "printed"),
+    [
+        ({}, "equal", 0, "equal, bit for bit"),
+        ({"resumed": SHUFFLED}, "resume differs", 1, "two straight runs: equal"),
+        ({"first": SHUFFLED}, "not repeatable", 3, "the first difference is before the interruption"),
+        (
+            {"resumed": SHUFFLED, "again": SHUFFLED},
+            "not repeatable",
+            3,
+            "in the first, shuffled in the second",
+        ),
+    ],
+)
+def test_a_machine_that_repeats_no_run_is_not_blamed_on_the_resume(
+    tmp_path, starts, conclusion, code, printed
+):
+    cut = Interruption(steps=3, step=2)
+    proof = prove(starts_that_record(**starts), folder=tmp_path, processes=1, interruption=cut)
+    found = proof_as_data(proof, cut)
+    assert (proof.conclusion, found["verdict"], EXIT_CODES[proof.conclusion]) == (
+        conclusion,
+        conclusion,
+        code,
+    )
+    assert printed in proof_as_text(proof, cut)
+    assert (tmp_path / "records" / "straight-again").exists() == (conclusion != "equal")
+    assert found["loaded_state_equal"] is ("resumed" not in starts)
+    assert found["conditions"]["cut run, start 2, rank 0"] == RECORDED
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (Interruption(steps=9, step=2), "the straight run ended after step 3, not 9"),
+        (Interruption(steps=3, step=1), r"the cut run resumed at step \(2,\), not \(1,\)"),
+    ],
+)
+def test_an_incomplete_run_is_no_proof(tmp_path, cut, message):
+    with pytest.raises(VerificationError, match=message):
+        require_complete_runs(compared(tmp_path), cut, folder=tmp_path)
+
+
+def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_path):
+    left = starts_of_cut_run(Interruption(steps=9, step=3, resumed_by=(2, 1)), folder=tmp_path, processes=1)
+    assert [(each.processes, each.leave_every) for each in left] == [(1, 3), (2, 3), (1, None)]
+    killed = starts_of_cut_run(Interruption(steps=9, step=3, kill=True), folder=tmp_path, processes=1)
+    assert [(each.save_every, each.leave_every, each.kill_after) for each in killed] == [
+        (3, None, 3),
+        (3, None, None),
+    ]
+    assert [each.name for each in killed] == ["cut run", "cut run, start 2"]

@@ -1,0 +1,97 @@
+"""Recording without Megatron: the callback with a small reader, and a plain PyTorch loop."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_verify import Recorder, RecordFile, compare, read_record
+
+
+class CounterReader:
+    """Reader of a model that is one number."""
+
+    reads_data = True
+
+    def __init__(self, context):
+        self.model = context.model
+
+    def state(self, context, *, complete=False):
+        return {"parameters: number": repr(self.model["number"])}
+
+    def step(self, context):
+        return {"losses: loss": repr(-self.model["number"])}
+
+
+def run(folder, first, last, *, start=0, number=0.0, reason="finished"):
+    """Fire the events of a loop that adds 0.5 to the model in each step."""
+    recorder = Recorder(folder, rank=0, start=start, reader=CounterReader, conditions=lambda: {"threads": "1"})
+    state = SimpleNamespace(train_state=SimpleNamespace(step=first))
+    context = SimpleNamespace(state=state, model={"number": number}, outcome=None)
+    recorder.on_train_start(context)
+    for _ in range(first, last):
+        recorder.on_train_step_start(context)
+        context.model["number"] += 0.5
+        state.train_state.step += 1
+        recorder.on_train_step_end(context)
+    context.outcome = SimpleNamespace(reason=reason)
+    recorder.on_train_end(context)
+    return context.model["number"]
+
+
+def test_a_resume_with_the_saved_number_is_exact_and_one_without_is_not(tmp_path):
+    run(tmp_path / "straight", 0, 6)
+    saved = run(tmp_path / "cut", 0, 3, reason="interval")
+    run(tmp_path / "cut", 3, 6, start=1, number=saved)
+    straight = read_record(tmp_path / "straight")
+    verdict = compare(straight, read_record(tmp_path / "cut"))
+    assert (verdict.equal, verdict.resumed_at, verdict.loaded_equal) == (True, (3,), True)
+
+    run(tmp_path / "faulty", 0, 3, reason="interval")
+    run(tmp_path / "faulty", 3, 6, start=1, number=0.0)
+    verdict = compare(straight, read_record(tmp_path / "faulty"))
+    assert str(verdict.first) == (
+        "parameters: number, after step 3, rank 0: 1.5 in the straight run, 0.0 in the cut one"
+    )
+    assert verdict.loaded_equal is False
+
+
+def test_a_failed_run_records_no_final_state(tmp_path):
+    recorder = Recorder(tmp_path, rank=0, start=0, reader=CounterReader, conditions=dict)
+    state = SimpleNamespace(train_state=SimpleNamespace(step=0))
+    context = SimpleNamespace(state=state, model={"number": 0.0}, outcome=None)
+    recorder.on_train_start(context)
+    recorder.on_train_step_start(context)
+    recorder.on_train_end(context)
+    assert len((tmp_path / "rank-0.0.jsonl").read_text().splitlines()) == 2
+
+
+def test_events_before_the_start_are_an_error(tmp_path):
+    recorder = Recorder(tmp_path, rank=0, start=0)
+    context = SimpleNamespace(state=SimpleNamespace(train_state=SimpleNamespace(step=0)))
+    with pytest.raises(RuntimeError, match="Fire on_train_start first"):
+        recorder.on_train_step_start(context)
+
+
+def test_a_plain_loop_records_parameters_optimizer_and_random_streams(tmp_path):
+    torch = pytest.importorskip("torch")
+    from mb_verify import read_torch_state, read_torch_step
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    batch = torch.ones(3, 2)
+    loss = model(batch).sum()
+    loss.backward()
+    optimizer.step()
+    state = read_torch_state(model, optimizer, scheduler=scheduler, counters={"step": 1})
+    assert {"counters: step", "parameters: weight", "optimizer: exp_avg of bias"} <= state.keys()
+    assert {"random streams: torch_rng_state", "optimizer: group 0 lr"} <= state.keys()
+    step = read_torch_step(losses={"loss": loss}, samples={"x": batch}, grad_norm=0.5, learning_rate=1e-3)
+    assert step["losses: loss"] == repr(loss.item())
+    assert len(step["samples: x"].split(",")) == 3
+    record = RecordFile(tmp_path)
+    record.start(0)
+    record.step(1, step)
+    record.state(1, state)
+    assert compare(read_record(tmp_path), read_record(tmp_path)).equal

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 TRAINER_PYTHON = "3.12"
 LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
-LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch"]
+LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch", "mb-verify"]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 ELSEWHERE = {
@@ -179,6 +179,7 @@ PARALLEL = [
     *(
         "unit(mb-overlap)",
         "unit(mb-launch)",
+        "unit(mb-verify)",
         "oldest(mb-data)",
         "oldest_backends",
         "oldest(mb-launch, extras)",

@@ -9,7 +9,15 @@ from typing import NamedTuple
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-LOWEST_OF_ALL = ("mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch")
+LOWEST_OF_ALL = (
+    "mb-config",
+    "mb-overlap",
+    "mb-metrics",
+    "mb-resilience",
+    "mb-loop",
+    "mb-launch",
+    "mb-verify",
+)
 """Packages whose required dependencies `oldest` installs at their lowest, without extras."""
 LOWEST_WITH_EXTRAS = ("mb-data", "mb-launch", "mb-trainer")
 """Packages whose extras `oldest` installs at their lowest, too, but torch and Megatron Core."""

@@ -50,4 +50,6 @@ def test_a_folder_that_is_not_empty_is_rejected(tmp_path):
 def test_a_start_has_its_own_end_and_writes_no_trackers(tmp_path):
     start = RunStart(run=tmp_path, record=tmp_path, number=0, processes=1, leave_every=3)
     overrides = start_overrides(start)
-    assert {"train.exit_interval=3", "checkpoint.save_interval=null", "logger.wandb_project=null"} <= {*overrides}
+    assert {"train.exit_interval=3", "checkpoint.save_interval=null", "logger.wandb_project=null"} <= {
+        *overrides
+    }

@@ -44,6 +44,7 @@ PACKAGES = [
     Package(module="mb_resilience"),
     Package(module="mb_models"),
     Package(module="mb_launch"),
+    Package(module="mb_verify"),
     Package(module="mb_host"),
 ]
 

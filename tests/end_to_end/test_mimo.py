@@ -10,8 +10,7 @@ from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
 from mb_trainer.preflight import verify_data
 from mb_trainer.recipes import mimo_tiny
-from mb_verify import compare, read_record
-from mb_verify import Recorder
+from mb_verify import Recorder, compare, read_record
 
 WORDS = [
     *TINY_MIMO,

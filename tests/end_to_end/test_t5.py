@@ -13,8 +13,7 @@ from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
 from mb_trainer.planning import look_ahead
 from mb_trainer.recipes import RECIPES
-from mb_verify import compare, read_record
-from mb_verify import Recorder
+from mb_verify import Recorder, compare, read_record
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from mb_checkpoint.layout import (
 )
 from mb_config import DistributedInitConfig, Provenance
 from mb_launch import World, bind_this_process, read_local_world_size, read_world
-from mb_loop import Callback, TrainOutcome
+from mb_loop import TrainOutcome
 from mb_models.mimo_layout_rules import LAYOUT, has_layouts
 from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience import flight_recorder_environment
@@ -75,7 +75,7 @@ def pretrain(
     name: str = "run",
     out: Path | str | None = None,
     provenance: Provenance | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[object] = (),
     resume_with_changes: bool = False,
     resume_command: str | None = None,
     environment: Mapping[str, str] | None = None,

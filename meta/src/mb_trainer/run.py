@@ -90,7 +90,7 @@ class Run:
     reruns: MegatronRerunMachine | None
     watch: Watch
 
-    def train(self, callbacks: Sequence[Callback]) -> TrainOutcome:
+    def train(self, callbacks: Sequence[object]) -> TrainOutcome:
         """Train, evaluate, and print the summary."""
         summary = Summary(tokens_per_sample=None if self.data.sizes is None else self.data.sizes.tokens)
         self.watch.loaded(self.manager, self.state)
@@ -108,7 +108,7 @@ class Run:
         barrier()
         return outcome
 
-    def train_and_evaluate(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
+    def train_and_evaluate(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
         """Train, write down what happens, and evaluate at the end."""
         config, counters = self.job.config, self.state.train_state
         events = EventLog(self.job.folder.events)
@@ -161,7 +161,7 @@ class Run:
                 self.evaluate(heard, summary, stops=stops)
         return outcome
 
-    def evaluate_only(self, summary: Summary, callbacks: Sequence[Callback]) -> TrainOutcome:
+    def evaluate_only(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
         """Evaluate what was loaded; nothing is written but the log."""
         heard = CallbackManager([summary, *callbacks, *self.watch.callbacks()])
         outcome = train(*self.trained(), None, None, self.state, callbacks=heard, **self.schedule())

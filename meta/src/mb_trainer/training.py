@@ -13,7 +13,7 @@ from mb_checkpoint.locks import writer_lock
 from mb_config import non_default_values
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, pick_device
-from mb_loop import Callback, CallbackContext, CallbackManager, TrainOutcome, TrainState
+from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_resilience import IgnoreSignals
 from mb_trainer.arrangement import arranged
 from mb_trainer.buffers import start_user_buffers
@@ -38,7 +38,7 @@ from mb_trainer.trainee import Trainee
 from mb_trainer.watching import watched
 
 
-def run(job: Job, *, voice: Voice, callbacks: Sequence[Callback] = ()) -> TrainOutcome:
+def run(job: Job, *, voice: Voice, callbacks: Sequence[object] = ()) -> TrainOutcome:
     """Run a job that passed every check. Collective over the world; the caller exits."""
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)

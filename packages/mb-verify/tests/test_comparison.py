@@ -17,6 +17,7 @@ from mb_verify import (
 )
 from mb_verify.diagnosis import condition_lines
 
+
 def test_equal_records_are_equal(tmp_path):
     verdict = compared(tmp_path)
     assert (verdict.equal, verdict.ranks, verdict.steps, verdict.resumed_at) == (True, 1, 3, (2,))
@@ -27,7 +28,9 @@ def test_equal_records_are_equal(tmp_path):
         "losses": 3,
         "parameters": 5,
     }
-    assert verdict_as_text(verdict, Interruption(steps=3, step=2)).endswith("equal, bit for bit: 3 steps on 1 rank, cut at 2")
+    assert verdict_as_text(verdict, Interruption(steps=3, step=2)).endswith(
+        "equal, bit for bit: 3 steps on 1 rank, cut at 2"
+    )
     assert verdict_as_data(verdict, Interruption(steps=3, step=2))["first"] is None
 
 
@@ -35,7 +38,7 @@ def test_equal_records_are_equal(tmp_path):
     ("changed", "first"),
     [
         (
-            {"held": {**STATE, "random streams: torch": "shuffled", "parameters: weight": "off"}},
+            {"state": {**STATE, "random streams: torch": "shuffled", "parameters: weight": "off"}},
             Difference(
                 category="random streams",
                 name="torch",
@@ -46,7 +49,7 @@ def test_equal_records_are_equal(tmp_path):
         ),
         (
             {
-                "made": {
+                "step_values": {
                     **STEP,
                     "samples: tokens of chunk 0": "a{step},b{step} c{step},x",
                     "losses: lm loss": "9",
@@ -61,7 +64,7 @@ def test_equal_records_are_equal(tmp_path):
             ),
         ),
         (
-            {"made": {**STEP, "samples: tokens of chunk 0": "a{step},b{step}"}},
+            {"step_values": {**STEP, "samples: tokens of chunk 0": "a{step},b{step}"}},
             Difference(
                 category="samples",
                 name="tokens of chunk 0, number of microbatches",
@@ -71,9 +74,13 @@ def test_equal_records_are_equal(tmp_path):
             ),
         ),
         (
-            {"held": {name: text for name, text in STATE.items() if "weight" not in name}},
+            {"state": {name: text for name, text in STATE.items() if "weight" not in name}},
             Difference(
-                category="parameters", name="weight", position=RecordPosition(2, True, 0), straight="cd2", cut="not there"
+                category="parameters",
+                name="weight",
+                position=RecordPosition(2, True, 0),
+                straight="cd2",
+                cut="not there",
             ),
         ),
     ],
@@ -128,7 +135,12 @@ def test_a_killed_process_leaves_half_a_line(tmp_path):
 def test_two_ranks_read_together_what_one_reads(tmp_path):
     written(tmp_path / "one", steps=range(3))
     written(tmp_path / "two", steps=range(3), step_values={"samples: tokens of chunk 0": "d{step},b{step}"})
-    written(tmp_path / "two", steps=range(3), step_values={"samples: tokens of chunk 0": "c{step} a{step}"}, rank=1)
+    written(
+        tmp_path / "two",
+        steps=range(3),
+        step_values={"samples: tokens of chunk 0": "c{step} a{step}"},
+        rank=1,
+    )
     records = read_record(tmp_path / "one"), read_record(tmp_path / "two")
     assert compare(*records, same_ranks=False).equal
     assert not compare(*records).equal

@@ -24,7 +24,9 @@ class CounterReader:
 
 def run(folder, first, last, *, start=0, number=0.0, reason="finished"):
     """Fire the events of a loop that adds 0.5 to the model in each step."""
-    recorder = Recorder(folder, rank=0, start=start, reader=CounterReader, conditions=lambda: {"threads": "1"})
+    recorder = Recorder(
+        folder, rank=0, start=start, reader=CounterReader, conditions=lambda: {"threads": "1"}
+    )
     state = SimpleNamespace(train_state=SimpleNamespace(step=first))
     context = SimpleNamespace(state=state, model={"number": number}, outcome=None)
     recorder.on_train_start(context)

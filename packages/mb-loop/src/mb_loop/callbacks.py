@@ -139,13 +139,13 @@ class CallbackManager:
         callbacks: callbacks to add, in order.
     """
 
-    def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+    def __init__(self, callbacks: Iterable[object] = ()) -> None:
         self.user_state: dict[str, Any] = {}
         self._listeners: dict[EventName, list[Listener]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             self.add(callback)
 
-    def add(self, callback: Callback) -> None:
+    def add(self, callback: object) -> None:
         """Register the methods for events that the class of `callback` defines or overrides.
 
         Raises:

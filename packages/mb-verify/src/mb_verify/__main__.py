@@ -10,7 +10,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise
-        sys.stderr.write('mb-verify: needs typer, which is not installed. Run: pip install "mb-verify[cli]"\n')
+        sys.stderr.write(
+            'mb-verify: needs typer, which is not installed. Run: pip install "mb-verify[cli]"\n'
+        )
         raise SystemExit(2) from None
     app()
 

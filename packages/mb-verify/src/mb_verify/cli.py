@@ -28,7 +28,9 @@ def group() -> None:
 
 @app.command(name="compare", epilog="Example: mb-verify compare records/straight records/cut")
 def compare_records(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Folder with the record of the uninterrupted run.")],
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="Folder with the record of the uninterrupted run.")
+    ],
     second: Annotated[Path, typer.Argument(metavar="B", help="Folder with the record of the other run.")],
     any_ranks: Annotated[
         bool,

@@ -14,7 +14,7 @@ CATEGORIES = (
     "optimizer",
     "parameters",
 )
-"""Categories of values, causes before effects: of several differences at one position the first category is reported."""
+"""Categories of values, causes before effects: of several differences at one position the first category counts."""
 
 ABSENT = "not there"
 """Value of a name that only the other record has."""

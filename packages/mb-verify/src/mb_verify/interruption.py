@@ -123,7 +123,7 @@ def require_complete_runs(verdict: Verdict, interruption: Interruption, *, folde
     """
     if verdict.steps != interruption.steps:
         raise VerificationError(
-            f"the straight run ended after step {verdict.steps}, not {interruption.steps}, so that only a part would be "
+            f"the straight run ended after step {verdict.steps}, not {interruption.steps}, so only a part would be "
             f"compared. Look into {folder / 'straight'} (keep it with --out)."
         )
     expected = tuple(interruption.step * (number + 1) for number in range(len(verdict.resumed_at)))

@@ -135,7 +135,10 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
             continue
         scaler = vars(part).get("grad_scaler")
         if scaler is not None:
-            yield f"{prefix}loss scaler", repr(sorted((k, exact_number(v)) for k, v in scaler.state_dict().items()))
+            yield (
+                f"{prefix}loss scaler",
+                repr(sorted((k, exact_number(v)) for k, v in scaler.state_dict().items())),
+            )
         for number, group in enumerate(inner.param_groups):
             counted = any("step" in inner.state.get(parameter, {}) for parameter in group["params"])
             for name, value in group.items():

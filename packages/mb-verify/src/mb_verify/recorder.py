@@ -83,5 +83,7 @@ class Recorder:
 
     def _started(self) -> StateReader:
         if self._reader is None:
-            raise RuntimeError("Recorder: a step event came before on_train_start. Fire on_train_start first.")
+            raise RuntimeError(
+                "Recorder: a step event came before on_train_start. Fire on_train_start first."
+            )
         return self._reader

@@ -59,9 +59,7 @@ def read_torch_step(
         grad_norm: norm of all gradients; None leaves it out.
         learning_rate: learning rate of the step; None leaves it out.
     """
-    values = {
-        f"samples: {name}": ",".join(map(digest, batch)) for name, batch in (samples or {}).items()
-    }
+    values = {f"samples: {name}": ",".join(map(digest, batch)) for name, batch in (samples or {}).items()}
     values |= {f"losses: {name}": exact_number(loss) for name, loss in losses.items()}
     if grad_norm is not None:
         values["gradient norm: of all parameters"] = exact_number(grad_norm)
@@ -72,7 +70,10 @@ def read_torch_step(
 
 def read_random_streams() -> dict[str, str]:
     """Return a hash for each random generator of this process: Python, numpy where imported, torch, current GPU."""
-    states: dict[str, object] = {"random_rng_state": random.getstate(), "torch_rng_state": torch.get_rng_state()}
+    states: dict[str, object] = {
+        "random_rng_state": random.getstate(),
+        "torch_rng_state": torch.get_rng_state(),
+    }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -103,7 +104,7 @@ def exact_number(value: object) -> str:
 
 
 def digest(value: object) -> str:
-    """Return 16 hexadecimal digits over dtype, shape and every bit of a tensor or shard; of other values, their text."""
+    """Return a hash of 16 hexadecimal digits: of dtype, shape and bits of a tensor or shard, or of a value's text."""
     if not isinstance(value, torch.Tensor):
         return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
     here = value.detach()

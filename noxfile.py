@@ -46,7 +46,7 @@ OLDEST_TRAINER_TESTS = [
 ]
 """Tests of the trainer that use what it declares itself: typer, rich, psutil and tensorboard."""
 OLDEST_TORCH_TESTS = [
-    "packages/mb-host/tests/test_mends.py",
+    "packages/mb-host/tests/test_patches.py",
     "packages/mb-host/tests/test_parity.py",
     "packages/mb-host/tests/test_hybrid.py",
     "packages/mb-checkpoint/tests/test_load.py",

@@ -1,4 +1,4 @@
-"""`python -m mb_trainer`: the same as `mb`, for launchers that want a module."""
+"""Entry point of `python -m mb_trainer`, identical to `mb`, for launchers that require a module."""
 
 from mb_trainer.cli import main
 

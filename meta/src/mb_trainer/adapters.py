@@ -1,4 +1,4 @@
-"""Adapters of a run, put into the weights that they were trained on. Imports torch and megatron."""
+"""Loading of a run's adapters on top of their base weights. Imports torch and megatron."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from mb_trainer.state import GlobalState
 def load_merged(
     selection: SelectedCheckpoint, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
 ) -> None:
-    """Load the model that the adapters of a run belong to, and the adapters, and merge them. Collective.
+    """Load the base model and the adapters of a run, and merge them. Collective.
 
     Raises:
-        PeftError: the adapters are of a class of one's own, of which nothing says how to merge them.
+        PeftError: the adapters have a user-defined class, for which no merge is defined.
     """
     load_adapted(selection, chunks, config, groups)
     merge(chunks)
@@ -27,12 +27,12 @@ def load_merged(
 def load_adapted(
     selection: SelectedCheckpoint, chunks: list[Any], config: ConfigContainer, groups: ProcessGroupCollection
 ) -> LoRA:
-    """Load the model that the adapters of a run belong to, and the adapters beside it; return what they are.
+    """Load the base model and the adapters of a run without merging them; return the description of the adapters.
 
     Collective.
 
     Raises:
-        PeftError: the run has no adapters, or some of a class of one's own, of which nothing is known here.
+        PeftError: the run has no adapters, or adapters of a user-defined class, which is unknown here.
     """
     if not isinstance(config.peft, LoRA):
         kind = "a run without adapters" if config.peft is None else type(config.peft).__name__

@@ -1,4 +1,4 @@
-"""Which ranks hold the model of a run, and how it is built on them: whole, or as modules with layouts of their own."""
+"""Parallelism of a run's model: one model over all ranks, or modules with per-module parallelism."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,25 +22,25 @@ from mb_trainer.trainee import Trainee, build_trainee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What is trained, as its ranks hold it."""
+    """Model to train, as its ranks hold it."""
 
     trainee: Trainee
     modules: Modules | None
-    """None: it is one model."""
+    """None for one model without per-module parallelism."""
     stored: Any
-    """Process groups, or places, by which checkpoints are written."""
+    """Process groups, or `Places`, by which checkpoints are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """The groups of a run, opened and seeded."""
+    """Opened process groups of a run, with all generators seeded."""
 
     groups: ProcessGroupCollection
     modules: ModuleGroups | None = None
-    """Those of modules with layouts of their own; None: there is one model."""
+    """Groups of modules with per-module parallelism; None for one model."""
 
     def readers(self) -> Any:
-        """Return the process groups, or places, by which ranks read."""
+        """Return the process groups, or `Places`, by which ranks read data."""
         return self.groups if self.modules is None else readers_of(self.modules)
 
     def build(
@@ -68,7 +68,7 @@ class Arrangement:
 
 @contextmanager
 def arranged(world: World, config: ConfigContainer, *, device: torch.device) -> Iterator[Arrangement]:
-    """Open the process groups that the model asks for, seed every generator, and close them at the end. Collective."""
+    """Open the process groups of the model, seed every generator, and close the groups at the end. Collective."""
     if has_module_layouts(config.model):
         with module_groups(world, config, device=device) as modules:
             seed_libraries(config)

@@ -1,4 +1,4 @@
-"""Transformer Engine's user buffers, through which tensor-parallel communication overlaps GEMMs. No torch."""
+"""Transformer Engine's user buffers, which overlap tensor-parallel communication with GEMMs. No torch."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,20 +16,21 @@ def start_user_buffers(
     release: str | None = None,
     initialize: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> bool:
-    """Start the buffers where `model.tp_comm_overlap` is on, and say whether it is. Collective over the world then.
+    """Start the buffers if `model.tp_comm_overlap` is on; return whether it is. Collective over the world in that case.
 
-    After the process groups are there, and before the model is built, whose layers look for their buffers.
+    Call this after the process groups are created and before the model is built: its layers look up their buffers
+    when they are constructed.
 
     Args:
-        config: resolved.
-        release: of Transformer Engine; None: the installed one.
-        initialize: `mb_overlap.te.initialize_user_buffers`, which imports Transformer Engine; None: that.
+        config: resolved configuration.
+        release: version of Transformer Engine; None: the installed one.
+        initialize: replaces `mb_overlap.te.initialize_user_buffers`, which imports Transformer Engine.
 
     Raises:
-        mb_overlap.BufferSettingsError: the shape cannot be split, or the settings are wrong for this release.
+        mb_overlap.BufferSettingsError: the shape cannot be split, or the settings do not fit this version.
     """
     model = config.model
-    if not getattr(model, "tp_comm_overlap", False):  # families that cannot have it lack the field
+    if not getattr(model, "tp_comm_overlap", False):  # families that do not support it have no such field
         return False
     modes: list[Literal["FP8", "NONE"]] = ["FP8"] if model.fp8 else ["NONE"]
     if model.fp8 and model.first_last_layers_bf16:

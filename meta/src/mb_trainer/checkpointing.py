@@ -25,45 +25,45 @@ from mb_trainer.data import Vocabulary
 from mb_trainer.trainee import Trainee
 
 MOST_PATIENCE = 64
-"""Steps from one try to the next at the most, after a save that failed."""
+"""Maximum number of steps between two attempts after a failed save."""
 
 
 class Events(Protocol):
-    """Where events go; `EventLog.write` fits."""
+    """Writer of events; `EventLog.write` implements it."""
 
     def __call__(self, event: str, **fields: object) -> None:
         """Write one event."""
 
 
 class Progress(Protocol):
-    """Where lasting checkpoints are noted; `ProgressLog` fits."""
+    """Log of persistent checkpoints; `ProgressLog` implements it."""
 
     def note(self, outcome: SavedCheckpoint | ScheduledSave, *, later: bool) -> None:
-        """Note one; `later`: it was begun before."""
+        """Record a save; `later` marks one that was started at an earlier step."""
 
 
 class Saves:
-    """Fits the loop's Checkpointer: each save gathers what the manager writes. Collective over the world.
+    """Checkpointer of the training loop that passes each save to the checkpoint manager. Collective over the world.
 
-    A save that fails, in the background too, is tried again before the next step, then after 2, 4, ... steps; the run
-    goes on meanwhile. At the end of the run it is tried once more, and then it is an error. A manager that is to end
-    the run at once (`checkpoint.on_save_error=raise`) raises by itself.
+    A save that fails, also in the background, is retried before the next step, then after 2, 4, ... steps; training
+    continues meanwhile. At the end of the run it is retried one last time, and a failure is then an error. With
+    `checkpoint.on_save_error=raise` the manager raises by itself and ends the run at once.
 
     Args:
         manager: writes the checkpoints.
         state: counters and configuration.
         trainee: model, optimizer and scheduler.
         groups: process groups.
-        say: prints a line.
-        events: writes an event, where this rank does.
-        pause: writes down the metrics of every step so far, so that a resumed run goes on without a gap, and stops the
-            step clock while a checkpoint is written.
-        whole: a block in which all parameters are gathered.
-        data: the training iterator, whose position is stored if it keeps one.
-        kept: called with each lasting checkpoint that is whole, on every rank.
-        reruns: a machine whose state is stored; None: there is none.
-        progress: notes lasting checkpoints, where this rank does.
-        clock: seconds, monotonic.
+        say: logs a line.
+        events: writes an event, on the rank that writes events.
+        pause: context manager that flushes the metrics of every step so far, so that a resumed run has no gap, and
+            stops the step clock while a checkpoint is written.
+        whole: context manager in which all parameters are gathered.
+        data: training iterator; its position is stored if it is stateful.
+        kept: called with each complete persistent checkpoint, on every rank.
+        reruns: rerun state machine whose state is stored; None: there is none.
+        progress: records persistent checkpoints, on the rank that writes progress.txt.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(  # noqa: PLR0913 - parts, each by name
@@ -107,11 +107,11 @@ class Saves:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """What a metric of each step says about saves: how many failed so far, once one did."""
+        """Return the step metrics of saves: the number of failed ones so far, if there are any."""
         return {FAILED_SAVES: float(self._failures)} if self._failures else {}
 
     def save(self, step: int, *, non_persistent: bool) -> list[SaveResult]:
-        """Write a checkpoint of this step, or begin to, and print the line that log readers look for."""
+        """Write or start a checkpoint of this step, and print the line that log parsers match."""
         context = CheckpointSaveContext(
             state=self._state,
             model=self._trainee.chunks,
@@ -138,7 +138,7 @@ class Saves:
         return ended if isinstance(outcome, ScheduledSave) else [*ended, self._end(outcome)]
 
     def poll(self, *, blocking: bool) -> list[SaveResult]:
-        """Finish background saves; save again what failed, when it is time.
+        """Finalize background saves; retry a failed save if its retry is due.
 
         Raises:
             CheckpointSaveError: blocking, and the last save failed twice.
@@ -165,19 +165,19 @@ class Saves:
         return ended
 
     def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveResult]:
-        """Ask after the background save, which is the one that was begun last."""
+        """Poll the background save in flight, which is the one started last."""
         outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
         self._hear(outcome)
         return [] if outcome is None else [self._end(outcome)]
 
     def _end(self, outcome: object) -> SaveResult:
-        """Return what the loop wants to know; a manager of one's own that returns none of our records has saved."""
+        """Return the result for the loop; a custom manager that returns none of the known records counts as saved."""
         return SaveResult(
             step=self._begun, non_persistent=self._non_persistent, written=not isinstance(outcome, FailedSave)
         )
 
     def _hear(self, outcome: object) -> None:
-        """Take note of what became of a save; alike on all ranks."""
+        """Process the outcome of a save, which is identical on all ranks."""
         if outcome is None:
             return
         if isinstance(outcome, FailedSave):
@@ -205,18 +205,18 @@ class Saves:
             and not self._non_persistent
         ):
             self._progress.note(outcome, later=self._held is not None)
-        message = getattr(outcome, "message", None)  # a manager of one's own need not have one
+        message = getattr(outcome, "message", None)  # a custom manager's outcome may lack a message
         if message is not None:
             self._say(f"  {message}")
 
 
 def adapter_filter(config: ConfigContainer) -> Callable[[str], bool] | None:
-    """Return what says which parameters a checkpoint holds; None: all of them."""
+    """Return the predicate of the parameters that a checkpoint holds; None: all of them."""
     return None if config.peft is None else config.peft.is_adapter
 
 
 def write_tokenizer(vocabulary: Vocabulary) -> Callable[[Path], None]:
-    """Return what puts the tokenizer's files into each checkpoint, so that the checkpoint can be used alone."""
+    """Return a function that writes the tokenizer's files into a checkpoint, which can then be used alone."""
 
     def write(folder: Path) -> None:
         save_tokenizer(vocabulary.tokenizer, folder)

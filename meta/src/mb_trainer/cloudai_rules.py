@@ -1,4 +1,4 @@
-"""Wiring of mb-launch and the rules: for each of CloudAI's constraints that is not a rule, the rules that cover it."""
+"""Coverage of CloudAI's constraints by rules, for each constraint that is not a rule itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class ConstraintCoverage:
     rules: tuple[str, ...] = ()
     """Rules with the same condition."""
     allowed: str = ""
-    """The part of it that is allowed here, if any."""
+    """Part of the condition that is allowed here, if any."""
 
 
 CONSTRAINT_COVERAGE: Mapping[str, ConstraintCoverage] = {
@@ -41,4 +41,4 @@ CONSTRAINT_COVERAGE: Mapping[str, ConstraintCoverage] = {
     "C19": ConstraintCoverage(rules=("P07",)),
     "C20": ConstraintCoverage(rules=("O09f",)),
 }
-"""Constraint -> its coverage. The other constraints are rules with the same number."""
+"""Coverage by constraint. The other constraints are rules with the same number."""

@@ -1,4 +1,4 @@
-"""The configuration of the trainer: every section of every package in one namespace, and the whole of them typed."""
+"""Configuration of the trainer: the sections of all packages in one namespace, and the typed container of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -115,15 +115,15 @@ NAMED_CLASSES = (
 )
 
 TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in NAMED_CLASSES}
-"""The classes that `_target_` in a YAML file may name; nothing else is ever constructed from a file."""
+"""Classes that `_target_` in a YAML file may name; no other class is ever constructed from a file."""
 
 
 @dataclass(kw_only=True)
 class ConfigContainer(mb_config.ConfigContainer):
-    """Everything that a run is made of, one section per subsystem."""
+    """Configuration of a run, one section per subsystem."""
 
     model: GPTModelConfig | MambaModelConfig | T5ModelConfig | MimoModelConfig
-    """What is trained, and over how many ranks it is split."""
+    """Model, and the number of ranks over which it is split."""
     dataset: (
         GPTDatasetConfig
         | MockGPTDatasetConfig
@@ -137,33 +137,33 @@ class ConfigContainer(mb_config.ConfigContainer):
         | DrawnShapesConfig
         | DatasetProvider
     )
-    """What it reads."""
+    """Dataset."""
     logger: LoggerConfig
-    """What is measured and where it is written."""
+    """Metrics, and where they are written."""
     tokenizer: TokenizerConfig
-    """Text to numbers; a text corpus without one brings its own."""
+    """Tokenizer; a text corpus without one builds its own."""
     checkpoint: CheckpointConfig
-    """What is saved, when and where."""
+    """Checkpoints: content, interval and folders."""
     rerun_state_machine: RerunStateMachineConfig = field(default_factory=RerunStateMachineConfig)
-    """Whether results are computed twice to find faulty hardware."""
+    """Repeated computation of results to detect faulty hardware."""
     comm_overlap: CommOverlapConfig | None = None
-    """Communication beside computation; None leaves the model's, optimizer's and DDP's own settings."""
+    """Overlap of communication and computation; None keeps the settings of model, optimizer and DDP."""
     ft: FaultToleranceConfig | None = None
     """Fault tolerance under ft_launcher."""
     straggler: StragglerDetectionConfig | None = None
-    """Megatron's detection of slow ranks."""
+    """Straggler detection by Megatron."""
     nvrx_straggler: NVRxStragglerDetectionConfig | None = None
-    """Detection of slow ranks by nvidia-resiliency-ext."""
+    """Straggler detection by nvidia-resiliency-ext."""
     inprocess_restart: InProcessRestartConfig | None = None
-    """Restart after a fault without a new process."""
+    """Restart after a fault within the same process."""
     profiling: ProfilingConfig | None = field(default_factory=ProfilingConfig)
-    """Which steps are profiled, and how; by default none."""
+    """Profilers and the steps they cover; by default none."""
     peft: LoRA | CanonicalLoRA | DoRA | PEFT | None = None
-    """Adapters, which alone are trained; None: all parameters are."""
+    """Adapters, which are then the only trained parameters; None: all parameters are trained."""
     tensor_inspect: TensorInspectConfig | None = None
-    """Statistics of tensors inside the model, by nvdlfw-inspect."""
+    """Statistics of tensors inside the model, collected by nvdlfw-inspect."""
 
     def installed_rules(self) -> Iterable[RuleLike]:
         """Return the rules of every package."""
-        rules: Iterable[RuleLike] = import_module("mb_trainer.preflight").RULES  # which imports this module
+        rules: Iterable[RuleLike] = import_module("mb_trainer.preflight").RULES  # avoids an import cycle
         return rules

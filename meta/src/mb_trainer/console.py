@@ -1,4 +1,4 @@
-"""What a person sees: lines on the console and in log.txt, progress bars on a terminal, the summary at the end."""
+"""Console output: lines on the console and in log.txt, progress bars on a terminal, and the final summary."""
 
 import logging
 import sys
@@ -17,10 +17,10 @@ from mb_metrics.logging_setup import OWN_LOGGERS
 
 
 class Voice:
-    """Text of one rank: to the console if this rank speaks for all, and always to log.txt once there is one.
+    """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
 
-    It is a text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above
-    the progress bar that is showing; elsewhere there is no bar.
+    A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
+    visible progress bar; elsewhere no bar is rendered.
     """
 
     def __init__(self, *, rank: int = 0, speaks: bool = True, stream: TextIO | None = None) -> None:
@@ -32,9 +32,9 @@ class Voice:
         self._line = ""
 
     def open_log(self, path: Path) -> None:
-        """Append to a file what was said so far and everything from here on.
+        """Append all output so far and all further output to a file.
 
-        Lines of ranks that do not speak carry their rank.
+        Lines of ranks other than the logging rank carry their rank.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = path.open("a", buffering=1)
@@ -47,17 +47,17 @@ class Voice:
         self.write(f"{text}\n")
 
     def write(self, text: str) -> int:
-        """Take text, and print it when its line is whole: a bar is only drawn between lines."""
+        """Buffer text and print complete lines: a progress bar is only redrawn between lines."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._put(line)
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: whole lines are printed at once."""
+        """Do nothing: complete lines are printed at once."""
 
     def close(self) -> None:
-        """Print what is left of a line, and close the log file."""
+        """Print the rest of an incomplete line, and close the log file."""
         if self._line:
             self.write("\n")
         if self._log is not None:
@@ -65,7 +65,7 @@ class Voice:
             self._log = None
 
     def log(self, text: str) -> None:
-        """Write lines to the log file only, or keep them for it."""
+        """Write lines to the log file only, or buffer them until it is open."""
         for line in text.splitlines():
             prefix = "" if self.speaks else f"[rank {self.rank}] "
             if self._log is not None:
@@ -80,7 +80,7 @@ class Voice:
 
     @contextmanager
     def warnings_logged(self) -> Iterator[None]:
-        """While the block runs, put Python's warnings of a rank that does not speak into the log, not on stderr."""
+        """Redirect Python's warnings of a non-logging rank from stderr to the log while the block runs."""
         before = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
@@ -95,7 +95,7 @@ class Voice:
 
     @contextmanager
     def records_logged(self, settings: LoggerConfig) -> Iterator[None]:
-        """While the block runs, put records of Python's loggers into the log; own warnings also on the console.
+        """Redirect records of Python's loggers to the log while the block runs; own warnings also to the console.
 
         Raises:
             mb_metrics.logging_setup.LoggingLevelError: the level in the environment is no number.
@@ -112,7 +112,7 @@ class Voice:
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
-        """Show a bar while the block runs, if this rank speaks and the console is a terminal."""
+        """Show a progress bar while the block runs, if this rank logs and the console is a terminal."""
         if not (self.speaks and self._console.is_terminal):
             yield Bar()
             return
@@ -122,14 +122,14 @@ class Voice:
 
 
 class VoiceHandler(logging.Handler):
-    """Hands records of Python's loggers to a voice."""
+    """Logging handler that forwards the records of Python's loggers to the output of a rank."""
 
     def __init__(self, voice: Voice) -> None:
         super().__init__()
         self._voice = voice
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say warnings and worse of the trainer's own packages, and log the rest."""
+        """Print records of the trainer's own packages from level WARNING on, and write the others to the log."""
         text = f"{record.levelname.lower()}: {record.getMessage()}"
         if record.levelno >= logging.WARNING and record.name.startswith(OWN_LOGGERS):
             self._voice.say(text)
@@ -139,12 +139,12 @@ class VoiceHandler(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A progress bar, or nothing where none is shown."""
+    """Progress bar; without effect where none is shown."""
 
     progress: Progress | None = None
     task: int = 0
 
     def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
-        """Move the bar to `done`, with another total or label if given."""
+        """Set the bar to `done`, and its total or label if given."""
         if self.progress is not None:
             self.progress.update(self.task, completed=done, total=total, description=label)  # type: ignore[arg-type]

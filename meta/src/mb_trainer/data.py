@@ -1,4 +1,4 @@
-"""What is read: the tokenizer, and iterators of batches that continue where the counters stand."""
+"""Input data: the tokenizer, and iterators of batches that start at the counters of the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ from mb_trainer.weights import kept_by_run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The tokenizer of a run."""
+    """Tokenizer of a run."""
 
     tokenizer: Tokenizer
 
@@ -51,7 +51,7 @@ class Vocabulary:
 def build_vocabulary(
     config: ConfigContainer, *, progress: Callable[[str, int, int], None] | None = None
 ) -> Vocabulary:
-    """Load the tokenizer that the configuration names and tokenize a text corpus by it, or let that bring its own."""
+    """Load the configured tokenizer and tokenize a text corpus with it, or let the corpus build its own tokenizer."""
     corpus = config.dataset if isinstance(config.dataset, TextCorpusConfig) else None
     if corpus is not None and config.tokenizer.tokenizer_type is None:
         file = prepare_corpus(corpus, progress=progress).tokenizer
@@ -67,34 +67,34 @@ def build_vocabulary(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSizes:
-    """How large training samples of different lengths are, on the average and without padding."""
+    """Average sizes of training samples of different lengths, without padding."""
 
     tokens: float
-    """Tokens of a sample, or of the samples in a pack."""
+    """Tokens of a sample, or of all samples in a pack."""
     attention_length: float
-    """Length of a sequence that has as much attention per token."""
+    """Length of a sequence with the same attention per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Where a run reads; None for a split that is not there, and on pipeline stages that read nothing."""
+    """Data iterators of a run; None for an absent split, and on pipeline stages that read no data."""
 
     train: Any
     valid: Any
-    """An iterator, or the loop's validation sets."""
+    """Iterator, or the loop's validation sets."""
     test: Any
     has_valid: bool
-    """Whether any rank has data for validation; alike on all of them."""
+    """Whether any rank has validation data; identical on all ranks."""
     has_test: bool
     sizes: SampleSizes | None = None
-    """None: every sample has as many tokens as the model reads."""
+    """Sizes of training samples; None: every sample has the model's sequence length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Makes iterators of this rank's batches.
+    """Factory of this rank's batch iterators.
 
-    Under interleaving an iterator is a list with one per chunk, all of which yield the same batches.
+    Under interleaving an iterator is a list with one entry per chunk, all of which yield the same batches.
     """
 
     config: ConfigContainer
@@ -104,7 +104,7 @@ class Batches:
     def __call__(
         self, dataset: Any, *, consumed: int, micro_batch_size: int | None, global_batch_size: int | None
     ) -> Any:
-        """Return what goes on behind the samples that all ranks have consumed; None where there is nothing to read."""
+        """Return an iterator that starts after the samples consumed by all ranks; None where no data is read."""
         if dataset is None or not (reads_data(self.groups) or packs(self.config)):
             return None
         step = (micro_batch_size or 1) * self.groups.dp.size()
@@ -128,25 +128,25 @@ class Batches:
 
 
 def packs(config: ConfigContainer) -> bool:
-    """Say whether samples are packed; then every pipeline stage reads where they begin."""
+    """Return whether samples are packed; every pipeline stage then reads the sequence boundaries."""
     dataset = config.dataset
     return isinstance(dataset, FinetuningDatasetConfig) and dataset.packed_sequence_specs is not None
 
 
 def reads_data(groups: ProcessGroupCollection) -> bool:
-    """Say whether this pipeline stage reads data: the first for its tokens, the last for its labels."""
+    """Return whether this pipeline stage reads data: the first reads tokens, the last reads labels."""
     return groups.pp.rank() in (0, groups.pp.size() - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """The datasets of a run; None for a split that is not there, and on pipeline stages that read nothing."""
+    """Datasets of a run; None for an absent split, and on pipeline stages that read no data."""
 
     train: Any
     valid: Any
     test: Any
     valid_sets: Sequence[NamedDataset] | None = None
-    """Whole or several validation sets, in the place of `valid`; None: the validation data is one endless stream."""
+    """Complete or several validation sets, instead of `valid`; None: the validation data is one endless stream."""
 
 
 def build_splits(
@@ -156,13 +156,13 @@ def build_splits(
     groups: ProcessGroupCollection,
     say: Callable[[str], None] | None = None,
 ) -> Splits:
-    """Build the datasets, of which nothing is read yet. Collective over the world.
+    """Build the datasets without reading samples. Collective over the world.
 
-    `say` is told what became of the lines of fine-tuning data.
+    `say` receives a message on the lines of fine-tuning data.
 
     Raises:
         NotEnoughSamplesError: a dataset is too small.
-        ValidationSetError: the validation sets are not those that the settings ask for.
+        ValidationSetError: the validation sets do not match the settings.
     """
     config.dataset.finalize()
     counts = sample_counts(config)
@@ -185,7 +185,7 @@ def build_splits(
 def build_validation_sets(
     config: ConfigContainer, counts: SampleCounts, *, build: Callable[..., Any]
 ) -> list[NamedDataset]:
-    """Build whole or several validation sets, none where no evaluation is due. Collective over the world."""
+    """Build complete or several validation sets; none if no evaluation is scheduled. Collective over the world."""
     validation = config.validation
     if not (validation.eval_interval or validation.skip_train):
         return []
@@ -194,9 +194,10 @@ def build_validation_sets(
 
 
 def own_position(config: ConfigContainer, splits: Splits, *, groups: ProcessGroupCollection) -> Any:
-    """Return the training iterator of an external loader, at its start; None elsewhere: counters say where others are.
+    """Return the training iterator of an external loader, at its start; None for other loaders.
 
-    It is there before a checkpoint is loaded, which may hold its position.
+    The counters of the run are the position of all other loaders. The iterator exists before a checkpoint is loaded,
+    because the checkpoint may hold its position.
     """
     if config.dataset.dataloader_type != "external":
         return None
@@ -217,12 +218,12 @@ def build_data(
     worker_init_fn: Callable[[int], None] | None = None,
     positioned_train: Any = None,
 ) -> Data:
-    """Build the iterators that continue at the counters of `state`. Collective over the world.
+    """Build the iterators, positioned at the counters of `state`. Collective over the world.
 
-    `positioned_train` is what `own_position` returned, put where it stood by now.
+    `positioned_train` is the iterator of `own_position`, its position restored.
 
     Raises:
-        NotEnoughSamplesError: a whole validation set fills no batch.
+        NotEnoughSamplesError: a complete validation set fills no batch.
     """
     train, validation = config.train, config.validation
     batches = Batches(config=config, groups=groups, worker_init_fn=worker_init_fn)
@@ -264,23 +265,23 @@ def build_data(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """How far samples of different lengths are padded, besides to the longest of their micro-batch."""
+    """Padding of samples of different lengths, in addition to the longest of their micro-batch."""
 
     whole: bool
-    """To `seq_length`: stages of a pipeline and ranks with other experts exchange tensors of one size."""
+    """Pad to `seq_length`: pipeline stages and expert-parallel ranks exchange tensors of one size."""
     multiple: int
-    """To a multiple of this, which what cuts a sequence, or computes on blocks of it, can take."""
+    """Pad to a multiple of this number, as required by sequence splits and by kernels that compute on blocks."""
 
 
 def sample_sizes(dataset: Any) -> SampleSizes | None:
-    """Return how large the samples of a dataset are, where they differ."""
+    """Return the average sizes of a dataset's samples, if they differ in length."""
     if not isinstance(dataset, FinetuningDataset | PackedDataset):
         return None
     return SampleSizes(tokens=dataset.mean_tokens, attention_length=dataset.attention_length)
 
 
 def padding_of(model: Any) -> Padding:
-    """Return the padding that a model's layout needs."""
+    """Return the padding that the model's parallelism requires."""
     tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
     cut = (
         2 * cp if cp > 1 else 1,
@@ -296,7 +297,7 @@ def padding_of(model: Any) -> Padding:
 
 
 def sample_counts(config: ConfigContainer) -> SampleCounts:
-    """Count the samples of each split that the run draws; a run that only evaluates does so once."""
+    """Count the samples that the run reads from each split; an evaluation-only run evaluates once."""
     train, validation = config.train, config.validation
     steps = train.train_iters or 0
     scheduled = train.step_batch_size_schedule is not None
@@ -323,7 +324,7 @@ def build_datasets(
     say: Callable[[str], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Build the train, validation and test datasets of a section with as many samples as the run draws."""
+    """Build the train, validation and test datasets of a section with as many samples as the run reads."""
     context = DatasetBuildContext(
         train_samples=counts.train,
         valid_samples=counts.valid,

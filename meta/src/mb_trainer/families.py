@@ -1,4 +1,4 @@
-"""Model families: what the trainer needs to know of each, found by the class of the section `model`."""
+"""Model families: what the trainer needs for each, looked up by the class of the section `model`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Provider(Protocol):
 
     @property
     def transformer(self) -> Any:
-        """Megatron's configuration of the model, whose run-time hooks the trainer sets."""
+        """Megatron's configuration of the model; the trainer sets its run-time hooks."""
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +51,7 @@ class Provider(Protocol):
 
 
 class ForwardStep(Protocol):
-    """Runs one microbatch through one chunk, as Megatron's schedules call it."""
+    """Forward step of one microbatch through one chunk, as called by Megatron's schedules."""
 
     def __call__(
         self, data_iterator: Iterator[Any] | None, model: torch.nn.Module, return_schedule_plan: bool = False
@@ -61,22 +61,22 @@ class ForwardStep(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How models of one family are built and trained."""
+    """Functions and layers with which models of one family are built and trained."""
 
     provider: Callable[..., Provider]
     """Called as (section, layer_spec=, device=, tokenizer_vocab_size=)."""
     forward_step: Callable[..., ForwardStep]
     """Called as (inspect_loss=)."""
     parameters: Callable[..., int]
-    """Weights of the whole model, called as (section, vocab_size=)."""
+    """Number of parameters of the complete model, called as (section, vocab_size=)."""
     host: StackSpec
-    """Layers where there is no GPU, in whatever form the provider takes: those of a T5 are a pair."""
+    """Layers without a GPU, in the form that the provider takes: a pair for T5."""
     local: StackSpec | None = None
-    """Layers on a GPU without Transformer Engine; None: the family needs it there."""
+    """Layers on a GPU without Transformer Engine; None: the family requires it there."""
     transformer_engine: StackSpec | None = None
     """Layers of Transformer Engine."""
     continues_text: bool = True
-    """What it writes is the text that follows a prompt."""
+    """Whether the model generates the text that follows a prompt."""
 
 
 GPT = Family(
@@ -121,7 +121,7 @@ FAMILIES: Mapping[type, Family] = {
     T5ModelConfig: T5,
     MimoModelConfig: MIMO,
 }
-"""Every family by the class of its section."""
+"""Families by the class of their section."""
 
 
 def family_of(section: object) -> Family:

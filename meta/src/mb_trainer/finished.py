@@ -1,4 +1,4 @@
-"""Whether a run has all its steps: the checkpoint that a load would take, its content compared. Imports torch."""
+"""Completion of a run: whether the verified checkpoint that a load would take has all steps. Imports torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +15,9 @@ Find = Callable[[Mapping[Path, str]], SelectedCheckpoint | None]
 
 
 def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -> SelectedCheckpoint | None:
-    """Return the sound checkpoint that a run of so many steps would go on from, if it has them all; else None.
+    """Return the intact checkpoint that a run of `steps` steps would resume from, if it has all steps; else None.
 
-    One process alone; it reads the checkpoint, unless `checkpoint.verify_integrity` is false.
+    For a single process. Reads the content of the checkpoint unless `checkpoint.verify_integrity` is false.
 
     Raises:
         mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: a load would raise it.
@@ -40,9 +40,10 @@ def last_checkpoint(checkpoint: CheckpointConfig, *, steps: int, voice: Voice) -
 def last_checkpoint_of_all(
     checkpoint: CheckpointConfig, *, steps: int, seems_there: bool = True
 ) -> SelectedCheckpoint | None:
-    """Return what `last_checkpoint` does, on every rank alike; they share the reading. Collective over the world.
+    """Return the result of `last_checkpoint` on every rank; the ranks share the reading. Collective over the world.
 
-    `seems_there` says whether it is worth looking, on rank 0: each rank has seen the folder at a moment of its own.
+    `seems_there` decides on rank 0 whether the content is read at all: the ranks list the folder at different times
+    and may see different names.
     """
     if not on_rank_zero(lambda: seems_there):
         return None
@@ -56,7 +57,7 @@ def last_checkpoint_of_all(
 
 
 def resumed_step(checkpoint: CheckpointConfig) -> int:
-    """Return the step that a load would go on from, its content not looked at; 0 where it would begin anew.
+    """Return the step that a load would resume from, without reading its content; 0 for a fresh start.
 
     Raises:
         mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: a load would raise it.
@@ -66,7 +67,7 @@ def resumed_step(checkpoint: CheckpointConfig) -> int:
 
 
 def at_the_end(checkpoint: CheckpointConfig, *, steps: int) -> Find:
-    """Return what names the checkpoint that would be resumed from, if it has so many steps."""
+    """Return a function that finds the checkpoint to resume from, if it has `steps` steps."""
 
     def find(rejected: Mapping[Path, str]) -> SelectedCheckpoint | None:
         source, chosen = find_checkpoint(checkpoint, rejected)

@@ -1,6 +1,6 @@
-"""The command line `mb`: arguments in, exit code out. The work is done in `mb_trainer.commands`.
+"""Command line `mb`: parses arguments and returns exit codes. `mb_trainer.commands` implements the commands.
 
-Each command imports its module when it is called, so that `mb --help` answers at once and `mb recipes` needs no torch.
+Each command imports its module when it is called, so that `mb --help` starts fast and `mb recipes` needs no torch.
 """
 
 import sys
@@ -23,10 +23,10 @@ from mb_trainer.cli_weights import weights
 
 
 class OverridesWithDashes(TyperGroup):
-    """Commands that report the line that works where an override is written as an option."""
+    """Command group that prints the corrected command line when an override is written as an option (`--key=value`)."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
-        """Run the command line; add a line to the report of an unknown option that is an override."""
+        """Run the command line. If an unknown option is an override, print the corrected command line as well."""
         words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
         try:
             return super().main(args, *more, **settings)
@@ -38,7 +38,7 @@ class OverridesWithDashes(TyperGroup):
 
 
 USAGE = 2
-"""Exit code of a command line that cannot be read."""
+"""Exit code of a command line that cannot be parsed."""
 
 app = typer.Typer(
     name="mb",
@@ -57,7 +57,7 @@ app.add_typer(ckpt, name="ckpt")
 
 
 def show_version(wanted: bool) -> None:
-    """Print the versions and end, where they were asked for."""
+    """Print the versions and exit if `--version` is given."""
     if wanted:
         raise typer.Exit(command("version").version())
 
@@ -79,6 +79,6 @@ def options(
 
 def main() -> None:
     """Run the command line."""
-    # torch warns when it finds the package `pynvml`, which nvidia-resiliency-ext requires: a user cannot change that
+    # torch warns when the package `pynvml` is installed. nvidia-resiliency-ext requires it: a user cannot change that
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     sys.exit(app())

@@ -1,4 +1,4 @@
-"""The part of the command line that looks at checkpoints: `mb ckpt ls`, `show`, `verify`, `diff`, `prune`."""
+"""Command line for checkpoints: `mb ckpt ls`, `show`, `verify`, `diff`, `prune`."""
 
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ Step = Annotated[
 
 
 def work() -> Any:
-    """Import what does the work."""
+    """Import the implementation of the commands, and return it."""
     return import_module("mb_trainer.commands.ckpt")
 
 

@@ -1,4 +1,4 @@
-"""The part of the command line about configurations: `mb recipes`, `check`, `plan`, `sweep`, `explain`, `config`."""
+"""Command line for configurations: `mb recipes`, `check`, `plan`, `sweep`, `explain`, `config`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The part of the command line about data: `mb data build`, `index`, `show`, `verify`, `stats`."""
+"""Command line for data: `mb data build`, `index`, `show`, `verify`, `stats`."""
 
 from pathlib import Path
 from typing import Annotated

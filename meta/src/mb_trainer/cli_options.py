@@ -1,4 +1,4 @@
-"""Arguments and options that several commands of `mb` have, and how a command finds what does its work."""
+"""Arguments and options that several commands of `mb` share, and the lazy import of their implementations."""
 
 import re
 from importlib import import_module
@@ -13,10 +13,10 @@ from mb_config.paths import expand_home, is_url
 
 
 def version(text: str | None) -> str | None:
-    """Return a version as it was typed.
+    """Return a version unchanged.
 
     Raises:
-        typer.BadParameter: it does not begin with a number.
+        typer.BadParameter: The text is not a version that begins with a number.
     """
     if text is not None and re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
         raise typer.BadParameter(f"{text!r} is no version, such as 2.20")
@@ -27,12 +27,14 @@ def known_gpu(text: str | None) -> str | None:
     """Return the short name of a GPU.
 
     Raises:
-        typer.BadParameter: the GPU is not known.
+        typer.BadParameter: The GPU is unknown.
     """
     try:
         return text and gpu_short_name(text, field="--gpu")
     except UnknownGpuError as error:
-        raise typer.BadParameter(str(error).removeprefix("--gpu: ")) from error  # typer names the option
+        raise typer.BadParameter(
+            str(error).removeprefix("--gpu: ")
+        ) from error  # typer adds the name of the option
 
 
 Recipe = Annotated[
@@ -52,10 +54,11 @@ ConfigFiles = Annotated[
 
 
 def run_folder(written: str) -> Path:
-    """Return the run folder as it was typed.
+    """Return the path of the run folder, with a leading `~` expanded.
 
     Raises:
-        typer.BadParameter: it is a URL, or "", as in `--out "$RUN"` without RUN, which would be the current folder.
+        typer.BadParameter: The text is a URL, or empty. `--out "$RUN"` without RUN is empty, and would be the current
+            folder.
     """
     if not written:
         raise typer.BadParameter(
@@ -129,7 +132,7 @@ Apex = Annotated[
 
 
 def trust(context: typer.Context, folders: list[Path] | None) -> list[Path] | None:
-    """Trust the folders for the length of the command."""
+    """Trust the folders until the command ends."""
     context.with_resource(trusted(*(folders or ())))
     return folders
 
@@ -148,5 +151,5 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def command(name: str) -> Any:
-    """Import the module behind a command; only the command that was asked for is loaded."""
+    """Import and return the module that implements a command. The modules of other commands are not loaded."""
     return import_module(f"mb_trainer.commands.{name}")

@@ -1,4 +1,4 @@
-"""The part of the command line that trains: `mb pretrain`, `finetune`, `verify-resume`."""
+"""Command line for training: `mb pretrain`, `finetune`, `verify-resume`."""
 
 from pathlib import Path
 from typing import Annotated

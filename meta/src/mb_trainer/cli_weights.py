@@ -1,4 +1,4 @@
-"""The part of the command line for weights from and to other programs: `mb import-hf`, `export-hf`."""
+"""Command line for the import and export of weights: `mb import-hf`, `export-hf`."""
 
 from pathlib import Path
 from typing import Annotated

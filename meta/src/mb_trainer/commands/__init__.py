@@ -1,1 +1,1 @@
-"""The work behind each command: words in, exit code out."""
+"""Implementations of the commands: functions that take parsed arguments and return an exit code."""

@@ -1,4 +1,4 @@
-"""`mb ckpt ls|show|verify|diff|prune`."""
+"""Implementation of `mb ckpt ls|show|verify|diff|prune`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -27,7 +27,7 @@ from mb_trainer.console import Voice
 from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
 
 SHOWN = 20
-"""Tensors that `show` names."""
+"""Maximum number of tensors that `show` lists."""
 
 UNREAD = (
     CheckpointNotFoundError,
@@ -36,11 +36,11 @@ UNREAD = (
     ManifestError,
     TrainStateError,
 )
-"""What these commands are asked for cannot be read; elsewhere it is what keeps a run from going on."""
+"""Errors that mean unreadable input in these commands. Elsewhere they mean that a run cannot resume."""
 
 
 def reading(work: Callable[[], int]) -> Callable[[], int]:
-    """Return the work with one error, and so one exit code, for whatever could not be read."""
+    """Wrap `work` so that all errors of unreadable input become one error, with one exit code."""
 
     def read() -> int:
         try:
@@ -52,10 +52,10 @@ def reading(work: Callable[[], int]) -> Callable[[], int]:
 
 
 def checkpoints_of(folder: Path) -> Path:
-    """Return the folder with the checkpoints: the one given, or the one inside a run folder.
+    """Return the folder with the checkpoints: the given one, or the one inside a run folder.
 
     Raises:
-        NoCheckpointError: there is no such folder.
+        NoCheckpointError: The folder does not exist.
     """
     if not folder.is_dir():
         raise NoCheckpointError(f"{folder}: no such folder. Name a run's folder, such as runs/gpt_tiny.")
@@ -63,10 +63,10 @@ def checkpoints_of(folder: Path) -> Path:
 
 
 def holder_of(folder: Path) -> Path:
-    """Return the folder with the checkpoints, as `checkpoints_of`.
+    """Return the folder with the checkpoints, as `checkpoints_of` does, and reject a single checkpoint.
 
     Raises:
-        NoCheckpointError: there is no such folder, or it is one checkpoint.
+        NoCheckpointError: The folder does not exist, or it is one checkpoint.
     """
     holder = checkpoints_of(folder)
     if is_iteration_directory(holder):
@@ -77,7 +77,7 @@ def holder_of(folder: Path) -> Path:
 
 
 def ls(folder: Path, *, as_json: bool) -> int:
-    """Print a line per checkpoint; return the exit code."""
+    """Print one line per checkpoint. Return the exit code."""
 
     def work() -> int:
         found = list_checkpoints(holder_of(folder))
@@ -91,7 +91,7 @@ def ls(folder: Path, *, as_json: bool) -> int:
 
 
 def line_of(each: ListedCheckpoint) -> str:
-    """Return one line of the listing."""
+    """Return the line of one checkpoint in the listing."""
     state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "whole")
     if not each.has_manifest and not each.unfinished:
         state = f"{state}, no manifest: nothing tells whether its files are as they were"
@@ -101,17 +101,17 @@ def line_of(each: ListedCheckpoint) -> str:
 
 
 def tracker_lines(root: Path) -> list[str]:
-    """Return a line for each tracker of which there is something to say."""
+    """Return one line for each tracker that has a remark."""
     return [f"{each.path.name} {each.text}" for each in check_trackers(root)]
 
 
 def passed_lines(passed: Sequence[SkippedCheckpoint]) -> list[str]:
-    """Return a line for each checkpoint that was not taken."""
+    """Return one line for each checkpoint that was skipped."""
     return [f"passed over {each.path}: {each.reason}" for each in passed]
 
 
 def show(folder: Path, *, step: int | None, as_json: bool) -> int:
-    """Print what a checkpoint holds; return the exit code."""
+    """Print the contents of a checkpoint. Return the exit code."""
 
     def work() -> int:
         found = describe_checkpoint(checkpoints_of(folder), step=step)
@@ -136,7 +136,7 @@ def show(folder: Path, *, step: int | None, as_json: bool) -> int:
 
 
 def layout_lines(layout: Mapping[str, int]) -> list[str]:
-    """Return a line with the parallel sizes; a line for each module that has ranks of its own, and then the rest."""
+    """Return the lines of the parallel sizes: one per module with its own parallelism, then one for all other sizes."""
     modules: dict[str, dict[str, int]] = {}
     rest = {}
     for name, size in layout.items():
@@ -152,12 +152,12 @@ def layout_lines(layout: Mapping[str, int]) -> list[str]:
 
 
 def listed(entries: Mapping[str, object]) -> str:
-    """Return names and values in one line."""
+    """Return names and values as one line."""
     return ", ".join(f"{name}={value}" for name, value in entries.items())
 
 
 def verify(folder: Path, *, as_json: bool) -> int:
-    """Read every file of every checkpoint; return 0 if all are sound, 1 if not."""
+    """Read every file of every checkpoint. Return 0 if all are intact, otherwise 1."""
 
     def work() -> int:
         where = checkpoints_of(folder)
@@ -180,7 +180,7 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
 
 def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
-    """Print in what two checkpoints differ; return 0 if in nothing, 1 otherwise."""
+    """Print the differences of two checkpoints. Return 0 if there are none, otherwise 1."""
 
     def work() -> int:
         found = diff_checkpoints(checkpoints_of(old), checkpoints_of(new), values=values)
@@ -206,7 +206,7 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
 
 
 def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool, as_json: bool) -> int:
-    """Delete old checkpoints, and what killed saves left; return 0, or 1 if something that should go is still there."""
+    """Delete old checkpoints and the remains of killed saves. Return 1 if any could not be removed, otherwise 0."""
 
     def work() -> int:
         where = holder_of(folder)
@@ -224,7 +224,7 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
 
 
 def plain(record: object) -> Any:
-    """Return a record as what JSON knows."""
+    """Convert a record to types that JSON supports."""
     return _simple(asdict(record) if is_dataclass(record) and not isinstance(record, type) else record)
 
 
@@ -240,7 +240,7 @@ UNITS: tuple[tuple[float, str], ...] = ((2**40, "TiB"), (2**30, "GiB"), (2**20, 
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes with its unit."""
     for unit, name in UNITS:
         if count >= unit:
             return f"{count / unit:.1f} {name}"

@@ -1,4 +1,4 @@
-"""`mb data build|index|show|verify|stats`."""
+"""Implementation of `mb data build|index|show|verify|stats`."""
 
 import sys
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ dataset:
 tokenizer: {{tokenizer_type: {kind}, tokenizer_model: {tokenizer}}}"""
 
 SHOWN = 64
-"""Token ids of a document that are printed; --json has all."""
+"""Maximum number of token ids of a document that are printed; `--json` prints all."""
 
 WIDTH = 40
-"""Characters of the longest bar of a histogram."""
+"""Length of the longest bar of a histogram, in characters."""
 
 OF_DATA = ("dataset.", "tokenizer.", "train.", "validation.")
-"""Sections that sample indices depend on."""
+"""Prefixes of the fields that sample indices depend on."""
 
 
 def build(
@@ -57,7 +57,7 @@ def build(
     overwrite: bool,
     as_json: bool,
 ) -> int:
-    """Write PREFIX.bin and PREFIX.idx, with a progress bar on a terminal; return the exit code."""
+    """Write PREFIX.bin and PREFIX.idx, with a progress bar on a terminal. Return the exit code."""
 
     def work() -> int:
         if not overwrite and prefix.with_name(f"{prefix.name}.bin").exists():
@@ -85,7 +85,7 @@ def build(
 def index(
     words: Sequence[str], *, files: Sequence[Path], world_size: int | None, workers: int, as_json: bool
 ) -> int:
-    """Build what a run on these data needs before its first step; return the exit code."""
+    """Build the corpus and the sample indices that a run needs before its first step. Return the exit code."""
 
     def work() -> int:
         target = Target(
@@ -97,10 +97,9 @@ def index(
             raise ConfigError(wrong)
         verify_data(request.config)
         if "megatron.core" not in sys.modules:
-            mb_host.install()  # imports megatron without its notices; datasets need nothing else of it
-        indexing = import_module(
-            "mb_trainer.indexing"
-        )  # torch and megatron: seconds, and only after all checks
+            mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch
+        # torch and megatron take seconds to import: load them after all checks
+        indexing = import_module("mb_trainer.indexing")
         with Voice(stream=sys.stderr).progress("index", 1) as bar:
             found = indexing.build_indices(
                 request.config,
@@ -117,12 +116,12 @@ def index(
 
 
 def of_data(problem: Problem) -> bool:
-    """Say whether a problem speaks of the data alone."""
+    """Return whether all fields of a problem are settings of the data."""
     return all(path.startswith(OF_DATA) for path in problem.fields)
 
 
 def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> int:
-    """Print one document, as text if there is a tokenizer; return the exit code."""
+    """Print one document, with its text if a tokenizer is given. Return the exit code."""
 
     def work() -> int:
         reader = IndexedReader(prefix)
@@ -141,7 +140,7 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
 
 
 def verify(prefixes: Sequence[str], *, tokenizer: Path | None, as_json: bool) -> int:
-    """Read all of each pair; return 0 if all are whole, 1 if not."""
+    """Read each pair in full. Return 0 if all are intact, otherwise 1."""
 
     def work() -> int:
         known = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -163,7 +162,7 @@ def verify(prefixes: Sequence[str], *, tokenizer: Path | None, as_json: bool) ->
 
 
 def stats(blend: Sequence[str], *, read_tokens: int | None, as_json: bool) -> int:
-    """Print what each part of a blend is like; return the exit code."""
+    """Print the statistics of each part of a blend. Return the exit code."""
 
     def work() -> int:
         try:
@@ -178,7 +177,7 @@ def stats(blend: Sequence[str], *, read_tokens: int | None, as_json: bool) -> in
 
 
 def lines_of(part: PrefixStats) -> list[str]:
-    """Describe a part of a blend, with a histogram of the lengths of its documents."""
+    """Return the statistics of a part of a blend as lines, with a histogram of its document lengths."""
     head = f"{part.prefix}: {part.documents:,} documents, {part.tokens:,} tokens ({part.dtype})"
     share = f"  share of the blend {part.share:.1%}"
     if part.epochs is not None:

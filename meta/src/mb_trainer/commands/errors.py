@@ -1,4 +1,4 @@
-"""Errors that a user can cause become one message on stderr and an exit code; all others keep their traceback."""
+"""Translation of user errors into one message on stderr and an exit code. Other errors keep their traceback."""
 
 import errno
 import os
@@ -60,19 +60,19 @@ from mb_verify import VerificationError
 
 
 class LaunchError(ValueError):
-    """Processes were asked for in a way that cannot be."""
+    """Invalid request for processes or for a blend."""
 
 
 class NothingToIndexError(ValueError):
-    """Data for which nothing can be built ahead of a run."""
+    """Data for which nothing can be built before a run."""
 
 
 class OutputExistsError(FileExistsError):
-    """A file that would be overwritten."""
+    """Output file that already exists and would be overwritten."""
 
 
 class UnwritableError(OSError):
-    """A file that cannot be written."""
+    """Output file that cannot be written."""
 
 
 REFUSED = 1
@@ -94,7 +94,7 @@ CANNOT_BE_READ = (
     TokenizerError,
     WorldError,
 )
-"""What was asked for could not be read."""
+"""Errors of input that cannot be read (exit code 2)."""
 
 CANNOT_BE_DONE = (
     BatchError,
@@ -142,7 +142,7 @@ CANNOT_BE_DONE = (
     VocabularyError,
     WorkerError,
 )
-"""It was read, and cannot or must not be done."""
+"""Errors of valid input whose request cannot or must not be fulfilled (exit code 1)."""
 
 CANNOT_BE_REACHED = (
     errno.EACCES,
@@ -153,14 +153,14 @@ CANNOT_BE_REACHED = (
     errno.EISDIR,
     errno.EEXIST,
 )
-"""Numbers of errors that say of a path that this user cannot use it."""
+"""Values of `errno` for a path that this user cannot access."""
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:
-    """Do the work and return its exit code, or say what went wrong and return the code of that.
+    """Run `work` and return its exit code, or report its error and return the exit code of the error.
 
-    An error that a user can cause is one message on stderr; any other keeps its traceback. A process that a launcher
-    watches leaves both to the launcher, which shows the first of all processes.
+    An error that a user can cause is printed as one message on stderr; any other error keeps its traceback. A process
+    that a launcher monitors records both for the launcher, which prints the first error of all processes.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -179,7 +179,7 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None =
 
 
 def message_of(error: Exception) -> tuple[str, int] | None:
-    """Return the message and the exit code of an error that a user can cause, None for any other."""
+    """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, ConfigError):
         return described(error.problems), REFUSED
     if isinstance(error, CANNOT_BE_READ):
@@ -194,7 +194,7 @@ def message_of(error: Exception) -> tuple[str, int] | None:
 
 
 def described(problems: Sequence[Problem]) -> str:
-    """Write a line per problem, with the places where the user set the values that it speaks of."""
+    """Return one line per problem, with the origins of the involved values that the user set."""
     lines = []
     for problem in problems:
         chosen = {

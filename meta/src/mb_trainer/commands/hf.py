@@ -1,4 +1,4 @@
-"""`mb import-hf` and `mb export-hf`."""
+"""Implementation of `mb import-hf` and `mb export-hf`."""
 
 import sys
 from functools import partial
@@ -10,11 +10,11 @@ from mb_trainer.commands.errors import OutputExistsError, reported
 
 
 def import_hf(folder: Path, *, out: Path) -> int:
-    """Turn a folder in Hugging Face's form into a checkpoint; return the exit code."""
+    """Convert a folder in Hugging Face format into a checkpoint. Return the exit code."""
 
     def work() -> int:
         refuse_files_in(out)
-        mb_host.install(force=True)  # before megatron is imported: weights are converted on the host
+        mb_host.install(force=True)  # must run before megatron is imported; weights are converted on the CPU
         parameters = import_module("mb_trainer.hugging_face").import_folder(folder, out)
         print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
         print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
@@ -24,7 +24,7 @@ def import_hf(folder: Path, *, out: Path) -> int:
 
 
 def export_hf(run: Path, *, out: Path, adapters: bool) -> int:
-    """Write a run's newest whole checkpoint, or its adapters alone, in Hugging Face's form; return the exit code."""
+    """Write a run's newest intact checkpoint, or only its adapters, in Hugging Face format; return the exit code."""
 
     def work() -> int:
         refuse_files_in(out)
@@ -38,7 +38,7 @@ def export_hf(run: Path, *, out: Path, adapters: bool) -> int:
 
 
 def refuse_files_in(out: Path) -> None:
-    """Refuse a folder that holds files: they would be mixed with the new ones."""
+    """Reject an output folder that is not empty: its files would be mixed with the new ones."""
     if out.is_dir() and any(out.iterdir()):
         raise OutputExistsError(
             f"--out: {out} holds files, which would be mixed with the new ones. Name another."

@@ -1,4 +1,4 @@
-"""`mb plan`: parameters, memory, work and waiting of a run, before anything is built. No torch."""
+"""Implementation of `mb plan`: parameters, memory, FLOPs and pipeline bubble of a run. Needs no model and no torch."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def plan(  # noqa: PLR0913 - options of a command
     picture: Path | None,
     as_json: bool,
 ) -> int:
-    """Print what the run will need, and draw it if a picture is asked for."""
+    """Print the resources that a run needs, and write a memory chart if `picture` is given. Return the exit code."""
 
     def work() -> int:
         request = read_request(words, files=files)
@@ -51,7 +51,7 @@ def plan(  # noqa: PLR0913 - options of a command
             outlook = look_ahead(config, world_size=world)
         except PlanError:
             unread = [problem for problem in findings.errors if problem.id == "D99"]
-            if unread:  # without the tokenizer the embedding has no size
+            if unread:  # without the tokenizer the size of the embedding is unknown
                 raise ConfigError(unread) from None
             raise
         if picture is not None:
@@ -68,7 +68,7 @@ def plan(  # noqa: PLR0913 - options of a command
 
 
 def write_picture(path: Path, outlook: Outlook, *, title: str, gpu: str | None) -> None:
-    """Draw the plan into an SVG file."""
+    """Write the memory chart of the plan to an SVG file."""
     memory = GPU_MEMORY.get(gpu or "")
     limit = None if memory is None else memory.size
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def write_picture(path: Path, outlook: Outlook, *, title: str, gpu: str | None) 
 
 
 def print_outlook(outlook: Outlook, config: ConfigContainer, *, name: str, gpu: str | None) -> None:
-    """Print a table of the stages, and the figures of the whole."""
+    """Print a table of the stages, then the statistics of the complete run."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     unit = unit_of(max(map(counted_bytes, outlook.plan.stages)))
     console.print(f"[bold]{name}[/bold] on {layout(config, outlook)}; memory of one rank in {unit.name}")
@@ -89,13 +89,13 @@ def print_outlook(outlook: Outlook, config: ConfigContainer, *, name: str, gpu: 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of memory."""
+    """Unit of memory."""
 
     name: str
     size: int
 
     def __call__(self, size: float | None) -> str:
-        """Return bytes in this unit; "?" for what is not counted."""
+        """Format a number of bytes in this unit; "?" for a size that is not counted."""
         return "?" if size is None else f"{size / self.size:,.2f}"
 
 
@@ -103,17 +103,17 @@ GIB, MIB = Unit("GiB", 2**30), Unit("MiB", 2**20)
 
 
 def unit_of(size: float) -> Unit:
-    """Return the unit that suits a size."""
+    """Return GiB for sizes of at least one GiB, otherwise MiB."""
     return GIB if size >= GIB.size else MIB
 
 
 def counted_bytes(stage: StagePlan) -> int:
-    """Return what is counted of a rank's memory."""
+    """Return the sum of the counted parts of a rank's memory, in bytes."""
     return sum(getattr(stage.rank_bytes, kind) or 0 for kind in KINDS[:-1])
 
 
 def layout(config: ConfigContainer, outlook: Outlook) -> str:
-    """Return how the ranks share the model, in short."""
+    """Return the parallel layout of the model as short text."""
     model, plan = config.model, outlook.plan
     processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
     if isinstance(model, MimoModelConfig) and model.has_module_layouts:
@@ -131,7 +131,7 @@ def layout(config: ConfigContainer, outlook: Outlook) -> str:
 
 
 def modules(model: MimoModelConfig, world_size: int) -> str:
-    """Return how encoder and language model share the ranks, in short."""
+    """Return the parallel layouts of encoder and language model as short text."""
     return "; ".join(
         f"{name} tp {ranks.tensor_parallel_size} dp {ranks.data_parallel_size}"
         for name, ranks in zip(
@@ -141,7 +141,7 @@ def modules(model: MimoModelConfig, world_size: int) -> str:
 
 
 def stage_table(outlook: Outlook, unit: Unit) -> Table:
-    """Return a table with a row for each pipeline stage."""
+    """Return a table with one row per pipeline stage."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "layers", "parameters", "on a rank", *KINDS):
         table.add_column(column, justify="right")
@@ -160,7 +160,7 @@ def stage_table(outlook: Outlook, unit: Unit) -> Table:
 
 
 def figures(outlook: Outlook, *, gpu: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the figures of the whole run, each with its name."""
+    """Yield the statistics of the complete run as (name, text)."""
     plan = outlook.plan
     yield (
         "parameters",
@@ -186,7 +186,7 @@ def figures(outlook: Outlook, *, gpu: str | None) -> Iterator[tuple[str, str]]:
 
 
 def fit(stage: StagePlan, gpu: str) -> str:
-    """Say whether the fullest stage fits a GPU."""
+    """Return text that states whether the stage with the highest memory use fits the GPU."""
     limit = GPU_MEMORY[gpu].size
     need = stage.rank_bytes.total
     if need is None:
@@ -202,7 +202,7 @@ def shares(parts: Mapping[str, float], whole: float) -> str:
 
 
 def flops(number: float) -> str:
-    """Return a number of floating-point operations with its prefix."""
+    """Format a number of floating-point operations with an SI prefix."""
     for prefix in ("", "k", "M", "G", "T", "P", "E"):
         if number < 1000:
             return f"{number:.3g} {prefix}FLOP"
@@ -211,7 +211,7 @@ def flops(number: float) -> str:
 
 
 def remarks(outlook: Outlook, *, problems: int, gpu: str | None, assumed: bool) -> Iterator[str]:
-    """Yield what a person should know beside the figures."""
+    """Yield the remarks that follow the statistics, on stderr."""
     if problems:
         yield f"{counted(problems, 'problem')}, see mb check: the run would be refused as it is"
     if assumed:

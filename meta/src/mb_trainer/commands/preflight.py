@@ -1,4 +1,4 @@
-"""`mb check`, `mb explain` and `mb config show`: what can be known before launch. No torch."""
+"""Implementation of `mb check`, `mb explain` and `mb config show`: checks before the launch. Needs no torch."""
 
 import difflib
 import json
@@ -25,25 +25,25 @@ from mb_trainer.run_folder import folder_of, place
 
 
 class UnknownRuleError(ConfigReadError, LookupError):
-    """There is no rule of this name."""
+    """Unknown name of a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The machines that a run is meant for, as a user describes them."""
+    """Machines that a run is intended for, as described by the user."""
 
     world_size: int = 1
     gpu: str | None = None
-    """Short name such as "h100"; None: what is here."""
+    """Short name such as "h100"; None: the GPU of this machine."""
     transformer_engine: str | None = None
-    """Its version there; None: what is here, or unknown with `gpu`."""
+    """Version of Transformer Engine there; None: the installed one, or unknown if `gpu` is set."""
     apex: bool = False
-    """Whether Apex with its CUDA extensions is installed there, where `gpu` speaks of another machine."""
+    """Whether Apex with its CUDA extensions is installed there. Used if `gpu` names another machine."""
     local_world_size: int | None = None
-    """Processes on one machine; None: not known."""
+    """Processes on one machine; None: unknown."""
 
     def facts(self, env_vars: Mapping[str, object]) -> dict[str, object]:
-        """Return what rules may ask about these machines."""
+        """Return the facts about these machines that rules can read."""
         return gather_facts(
             self.world_size,
             gpu=self.gpu,
@@ -57,7 +57,7 @@ class Target:
 def check(
     words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, as_json: bool
 ) -> int:
-    """Print every problem and return 1 if any refuses the run, or 2 if a setting cannot be read."""
+    """Print every problem. Return 1 if any of them rejects the run, or 2 if a setting cannot be read."""
 
     def work() -> int:
         unread: list[ConfigReadError] = []
@@ -84,18 +84,18 @@ def examine(
     as_built: bool = False,
     unread: list[ConfigReadError] | None = None,
 ) -> tuple[Request, Findings]:
-    """Read a request and inspect it for the target, in the run folder that it would have.
+    """Read a request and inspect it for the target, with the run folder that it would use.
 
     Args:
         words: Recipe and overrides.
-        files: Overlays.
-        out: The run folder.
-        target: The machines.
-        as_built: With the layers that a run would have there.
-        unread: Receives the errors of settings that cannot be read, whose fields are left out of the problems.
+        files: Configuration files applied over the recipe.
+        out: Run folder.
+        target: Machines that the run is intended for.
+        as_built: Replace the layers by those that a run on the target would build.
+        unread: Receives the errors of settings that cannot be read. Problems of these fields are left out.
 
     Raises:
-        ConfigReadError: Without `unread`, settings cannot be read.
+        ConfigReadError: Settings cannot be read, and `unread` is None.
     """
     request = read_request(words, files=files, unread=unread)
     folder = folder_of(out, name=request.name)
@@ -112,12 +112,12 @@ def examine(
 
 
 def reads(problem: Problem, path: str) -> bool:
-    """Return whether a problem is one of a field, of its section or of a part of it."""
+    """Return whether a problem concerns a field, its section or a part of the field."""
     return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in problem.fields)
 
 
 def explain(name: str) -> int:
-    """Print a rule, why it is there, an example that it refuses and one that passes."""
+    """Print a rule, its reason, an example that it rejects and one that passes. Return the exit code."""
 
     def work() -> int:
         known = {rule.id.lower(): rule for rule in RULES}
@@ -138,7 +138,7 @@ def explain(name: str) -> int:
 
 
 def explain_coverage(name: str) -> str:
-    """Return what becomes of a constraint of CloudAI's: what is allowed, and the rules that say the same."""
+    """Return the explanation of a CloudAI constraint: the equivalent rules, or the reason why it is not enforced."""
     found = CONSTRAINT_COVERAGE[name]
     same = f"The same is said by {' and '.join(found.rules)}." if not found.allowed else found.allowed
     pages = [mb_config.explain(rule) for rule in RULES if rule.id in found.rules]
@@ -150,7 +150,7 @@ def explain_coverage(name: str) -> str:
 def show(
     words: Sequence[str], *, files: Sequence[Path], out: Path | None, target: Target, origin: bool
 ) -> int:
-    """Print the resolved configuration as YAML that loads back, with the origin of each value if wanted."""
+    """Print the resolved configuration as YAML that can be loaded again, with the origin of each value if `origin`."""
 
     def work() -> int:
         request, findings = examine(words, files=files, out=out, target=target)
@@ -163,7 +163,7 @@ def show(
 
 
 def report(findings: Findings) -> dict[str, object]:
-    """Return the answer for programs."""
+    """Return the problems and changes as JSON data."""
     return {
         "problems": [problem.to_dict() for problem in findings.problems],
         "changes": [change.to_dict() for change in (*findings.fallbacks, *findings.changes)],
@@ -172,17 +172,17 @@ def report(findings: Findings) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """Colours, on a terminal only."""
+    """Colours for a terminal; plain text elsewhere."""
 
     on: bool
 
     def __call__(self, text: str, code: str) -> str:
-        """Return the text in a colour: an SGR code such as "31"."""
+        """Return the text with an SGR code such as "31"."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.on else text
 
 
 def listing(problems: Sequence[Problem], paint: Paint) -> list[str]:
-    """Return the problems by section, errors before warnings, three lines each."""
+    """Return the lines of the problems, grouped by section, errors before warnings."""
     lines = []
     ordered = sorted(problems, key=lambda problem: (section_of(problem), problem.severity))
     for section, group in groupby(ordered, key=section_of):
@@ -193,12 +193,12 @@ def listing(problems: Sequence[Problem], paint: Paint) -> list[str]:
 
 
 def section_of(problem: Problem) -> str:
-    """Return the section that is to blame."""
+    """Return the section of a problem's first field."""
     return problem.fields[0].partition(".")[0].replace("facts", "this launch")
 
 
 def entry(problem: Problem, paint: Paint) -> list[str]:
-    """Return what is wrong, why, what to do, and where the values came from."""
+    """Return the lines of a problem: message, reason, fix and the origins of the values."""
     colour = "31" if problem.severity == "error" else "33"
     where = problem.fields[0].removeprefix("facts.")
     head = f"  {paint(f'{problem.severity} {problem.id}', colour)}  {where}: {problem.message}"
@@ -210,7 +210,7 @@ def entry(problem: Problem, paint: Paint) -> list[str]:
 
 
 def notes(request: Request, findings: Findings, target: Target, *, unread: int) -> list[str]:
-    """Return what a person wants to know beside the problems; `unread` settings could not be read."""
+    """Return the remarks that follow the problems, with the number of `unread` settings."""
     errors, warnings = len(findings.errors), len(findings.warnings)
     processes = "1 process" if target.world_size == 1 else f"{target.world_size} processes"
     on = f" on {target.gpu}" if target.gpu else ""
@@ -225,7 +225,7 @@ def notes(request: Request, findings: Findings, target: Target, *, unread: int) 
         lines.append(
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
         )
-    if not errors and not unread:  # a section that rules refuse cannot be finalized
+    if not errors and not unread:  # a section that a rule rejects cannot be finalized
         try:
             verify_data(request.config)
         except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
@@ -239,5 +239,5 @@ def notes(request: Request, findings: Findings, target: Target, *, unread: int) 
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun in singular or plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""`mb recipes`."""
+"""Implementation of `mb recipes`."""
 
 from mb_trainer.recipes import RECIPES
 

@@ -10,10 +10,10 @@ from mb_trainer.commands.errors import reported
 
 
 def sample(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int) -> int:
-    """Print the prompt and what follows it as it is generated; return the exit code."""
+    """Print the prompt, then the generated text token by token. Return the exit code."""
 
     def work() -> int:
-        mb_host.install()  # before megatron is imported; with a GPU it applies patches of Megatron alone
+        mb_host.install()  # must run before megatron is imported; with a GPU only the patches of Megatron are applied
         sample_run = import_module("mb_trainer.sampling").sample_run
         say = partial(print, file=sys.stderr)
         for text in sample_run(

@@ -1,4 +1,4 @@
-"""`mb sweep`: which of many variations of a configuration may run, and what they need. No torch."""
+"""Implementation of `mb sweep`: checks and plans many variations of a configuration. Needs no torch."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ SHORT = {
     "model.expert_model_parallel_size": "ep",
     "model.expert_tensor_parallel_size": "etp",
 }
-"""What a table calls a field."""
+"""Column titles of fields in the tables."""
 
 NOTHING_VARIES = (
     "nothing is swept over, so that this is one point: "
@@ -64,15 +64,15 @@ def sweep(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Print the variations that pass, and why the others do not; return 1 if none passes.
+    """Print the variations that pass, and the rules that reject the others. Return 1 if none passes.
 
     Args:
-        words: recipe and overrides; a field with several values is swept over.
-        files: overlays; lists where a field takes none are swept over, too.
-        out: run folder.
-        targets: machines to sweep over, which differ in their number of processes.
-        limit: how many that pass are resolved, planned and shown; None: all.
-        as_json: print one object.
+        words: Recipe and overrides. A field with several values is swept over.
+        files: Configuration files applied over the recipe. A list for a field that takes none is swept over, too.
+        out: Run folder.
+        targets: Machines to sweep over, which differ in their number of processes.
+        limit: Maximum number of passing variations that are resolved, planned and shown; None: all.
+        as_json: Print one JSON object.
     """
 
     def work() -> int:
@@ -97,7 +97,7 @@ def sweep(
         points: list[Point] = []
         for index in result.passing:
             if limit is not None and len(points) >= limit and not all(point.refused for point in points):
-                break  # further points are resolved only while none has passed
+                break  # continue beyond the limit only while no resolved point has passed
             points.append(look_at(request, variations, result, index, targets=targets))
         if as_json:
             print(json.dumps(report(result, variations, points), indent=2))
@@ -109,12 +109,12 @@ def sweep(
 
 
 def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request, list[Variation]]:
-    """Read a request whose fields may have several values; it gets the first of each.
+    """Read a request whose fields can have several values. The request contains the first value of each.
 
-    Low to high: recipe, files in order, words; a field that is set again later is not swept over.
+    Precedence, low to high: recipe, files in order, words. A field that is set again later is not swept over.
 
     Raises:
-        ConfigReadError: everything that could not be read.
+        ConfigReadError: Settings cannot be read; the error lists all of them.
     """
     reject_spaced(words)
     named = bool(words) and not is_override(words[0])
@@ -142,7 +142,12 @@ def read_swept(words: Sequence[str], *, files: Sequence[Path]) -> tuple[Request,
 
 
 def reduce_file(path: Path, folder: Path) -> tuple[Path, list[Variation]]:
-    """Return the file, or a copy in `folder` with the first of several values, and these values."""
+    """Split a file into its single values and its swept fields.
+
+    Returns:
+        The file itself if it has no swept field, otherwise a copy in `folder` with the first value of each; and the
+        swept fields.
+    """
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path, []
     data, several = split_yaml(read_yaml(path).data, ConfigContainer, targets=TARGETS)
@@ -156,17 +161,17 @@ def reduce_file(path: Path, folder: Path) -> tuple[Path, list[Variation]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A variation that the rules pass, looked at closely."""
+    """Variation that passes the rules, after it is resolved and planned."""
 
     values: Mapping[str, Any]
-    """Path to value, as it was written."""
+    """Path to value, as written by the user."""
     plan: ResourcePlan | None
-    """None: it cannot be planned."""
+    """Resource plan; None: the variation cannot be planned."""
     problems: Sequence[Problem] = field(default=())
-    """Errors of the resolved configuration, and settings that resolving rejects."""
+    """Errors of the resolved configuration, including settings that resolving rejects."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer for programs."""
+        """Return the point as JSON data."""
         return {
             "values": dict(self.values),
             **self.figures,
@@ -175,12 +180,12 @@ class Point:
 
     @property
     def refused(self) -> list[str]:
-        """Rules that reject it once it is resolved."""
+        """Ids of the rules that reject the resolved configuration."""
         return list(dict.fromkeys(problem.id for problem in self.problems))
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """What a point is chosen by; None where it is not counted."""
+        """Statistics by which a point is chosen; None: not counted."""
         plan = self.plan
         return {
             "data_parallel_size": None if plan is None else plan.data_parallel_size,
@@ -198,7 +203,7 @@ def look_at(
     *,
     targets: Sequence[Target],
 ) -> Point:
-    """Resolve and plan one variation."""
+    """Resolve, inspect and plan one variation."""
     config, provenance = copy.deepcopy(request.config), copy.deepcopy(request.provenance)
     words = [variation.override(number) for variation, number in zip(variations, index, strict=False)]
     apply_overrides(config, words, targets=TARGETS, provenance=provenance)
@@ -216,7 +221,7 @@ def look_at(
 
 
 def as_written(result: SweepResult, variations: Sequence[Variation], index: Sequence[int]) -> dict[str, Any]:
-    """Return path to value at a point, as people wrote it."""
+    """Return path to value at a point, as written by the user."""
     written = {variation.path: variation.values for variation in variations}
     return {
         axis.path: written.get(axis.path, axis.values)[number]
@@ -225,7 +230,7 @@ def as_written(result: SweepResult, variations: Sequence[Variation], index: Sequ
 
 
 def report(result: SweepResult, variations: Sequence[Variation], points: Sequence[Point]) -> dict[str, Any]:
-    """Return the answer for programs."""
+    """Return the results of the sweep as JSON data."""
     return {
         "points": result.total,
         "passing": len(result.passing),
@@ -255,7 +260,7 @@ def all_problems(result: SweepResult, points: Sequence[Point]) -> dict[str, Prob
 
 
 def show(result: SweepResult, variations: Sequence[Variation], points: Sequence[Point]) -> None:
-    """Print tables of the points that pass and of those that do not, the rules, and the counts."""
+    """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if points:
         console.print(passing_table(result, points))
@@ -268,7 +273,7 @@ def show(result: SweepResult, variations: Sequence[Variation], points: Sequence[
 
 
 def passing_table(result: SweepResult, points: Sequence[Point]) -> Table:
-    """Return a row for each point: its values, replicas, microbatches, memory and waiting."""
+    """Return a table with one row per point: values, replicas, microbatches, memory and pipeline bubble."""
     unit = GIB if max(point.figures["bytes_per_rank"] or 0 for point in points) >= GIB.size else MIB
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in result.axes:
@@ -289,7 +294,7 @@ def passing_table(result: SweepResult, points: Sequence[Point]) -> Table:
 
 
 def refused_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
-    """Return a row for each group of points that the same rules refuse."""
+    """Return a table with one row per group of points that the same rules reject."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("refused", justify="right")
     table.add_column("by")
@@ -305,7 +310,7 @@ def refused_table(result: SweepResult, variations: Sequence[Variation]) -> Table
 
 
 def counts(result: SweepResult, points: Sequence[Point]) -> Iterator[str]:
-    """Yield how many there are of each kind: nothing is left out without being counted."""
+    """Yield the number of points of each kind, including those that are not shown."""
     refused = sum(group.count for group in result.rejected)
     yield f"{result.total:,} points: {len(result.passing):,} pass the rules, {refused:,} are refused"
     later = sum(bool(point.refused) for point in points)
@@ -318,12 +323,12 @@ def counts(result: SweepResult, points: Sequence[Point]) -> Iterator[str]:
 
 
 def short(path: str) -> str:
-    """Return what a table calls a field."""
+    """Return the column title of a field."""
     return SHORT.get(path, path.rpartition(".")[2])
 
 
 def text(value: object, unknown: str = "null") -> str:
-    """Return a value as people write it."""
+    """Format a value as it is written on the command line."""
     if value is None:
         return unknown
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`mb pretrain`."""
+"""Implementation of `mb pretrain` and `mb finetune`."""
 
 import os
 import shlex
@@ -35,9 +35,9 @@ def pretrain(
     command: str = "pretrain",
     numa_binding: bool = True,
 ) -> int:
-    """Read what was asked for, train it here or in `nproc` processes, and return the exit code.
+    """Read the request, train in this process or in `nproc` processes, and return the exit code.
 
-    With the command "finetune" it must start from weights that are there. Folders to trust are passed to the processes.
+    The command "finetune" requires existing weights to start from. Trusted folders are passed to the processes.
     """
 
     def work() -> int:
@@ -71,7 +71,7 @@ def pretrain(
             port=port,
             exit_signal=request.config.train.exit_signal,
             folder=job.folder,
-            # a launcher that maps GPUs itself gives every process another GPU as its first
+            # a launcher that maps GPUs itself gives each process a different GPU as its first one
             numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
         )
 
@@ -79,26 +79,26 @@ def pretrain(
 
 
 RESUME_COMMAND = "MB_RESUME_COMMAND"
-"""Environment variable: what the user typed, told to the processes that were started for it."""
+"""Environment variable that passes the command of the user to the started processes."""
 
 
 def typed(environment: Mapping[str, str]) -> str:
-    """Return the command as the user typed it, with `uv run` where that started it, and secrets masked.
+    """Return the command as the user typed it, with `uv run` if that started it, and with masked secrets.
 
-    A step to begin at stays in it: it holds until something newer has been saved (`named_step.hold_once`).
+    `checkpoint.ckpt_step` is kept: it applies until a newer checkpoint is saved (`named_step.hold_once`).
     """
     before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
     return shlex.join([*before, "mb", *map(without_secret, sys.argv[1:])])
 
 
 def without_secret(argument: str) -> str:
-    """Return an argument, of the form KEY=VALUE with a masked value if that is a secret."""
+    """Return an argument. The value of a KEY=VALUE argument is masked if it is a secret."""
     path, sign, value = argument.partition("=")
     return f"{path}{sign}{masked(leaf(path), value)}" if sign else argument
 
 
 def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse to start processes where torchrun or srun has started this one."""
+    """Reject `--nproc` if torchrun or srun has started this process."""
     if is_launched(environment):
         raise LaunchError(
             "--nproc: is given inside torchrun or srun, which have started the processes already. Leave it out."
@@ -121,14 +121,14 @@ def worker_arguments(
 
 
 def need_weights(config: ConfigContainer) -> None:
-    """Refuse to fine-tune from nothing, where the rules do not: they ask only with checkpoint.finetune=true.
+    """Reject fine-tuning without weights. The rules check this only with checkpoint.finetune=true.
 
     Raises:
-        ConfigError: no weights are named, or there is no checkpoint where they are named (rule V244).
+        ConfigError: No weights are named, or the named path has no checkpoint (rule V244).
     """
     section = config.checkpoint
     if section.finetune and section.pretrained_checkpoint is None:
-        return  # rule V244 says it, with all other problems
+        return  # rule V244 reports it together with all other problems
     named = section.pretrained_checkpoint or section.load
     if named is None:
         raise no_weights(
@@ -138,7 +138,7 @@ def need_weights(config: ConfigContainer) -> None:
             "mb pretrain.",
         )
     if is_url(named):
-        return  # a rule refuses it, with all other problems
+        return  # a rule rejects it together with all other problems
     reason = why_no_source(str(checkpoints_in(Path(expand_home(named)))), resume=False)
     if reason is not None:
         raise no_weights(
@@ -150,7 +150,7 @@ def need_weights(config: ConfigContainer) -> None:
 
 
 def no_weights(message: str, *, why: str, fix: str) -> ConfigError:
-    """Return the error that rule V244 stands for."""
+    """Return the error of rule V244."""
     blamed = ("checkpoint.pretrained_checkpoint",)
     return ConfigError([Problem(id="V244", fields=blamed, message=message, why=why, fix=fix)])
 
@@ -164,13 +164,15 @@ def launch(
     folder: RunFolder | None = None,
     numa_binding: bool = True,
 ) -> int:
-    """Start the processes, wait for them, and say why they failed if they did."""
+    """Start the processes, wait for them, and report their failure if there is one. Return the exit code."""
     set_omp_threads(os.environ, processes=processes)
-    local = import_module("mb_trainer.local_launch")  # imports torch, only after all checks
+    local = import_module("mb_trainer.local_launch")  # imports torch, therefore only after all checks
     ended = local.launch_mb(
         arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
     )
-    signal.signal(exit_signal, signal.SIG_IGN)  # all is said and done: one that comes late changes nothing
+    signal.signal(
+        exit_signal, signal.SIG_IGN
+    )  # all processes have ended: a late signal must not change the exit code
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
         if folder is not None:

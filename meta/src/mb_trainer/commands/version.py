@@ -1,4 +1,4 @@
-"""`mb --version`."""
+"""Implementation of `mb --version`."""
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -19,18 +19,18 @@ PACKAGES = (
     "megatron-core",
     "transformer-engine",
 )
-"""What else is told, in this order; read from what is installed, without importing it."""
+"""Distributions listed after the trainer, in this order. Their metadata are read; no package is imported."""
 
 
 def version() -> int:
-    """Print one line per distribution, the trainer's first."""
+    """Print one line per distribution, the trainer first. Return the exit code."""
     for name in (TRAINER, *PACKAGES):
         print(f"{name} {version_of(name)}")
     return 0
 
 
 def version_of(distribution: str) -> str:
-    """Return the version of an installed distribution, or that it is not there."""
+    """Return the version of a distribution, or "not installed"."""
     try:
         return installed(distribution)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Recipes: complete configurations with a name, ready for `mb pretrain NAME`. A file per family."""
+"""Recipes: named, complete configurations for `mb pretrain NAME`. Each model family has its own file."""
 
 from collections.abc import Mapping
 
@@ -21,4 +21,4 @@ RECIPES: Mapping[str, Recipe] = {
     **mimo.RECIPES,
     **t5.RECIPES,
 }
-"""Every recipe by its name."""
+"""All recipes by name."""

@@ -1,4 +1,4 @@
-"""DeepSeek-V3, with the shapes of its authors."""
+"""Recipe of DeepSeek-V3, in its published size."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +43,7 @@ EXPERTS: Mapping[str, Any] = {
 
 
 def deepseek_v3() -> ConfigContainer:
-    """Build DeepSeek-V3 with one further token for multiples of 1,024 GPUs of 80 GB: TP 2, PP 16, EP 64."""
+    """Build DeepSeek-V3 with one MTP layer for multiples of 1,024 GPUs with 80 GB: TP 2, PP 16, EP 64."""
     model = GPTModelConfig(
         num_layers=61,
         hidden_size=7168,

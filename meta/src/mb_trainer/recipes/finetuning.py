@@ -1,4 +1,4 @@
-"""Recipes that go on with what gpt_tiny has learned: answers to questions."""
+"""Recipes for supervised fine-tuning of gpt_tiny on questions and answers."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from mb_trainer.recipes.recipe import Recipe
 
 
 def sft_tiny() -> ConfigContainer:
-    """Let gpt_tiny answer questions after sums, which are made up; all parameters are trained, or adapters (peft=lora).
+    """Build supervised fine-tuning of gpt_tiny on synthetic additions: all parameters, or adapters with peft=lora.
 
-    Data of your own are read from dataset.dataset_root, where that is set.
+    If dataset.dataset_root is set, the questions and answers are read from its files instead.
     """
     config = gpt_tiny()
     tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")

@@ -1,4 +1,4 @@
-"""Small GPTs, dense and with experts, and the table of all recipes of GPTs."""
+"""Recipes of small GPTs, dense and with experts, and the table of all GPT recipes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ EXPERTS: Mapping[str, Any] = {
 
 
 def on_python_sources(model: GPTModelConfig, *, steps: int) -> ConfigContainer:
-    """Let a small model learn the Python standard library's sources, on two CPU cores or any GPU."""
+    """Complete the configuration of a small model: sources of Python's standard library, two CPU cores or any GPU."""
     return ConfigContainer(
         train=TrainingConfig(train_iters=steps, global_batch_size=8, micro_batch_size=8),
         validation=ValidationConfig(eval_interval=steps // 3, eval_iters=16),
@@ -92,13 +92,13 @@ def gpt_tiny() -> ConfigContainer:
 
 
 def moe_tiny() -> ConfigContainer:
-    """Build a GPT with four experts in two of three layers, and a shared one, balanced by a loss."""
+    """Build a GPT with four experts and a shared expert in two of three layers, balanced by an auxiliary loss."""
     balance: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01}
     return on_python_sources(GPTModelConfig(**SMALL, **EXPERTS, **balance, moe_z_loss_coeff=1e-3), steps=150)
 
 
 def mla_tiny() -> ConfigContainer:
-    """Build what DeepSeek-V3 is made of, small: latent attention, experts balanced by a bias, one further token."""
+    """Build a small GPT in the style of DeepSeek-V3: latent attention, experts balanced by a bias, one MTP layer."""
     balance: Mapping[str, Any] = {
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
@@ -114,7 +114,7 @@ def mla_tiny() -> ConfigContainer:
 
 
 def mtp_tiny() -> ConfigContainer:
-    """Build a dense GPT that predicts two further tokens."""
+    """Build a dense GPT with two MTP layers."""
     return on_python_sources(GPTModelConfig(**SMALL, mtp_num_layers=2), steps=150)
 
 
@@ -141,4 +141,4 @@ RECIPES = {
     **mixtral.RECIPES,
     **deepseek.RECIPES,
 }
-"""GPTs by name, tiny and published."""
+"""GPT recipes by name: small models and published ones."""

@@ -1,4 +1,4 @@
-"""Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts, by a pattern."""
+"""Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
 from mb_trainer.config import (
     CommOverlapConfig,
@@ -46,10 +46,10 @@ def hybrid_tiny() -> ConfigContainer:
 
 
 def hybrid_8b() -> ConfigContainer:
-    """Build a Mamba 2 hybrid of 8,654,517,248 parameters for multiples of 8 GPUs of 80 GB: TP 4.
+    """Build a Mamba 2 hybrid of 8,654,517,248 parameters for multiples of 8 GPUs with 80 GB: TP 4.
 
-    24 Mamba layers, 4 of attention without positions and 28 MLPs, in the order and sizes of Waleffe et al. (2024), "An
-    Empirical Study of Mamba-based Language Models".
+    24 Mamba layers, 4 attention layers without position embeddings and 28 MLPs, in the order and sizes of Waleffe et
+    al. (2024), "An Empirical Study of Mamba-based Language Models".
     """
     model = MambaModelConfig(
         num_layers=56,

@@ -1,4 +1,4 @@
-"""Llama 3.1, with the shapes of its authors."""
+"""Recipes of Llama 3.1, in their published sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ LLAMA: Mapping[str, Any] = {
 
 
 def llama31_8b() -> ConfigContainer:
-    """Build Llama 3.1 8B for multiples of 8 GPUs of 80 GB: TP 2 with sequence parallelism."""
+    """Build Llama 3.1 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
         num_layers=32,
         hidden_size=4096,
@@ -39,7 +39,7 @@ def llama31_8b() -> ConfigContainer:
 
 
 def llama31_70b() -> ConfigContainer:
-    """Build Llama 3.1 70B for multiples of 64 GPUs of 80 GB: TP 4, PP 4 with 5 virtual stages, CP 2."""
+    """Build Llama 3.1 70B for multiples of 64 GPUs with 80 GB: TP 4, PP 4 with 5 virtual stages, CP 2."""
     model = GPTModelConfig(
         num_layers=80,
         hidden_size=8192,

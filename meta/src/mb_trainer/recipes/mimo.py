@@ -1,4 +1,4 @@
-"""Recipes of models that see: pictures and text in, text out."""
+"""Recipes of vision-language models: images and text in, text out."""
 
 from mb_trainer.config import (
     CheckpointConfig,
@@ -18,7 +18,7 @@ from mb_trainer.recipes.recipe import Recipe
 
 
 def mimo_tiny() -> ConfigContainer:
-    """Let a small model describe pictures of coloured shapes, byte by byte, on two CPU cores or any GPU."""
+    """Build a small model that captions images of coloured shapes, byte by byte, for two CPU cores or any GPU."""
     model = MimoModelConfig(
         **TINY,
         num_layers=2,

@@ -1,4 +1,4 @@
-"""Mixtral, with the shapes of its authors."""
+"""Recipe of Mixtral, in its published size."""
 
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
@@ -6,7 +6,7 @@ from mb_trainer.recipes.recipe import Recipe
 
 
 def mixtral_8x7b() -> ConfigContainer:
-    """Build Mixtral 8x7B for multiples of 32 GPUs of 80 GB: an expert each (EP 8), PP 4 with 8 virtual stages."""
+    """Build Mixtral 8x7B for multiples of 32 GPUs with 80 GB: one expert per rank (EP 8), PP 4, 8 virtual stages."""
     model = GPTModelConfig(
         num_layers=32,
         hidden_size=4096,

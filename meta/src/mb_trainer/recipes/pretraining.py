@@ -1,4 +1,4 @@
-"""What the pretraining of published models has in common; generated tokens stand in until data are named."""
+"""Common configuration for the pretraining of published models. Mock tokens are used until data are configured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ MODERN: Mapping[str, Any] = {
     "masked_softmax_fusion": True,
     "cross_entropy_loss_fusion": True,
 }
-"""Layers as the models since Llama have them, with the kernels of a GPU."""
+"""Layer settings common to models since Llama, with the fused kernels of a GPU."""
 
 
 def pretraining(
@@ -45,9 +45,9 @@ def pretraining(
     train_iters: int,
     overlap: CommOverlapConfig,
 ) -> ConfigContainer:
-    """Complete a published model: bfloat16, sharded optimizer states, cosine schedule, generated tokens.
+    """Complete the configuration of a published model: bfloat16, distributed optimizer, cosine schedule, mock tokens.
 
-    For real data set dataset to a GPTDatasetConfig with its data_path, and the tokenizer that the data were made with.
+    For real data, set `dataset` to a GPTDatasetConfig with its `data_path`, and `tokenizer` to that of the data.
     """
     return ConfigContainer(
         train=TrainingConfig(

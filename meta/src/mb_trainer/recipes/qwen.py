@@ -1,4 +1,4 @@
-"""Qwen3, with the shapes of its authors."""
+"""Recipe of Qwen3, in its published size."""
 
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
@@ -6,7 +6,7 @@ from mb_trainer.recipes.recipe import Recipe
 
 
 def qwen3_8b() -> ConfigContainer:
-    """Build Qwen3 8B for multiples of 8 GPUs of 80 GB: TP 2 with sequence parallelism."""
+    """Build Qwen3 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
         num_layers=36,
         hidden_size=4096,

@@ -1,4 +1,4 @@
-"""What a recipe is: a complete configuration with a name."""
+"""Type of a recipe: a named, complete configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from mb_trainer.config import ConfigContainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A configuration by name."""
+    """Entry of the recipe table."""
 
     summary: str
-    """One line for the list."""
+    """One line for `mb recipes`."""
     build: Callable[[], ConfigContainer]
-    """Makes a new configuration, which the caller may change."""
+    """Builds a new configuration, which the caller may modify."""
     processes: int = 1
-    """Smallest number of processes for which its layout is meant; multiples of it will do, too."""
+    """Smallest number of processes that its parallel layout is intended for; multiples of it work, too."""

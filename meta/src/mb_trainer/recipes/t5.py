@@ -1,4 +1,4 @@
-"""Recipes of T5: an encoder that reads a text with gaps, a decoder that writes what was in the gaps."""
+"""Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
 from mb_trainer.config import (
     CommOverlapConfig,
@@ -16,7 +16,7 @@ from mb_trainer.recipes.pretraining import pretraining
 from mb_trainer.recipes.recipe import Recipe
 
 SENTINELS = 100
-"""As in the published models: enough for an encoder of 1,800 tokens."""
+"""Number of sentinel tokens, as in the published models: enough for an encoder of 1,800 tokens."""
 
 
 def t5_tiny() -> ConfigContainer:
@@ -44,11 +44,11 @@ def t5_tiny() -> ConfigContainer:
 def t5_base() -> ConfigContainer:
     """Build T5 base for multiples of 8 GPUs: 222.9 million parameters, data parallel.
 
-    The first shape of Raffel et al. (2020): 12 layers each, width 768, 12 heads, an MLP of 3,072 with ReLU, RMSNorm, no
-    biases, tied embeddings of 32,128 rows, 512 tokens read and 114 written, a million batches of 2,048 pairs. Theirs
-    has 222,903,552 parameters; this one has 768 fewer, because positions are rotary instead of two tables of 32
-    relative ones for 12 heads, and 32,128 more, because Megatron Core's tied output layer has a bias. Adam with a rate
-    of its own takes Adafactor's place.
+    The base model of Raffel et al. (2020): 12 layers each, width 768, 12 heads, an MLP of 3,072 with ReLU, RMSNorm, no
+    biases, tied embeddings of 32,128 rows, 512 input and 114 target tokens, a million batches of 2,048 pairs. The
+    original has 222,903,552 parameters. This model has 768 fewer, because positions are rotary instead of two tables
+    of 32 relative positions for 12 heads, and 32,128 more, because Megatron Core's tied output layer has a bias. Adam
+    with a different learning rate replaces Adafactor.
     """
     model = T5ModelConfig(
         num_layers=12,

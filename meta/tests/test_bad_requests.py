@@ -1,4 +1,4 @@
-"""Bad requests: words of a command line, processes, the rules that they break, and the words that mend them."""
+"""Invalid requests: arguments, number of processes, the violated rules, and the arguments that fix the request."""
 
 import pytest
 
@@ -52,7 +52,7 @@ TABLE = [
         "V062 V201",
         "scheduler.lr_warmup_samples=0",
     ),
-    # layout
+    # parallel layout
     (f"{TP}=2", 1, "V030", f"{TP}=1"),
     (f"{TP}=3", 3, "P02 P03 G28", f"{TP}=1 train.global_batch_size=24"),
     (f"{PP}=3", 3, "P05", "model.num_layers=6"),
@@ -172,7 +172,7 @@ TABLE = [
         "O25",
         "comm_overlap.bucket_size=1000",
     ),
-    # five at once
+    # five violations at once
     (
         f"{TP}=3 train.micro_batch_size=5 optimizer.lr=-1.0 checkpoint.save_interval=0 ddp.bucket_size=0",
         3,
@@ -184,7 +184,7 @@ TABLE = [
 
 
 def broken(words, processes, out):
-    """Ids of the rules that a request breaks."""
+    """Return the ids of the rules that a request violates."""
     _, findings = examine(words.split(), files=[], out=out, target=Target(world_size=processes))
     return {problem.id for problem in findings.problems}
 

@@ -1,4 +1,4 @@
-"""What Transformer Engine's user buffers are started with, and when."""
+"""Arguments and conditions of the start of Transformer Engine's user buffers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mb_trainer.buffers import start_user_buffers
 
 
 def started(release="2.20", **model):
-    """Start the buffers of a small model, and return what Transformer Engine would be given."""
+    """Start the buffers of a small model, and return the arguments passed to Transformer Engine."""
     config = RECIPES["gpt_tiny"].build()
     for name, value in {"tp_comm_overlap": True, "tensor_model_parallel_size": 2, **model}.items():
         setattr(config.model, name, value)

@@ -1,4 +1,4 @@
-"""`mb ckpt`: what people and programs read of checkpoints."""
+"""`mb ckpt`: text and JSON output."""
 
 import json
 import warnings
@@ -17,7 +17,7 @@ from mb_trainer.commands.ckpt import layout_lines
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder with checkpoints of three steps."""
+    """Return a run folder with checkpoints of three steps."""
     root = tmp_path / "run" / "checkpoints"
     for step in (10, 20, 30):
         staging = open_staging(root, step)

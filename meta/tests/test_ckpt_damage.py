@@ -1,4 +1,4 @@
-"""`mb ckpt` on damage: what is said, what is kept, and the exit code."""
+"""`mb ckpt` on damaged checkpoints: messages, kept checkpoints and exit codes."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from mb_trainer.cli import app
 
 @pytest.fixture
 def root(tmp_path):
-    """A folder with checkpoints of three steps."""
+    """Return a folder with checkpoints of three steps."""
     for step in (10, 20, 30):
         staging = fill(open_staging(tmp_path, step), step)
         fsync_and_write_manifest(staging, Manifest(step=step, files=()))
@@ -25,7 +25,7 @@ def root(tmp_path):
 
 
 def fill(folder, step):
-    """Write a checkpoint but for its manifest."""
+    """Write a checkpoint without its manifest."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"weight": torch.full((4,), float(step))}, checkpoint_id=folder, no_dist=True)
@@ -34,7 +34,7 @@ def fill(folder, step):
 
 
 def flip(folder):
-    """Flip a bit of the tensors."""
+    """Flip one bit of the stored tensors."""
     (data,) = folder.glob("*.distcp")
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 64

@@ -1,4 +1,4 @@
-"""The command line: help worth reading, one clear error for each kind of bad input, and nothing written."""
+"""Command line: help texts, one clear error for each kind of bad input, and no files written."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Each of CloudAI's constraints is a rule, is covered by rules, or is allowed with a reason."""
+"""Constraints of CloudAI: each is a rule, is covered by rules, or is allowed with a reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a person sees: one voice on the console, everything in log.txt."""
+"""Output of a run: only the logging rank prints on the console; log.txt contains everything."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""`mb data index|show|verify|stats`, on data of `mb data build`."""
+"""`mb data index|show|verify|stats` on data written by `mb data build`."""
 
 import json
 
@@ -13,7 +13,7 @@ TEXTS = ["the quick brown fox", "jumps over the lazy dog " * 3, "again " * 40] *
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a tokenizer and the pair `play`, built by the command."""
+    """Return a folder with a tokenizer and the pair `play`, built by the command."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "text.txt").write_text(" ".join(TEXTS) * 2)
     train_bpe([folder / "text.txt"], vocab_size=270, out=folder / "tokenizer.json")
@@ -84,7 +84,7 @@ def test_stats_of_a_blend(folder):
 
 
 def described(folder, **more):
-    """A configuration of data in the folder, as a file."""
+    """Write a configuration for the data in the folder, and return its file."""
     import yaml
 
     dataset = {

@@ -1,4 +1,4 @@
-"""Errors of the operating system: one message for a path that cannot be used, a traceback for the others."""
+"""Errors of the operating system: one message for an inaccessible path, a traceback for other errors."""
 
 import pytest
 

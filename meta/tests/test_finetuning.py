@@ -1,4 +1,4 @@
-"""Fine-tuning data before a launch: files that are not there, packs that cannot be."""
+"""Checks of fine-tuning data before a launch: missing files and invalid packing."""
 
 import json
 
@@ -13,7 +13,7 @@ from mb_trainer.recipes import RECIPES
 
 @pytest.fixture
 def config(tmp_path):
-    """The recipe on data of one's own."""
+    """Return the recipe with user data."""
     config = RECIPES["sft_tiny"].build()
     config.dataset.dataset_root = str(tmp_path)
     config.tokenizer = TokenizerConfig(tokenizer_type="ByteTokenizer")
@@ -32,11 +32,11 @@ def test_files_are_looked_for_where_something_is_read_from_them(config, tmp_path
     config.validation.eval_iters = 0
     verify_data(config)
     config.dataset.dataset_root = None
-    verify_data(config)  # made up
+    verify_data(config)  # synthetic data need no files
 
 
 FROM_NOTHING = ["checkpoint.pretrained_checkpoint=null", "tokenizer.tokenizer_type=ByteTokenizer"]
-"""Overrides without which the recipe needs a checkpoint and its tokenizer."""
+"""Overrides that free the recipe from a checkpoint and its tokenizer."""
 
 
 def problems(*words):

@@ -1,17 +1,17 @@
-"""Whether a run has all its steps is one answer, whatever each rank has seen."""
+"""Completion of a run: all ranks agree, even if only one of them sees the last checkpoint."""
 
 import pytest
 
 import mb_host
 
-mb_host.install()  # before megatron is imported
+mb_host.install()  # must run before megatron is imported
 
 pytest.importorskip("mb_trainer.finished")
 
 
 def look(load, seen_by):
-    """Return what a rank is told, where only one has seen the last step."""
-    import torch.distributed as dist  # in the rank's own process
+    """Return the result on a rank if only the rank `seen_by` sees the last step."""
+    import torch.distributed as dist  # imported in the process of the rank
 
     from mb_trainer.config import CheckpointConfig
     from mb_trainer.finished import last_checkpoint_of_all

@@ -1,4 +1,4 @@
-"""Thousands of mutated configurations: each is reported, resolved or planned, with documented errors only, in time.
+"""Thousands of mutated configurations: each is reported, resolved or planned in time, with documented errors only.
 
 `MB_FUZZ_CASES` sets the number of cases, `MB_FUZZ_SEED` the first seed. A failure prints the seed of its case.
 """
@@ -39,7 +39,7 @@ from mb_trainer.sweeping import rules_at_points
 CASES = int(os.environ.get("MB_FUZZ_CASES", "150"))
 SEED = int(os.environ.get("MB_FUZZ_SEED", "1"))
 SLOWEST = 1.0
-"""Seconds of processor time that a case may take."""
+"""Limit of the processor time of a case, in seconds."""
 
 DOCUMENTED = (ConfigError, ConfigReadError, PlanError)
 INTEGERS = (0, 1, 2, 3, -1, 7, 64, 1000, -(10**9), 10**6, 10**9, 10**13, 2**63 - 1, -(2**63))
@@ -85,12 +85,12 @@ PLAIN = (
     *([], [None], [1, 2, 3], ["a"], [[]], [{}], [*range(1000)], {}, {"a": 1}, {1: 2}, {None: None}),
     *({"_target_": [1]}, {"_target_": "os.system"}, {"_target_": None}, {"_target_": "a" * 5000}),
 )
-"""What a file can hold."""
+"""Values that a file can contain."""
 OBJECTS = (
     *(1j, b"x", (), ("a", 1), {1}, frozenset(), object(), Path("x"), int, len, Exception("x"), ..., range(3)),
     *(SimpleNamespace(), SimpleNamespace(seq_length="x", tensor_model_parallel_size=None)),
 )
-"""What only Python code can set."""
+"""Values that only Python code can set."""
 
 
 def typed(chance: random.Random, annotation: Any) -> Any:
@@ -117,7 +117,7 @@ def typed(chance: random.Random, annotation: Any) -> Any:
 
 
 def field_paths(section: Any, path: str = "") -> list[str]:
-    """Return the path of each field, in sections of sections too."""
+    """Return the path of each field, including those of nested sections."""
     found = []
     for item in fields(section):
         here = f"{path}.{item.name}" if path else item.name
@@ -164,7 +164,7 @@ def mutate_data(chance: random.Random, data: Any) -> dict[str, Any]:
 
 
 def examine(chance: random.Random, config: ConfigContainer) -> str:
-    """Check, resolve, plan and sweep, as the commands do; return what became of it."""
+    """Check, resolve, plan and sweep a case as the commands do. Return the outcome."""
     world_size = chance.choice((1, 2, 8, 64, 1024))
     facts = gather_facts(world_size, env_vars=config.env_vars)
     findings = inspect(config, facts=facts, provenance=Provenance())
@@ -187,7 +187,7 @@ def examine(chance: random.Random, config: ConfigContainer) -> str:
 
 
 def attempt(seed: int, examples: Mapping[str, ConfigContainer]) -> tuple[str, str]:
-    """Return what became of a case, and a description of it."""
+    """Return the outcome of a case, and a description of the case."""
     chance = random.Random(seed)
     name = chance.choice([*examples])
     way = chance.choice(("python", "python", "python", "file", "override"))

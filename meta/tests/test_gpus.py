@@ -1,4 +1,4 @@
-"""`mb check` prints the GPUs of this machine and checks for them."""
+"""`mb check` on a machine with GPUs: it prints them and checks for them."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What is called for CUDA graphs, and when; capturing itself needs a GPU."""
+"""Order of the calls that create and delete CUDA graphs. The capture itself needs a GPU."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 
 import mb_host
 
-mb_host.install()  # before megatron is imported
+mb_host.install()  # must run before megatron is imported
 
 from megatron.core import full_cuda_graph  # noqa: E402
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader  # noqa: E402
@@ -28,7 +28,7 @@ def config_of(kind, **model):
 
 
 class Helper:
-    """Writes down what it is asked, as Megatron's helper would be."""
+    """Stub of Megatron's CUDA graph helper that records its calls."""
 
     def __init__(self, **built_of):
         self.built_of, self.log = built_of, []
@@ -48,7 +48,7 @@ class Helper:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine that says it has a GPU."""
+    """Make torch report an available GPU."""
     monkeypatch.setattr(graphs.torch.cuda, "is_available", lambda: True)
 
 
@@ -127,15 +127,15 @@ def test_training_and_evaluation_have_warm_ups_and_graphs_of_their_own(gpu):
 
 
 class ReplayedGraph:
-    """A CUDA graph, as far as Megatron's wrapper calls it."""
+    """Stub of a CUDA graph with the methods that Megatron's wrapper calls."""
 
     replays = 0
 
     def register_generator_state(self, state):
-        """Take the state of a generator."""
+        """Accept the state of a generator."""
 
     def replay(self):
-        """Replay nothing."""
+        """Count the replay."""
         ReplayedGraph.replays += 1
 
 
@@ -162,9 +162,9 @@ def test_a_growing_batch_is_captured_again_with_megatrons_own_wrapper(gpu, monke
             given = {"num_microbatches": number, "forward_only": False, "data_iterator": tokens}
             sizes.append(len(wrapped(model=["chunk"], seq_length=4, **given)))
         assert sizes == [1, 1, 1, 1, 3, 3, 3, 3]
-        assert len(captured) == len(set(captured)) == 2  # a pool each
+        assert len(captured) == len(set(captured)) == 2  # one memory pool per graph
         assert ReplayedGraph.replays == 4
-        assert 1 in synchronised  # before the first graph is dropped
+        assert 1 in synchronised  # the device is synchronized before the first graph is deleted
     finally:
         graphs.forget_graph_of_step()
     assert graphs.CAPTURED == {}

@@ -1,11 +1,11 @@
-"""Kernels that a configuration chooses when it seeds the libraries."""
+"""Deterministic kernels: chosen when the random number generators are seeded."""
 
 import pytest
 import torch
 
 import mb_host
 
-mb_host.install()  # before megatron is imported
+mb_host.install()  # must run before megatron is imported
 
 from mb_trainer.groups import seed_libraries  # noqa: E402
 from mb_trainer.recipes import gpt_tiny  # noqa: E402
@@ -22,7 +22,7 @@ from mb_trainer.recipes import gpt_tiny  # noqa: E402
     ],
 )
 def test_deterministic_kernels_are_used_on_request_and_on_the_cpu(monkeypatch, requested, gpu, threads, mode):
-    """On the CPU several threads need them for sums by index in a fixed order; one thread does not."""
+    """On the CPU, several threads need them to accumulate by index in a fixed order; one thread does not."""
     config = gpt_tiny()
     config.model.deterministic_mode = requested
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)

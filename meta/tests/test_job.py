@@ -1,4 +1,4 @@
-"""What is settled before anything is built: environment variables and places."""
+"""Preparation of a job before the model is built: environment variables and paths."""
 
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def test_a_step_that_is_not_there_is_refused(tmp_path):
 
 
 def settled(out, **checkpoint):
-    """Settle an evaluation of what a folder holds."""
+    """Prepare an evaluation of the run in a folder, and return the state of the folder."""
     config = gpt_tiny()
     config.validation.skip_train = checkpoint.pop("skip_train", True)
     known = Provenance.of(config)
@@ -209,7 +209,7 @@ def test_what_was_asked_for_and_will_not_be_is_a_warning():
     config.comm_overlap.tp_comm_overlap = True
     settled = settle(
         config, world_size=1, provenance=Provenance()
-    )  # TP is 1, and there is no Transformer Engine
+    )  # TP is 1, and Transformer Engine is not installed
     assert [warning.id for warning in settled.warnings] == ["O02", "O04"]
 
 

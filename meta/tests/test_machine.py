@@ -1,4 +1,4 @@
-"""Facts about the machine that a run is meant for."""
+"""Facts about the machine that a run is intended for."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from mb_trainer.recipes import gpt_tiny
 
 
 def machine_of(driver):
-    """A machine that only the driver's folder describes."""
+    """Return the sources of a machine that only a driver folder describes."""
     return GpuSources(driver=driver, device_files=driver, system=driver, nvidia_smi="no-such-program")
 
 
@@ -113,7 +113,7 @@ def test_a_version_of_nvrx_that_megatron_cannot_be_imported_with_is_refused_befo
 
 @pytest.fixture
 def four_gpus(tmp_path):
-    """A machine of four GPUs."""
+    """Return the sources of a machine with four GPUs."""
     for index in range(4):
         folder = tmp_path / f"0000:0{index}:00.0"
         folder.mkdir()
@@ -144,7 +144,7 @@ def test_apex_is_there_on_another_machine_where_the_user_says_so(four_gpus):
     assert gather_facts(1, gpu="h100")[name] is False
     assert gather_facts(1, gpu="h100", apex=True)[name] is True
     here = gather_facts(1, apex=True, sources=four_gpus, environment={})
-    assert here[name] is False  # the modules of this machine are looked up
+    assert here[name] is False  # on this machine the installed modules decide, not `apex`
 
 
 def test_processes_of_this_machine_are_at_most_its_gpus(four_gpus):

@@ -1,4 +1,4 @@
-"""What the trainer measures by."""
+"""Throughput metrics of the trainer: precision of the peak performance that MFU refers to."""
 
 import pytest
 

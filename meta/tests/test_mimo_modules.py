@@ -1,4 +1,4 @@
-"""Encoder and language model with layouts of their own: what is known before anything is built."""
+"""Encoder and language model with per-module parallelism: checks before the model is built."""
 
 import json
 

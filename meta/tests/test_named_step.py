@@ -1,4 +1,4 @@
-"""`checkpoint.ckpt_step` holds until the run that began there has saved something newer."""
+"""`checkpoint.ckpt_step`: applies until the run that started there has saved a newer checkpoint."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ SAVED = {"event": "save", "step": 9}
 
 
 def left(tmp_path, *events, cut="", **asked):
-    """Return what is left of a named step after these events, and where the run loads then."""
+    """Return the effective `ckpt_step` after these events, and the folder that the run loads from."""
     file = tmp_path / "events.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in events) + cut)
     section = CheckpointConfig(**{"ckpt_step": 6, "load": "run", "save": "run"} | asked)
@@ -27,12 +27,12 @@ def left(tmp_path, *events, cut="", **asked):
     ("events", "step"),
     [
         ((), 6),
-        ((SAVED, {"event": "stop", "step": 9}), 6),  # saved before anybody asked for step 6
+        ((SAVED, {"event": "stop", "step": 9}), 6),  # saved before step 6 was requested
         ((BEGUN,), 6),
         ((BEGUN, {"event": "save", "step": 6}), 6),
         ((BEGUN, SAVED), None),
         ((BEGUN, SAVED, {"event": "resume", "step": 9}, {"event": "stop", "step": 9}), None),
-        ((BEGUN, SAVED, BEGUN | {"ckpt_step": 3, "step": 3}), 6),  # meanwhile it began elsewhere
+        ((BEGUN, SAVED, BEGUN | {"ckpt_step": 3, "step": 3}), 6),  # the run has started at another step since
         ((BEGUN, SAVED, BEGUN), 6),
         ((BEGUN | {"load": "other"}, SAVED), 6),
     ],
@@ -61,7 +61,7 @@ def test_weights_to_fine_tune_stay_where_they_are(tmp_path):
 
 
 def test_the_command_that_goes_on_is_the_whole_one(monkeypatch):
-    """The step that it names holds as long as nothing newer has been saved."""
+    """The step that it names applies until a newer checkpoint is saved."""
     words = ["pretrain", "checkpoint.ckpt_step=6", "checkpoint.load=my base"]
     monkeypatch.setattr(sys, "argv", ["/bin/mb", *words])
     assert typed({}) == "mb pretrain checkpoint.ckpt_step=6 'checkpoint.load=my base'"

@@ -1,4 +1,4 @@
-"""What `mb finetune` asks for before the rules are applied."""
+"""Weights that `mb finetune` requires before the rules are applied."""
 
 import pytest
 from typer.testing import CliRunner

@@ -1,4 +1,4 @@
-"""Numbers that mean nothing, in every field that holds one: an answer, never a traceback."""
+"""Meaningless numbers in every numeric field: an error message or a result, never a traceback."""
 
 from dataclasses import fields, is_dataclass
 
@@ -9,7 +9,7 @@ from mb_trainer.reading import read_request
 
 
 def number_fields(recipe, *, only=None):
-    """Paths of the fields of a recipe that hold a number."""
+    """Return the paths of the numeric fields of a recipe."""
     config = read_request([recipe], files=[]).config
     for section in fields(config):
         values = getattr(config, section.name)

@@ -1,4 +1,4 @@
-"""What a run of several ranks becomes for `mb sample` and `mb export-hf`."""
+"""Conversion of a run of several ranks to one process, for `mb sample` and `mb export-hf`."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mb_trainer.one_process import UNDIVIDED, single_process
 from mb_trainer.recipes import RECIPES
 
 CUTS = [
-    ("deepseek_v3", {}),  # a layout over 16 stages, in two parts each
+    ("deepseek_v3", {}),  # a layout of 16 pipeline stages with two virtual stages each
     ("gpt_tiny", {"num_layers_in_first_pipeline_stage": 1}),
     ("gpt_tiny", {"num_layers_in_last_pipeline_stage": 3}),
     ("gpt_tiny", {"pipeline_model_parallel_layout": "Et|tttL"}),

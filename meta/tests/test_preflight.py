@@ -211,7 +211,7 @@ CONFLICTS = {
     "V170": ("ddp.use_megatron_fsdp=true", "dist.use_megatron_fsdp=false"),
     "V171": ("ddp.use_megatron_fsdp=true", "ddp.use_distributed_optimizer=false"),
 }
-"""Pairs of settings that exclude each other, by the rule with which resolving rejects them."""
+"""Mutually exclusive settings, by the rule with which resolving rejects them."""
 
 
 @pytest.mark.parametrize("rule", CONFLICTS)
@@ -223,8 +223,8 @@ def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
     planned, swept = mb("plan", *words), mb("sweep", *words, "train.micro_batch_size=1,2")
     assert (planned.exit_code, planned.stdout, f"[{rule}]" in planned.stderr) == (1, "", True)
     assert (swept.exit_code, "0 are refused" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
-        (1, True, True),  # by resolving alone
-        (1, False, False),  # by other rules, before it is resolved
+        (1, True, True),  # rejected by resolving alone
+        (1, False, False),  # rejected by other rules before the configuration is resolved
     )
     request = read_request(words)
     with pytest.raises(ConfigError, match=rf"\[{rule}\]"):

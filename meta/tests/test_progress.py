@@ -1,4 +1,4 @@
-"""progress.txt never ends a run."""
+"""progress.txt: errors of its file do not end a run."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from mb_trainer.progress import ProgressLog
 
 def test_lines_that_cannot_be_written_are_said_and_the_run_goes_on(tmp_path):
     blocked = tmp_path / "checkpoints"
-    (blocked / "progress.txt").mkdir(parents=True)  # opened as a file, it is an OSError
+    (blocked / "progress.txt").mkdir(parents=True)  # opening a folder as a file raises an OSError
     said: list[str] = []
     counters = SimpleNamespace(step=5, consumed_train_samples=40, floating_point_operations_so_far=1e9)
     cfg = SimpleNamespace(checkpoint=SimpleNamespace(save=str(blocked)), model=SimpleNamespace(seq_length=32))
@@ -18,7 +18,7 @@ def test_lines_that_cannot_be_written_are_said_and_the_run_goes_on(tmp_path):
     log.note(saved, later=True)
     log.note(saved, later=False)
     (blocked / "progress.txt").rmdir()
-    log.note(saved, later=False)  # a file without the line of the start
+    log.note(saved, later=False)  # the file lacks the line of the start
     start = "warning: progress.txt lacks a line: "
     assert [line.startswith(start) for line in said] == [True] * 4
     assert ["Is a directory" in line for line in said] == [True, True, True, False]

@@ -1,4 +1,4 @@
-"""Every recipe passes every rule on the machines that it is meant for; published models have their published sizes."""
+"""Recipes: each passes every rule on its intended machines; published models have their published sizes."""
 
 import sysconfig
 from pathlib import Path
@@ -21,8 +21,8 @@ PUBLISHED = {
     "mixtral_8x7b": 46_702_792_704,
     "deepseek_v3": 671_026_419_200 - 58 * 256,
 }
-"""Weights that the authors' checkpoints have; DeepSeek-V3's without its layer for a further token, and without the
-routers' biases, which no gradient trains and Megatron Core does not count as parameters.
+"""Parameters of the published checkpoints. DeepSeek-V3 is counted without its MTP layer and without the biases of the
+routers, which are not trained by gradients and which Megatron Core does not count as parameters.
 """
 
 

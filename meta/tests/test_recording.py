@@ -1,4 +1,4 @@
-"""What is handed to the metrics, and when attention logits are read."""
+"""Values that the trainer passes to the metrics, and the steps in which it reads attention logits."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from mb_trainer.run import Run  # noqa: E402
 
 
 class Metrics:
-    """Keeps the values of the last step."""
+    """Stub of the metrics that keeps the values of the last step."""
 
     def record(self, step, values, **more):
         self.values = {name: value for name, value in values.items() if value is not None}
@@ -47,7 +47,7 @@ def test_rates_skipped_samples_and_the_largest_logit_have_their_names():
 
 
 class Attention(torch.nn.Module):
-    """Measures logits of 9; keeps whether it was told to clip."""
+    """Stub of an attention layer with a maximum logit of 9 that records whether it clips."""
 
     def __init__(self):
         super().__init__()

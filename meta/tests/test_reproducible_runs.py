@@ -1,11 +1,11 @@
-"""Warning of a run on the CPU that cannot be repeated bit for bit."""
+"""Warning about a run on the CPU that is not reproducible bit for bit."""
 
 from dataclasses import replace
 from io import StringIO
 
 import mb_host
 
-mb_host.install()  # before megatron is imported
+mb_host.install()  # must run before megatron is imported
 
 from mb_host.reproducibility import read_arithmetic  # noqa: E402
 from mb_trainer.console import Voice  # noqa: E402

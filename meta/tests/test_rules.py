@@ -1,4 +1,4 @@
-"""Each rule of the trainer refuses its own bad example and accepts its good one."""
+"""Rules of the trainer: each rejects its bad example and accepts its good one."""
 
 import pytest
 
@@ -36,7 +36,7 @@ TWO = [["a/books", "a/web"], None]
         (SEVERAL, {"data_path": "1 a/valid 1 b/valid"}, ["T34"]),
         (NAMED, {"data_path": "1 a/valid 1 b/valid"}, []),
         (NAMED, {"blend_per_split": [None, [["a/books"], None], None]}, ["T34"]),
-        (NAMED, {"blend_per_split": [None]}, []),  # a rule of the dataset refuses it
+        (NAMED, {"blend_per_split": [None]}, []),  # a rule of the dataset rejects it
         (SEVERAL, {"data_path": ""}, []),
         ({}, {"blend": TWO}, []),
     ],

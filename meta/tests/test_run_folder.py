@@ -1,4 +1,4 @@
-"""The run folder: fresh, resumable, complete, or another run."""
+"""State of a run folder: fresh, resumable, complete, or of another run."""
 
 import errno
 import json

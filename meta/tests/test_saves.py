@@ -1,4 +1,4 @@
-"""The trainer's checkpointer with a manager that does as it is told."""
+"""Checkpointer of the trainer with a scripted checkpoint manager."""
 
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,7 +28,7 @@ def failed(step):
 
 
 class Manager:
-    """Returns these from saves, and from questions after a background save."""
+    """Stub of a checkpoint manager that returns given results from saves and from polls of background saves."""
 
     def __init__(self, saves, polls=()):
         self.saves, self.polls = list(saves), list(polls)
@@ -41,7 +41,7 @@ class Manager:
 
 
 class Run:
-    """What the checkpointer reads of a run, and what it says."""
+    """Run with the state that the checkpointer reads; collects its messages and events."""
 
     def __init__(self, manager):
         self.lines, self.events, self.kept = [], [], []

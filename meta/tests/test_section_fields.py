@@ -1,4 +1,4 @@
-"""Every section of every package: names that are no field are rejected, values of a wrong type are reported."""
+"""Sections of all packages: unknown field names are rejected, values of a wrong type are reported."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ from mb_trainer.recipes import RECIPES
 
 
 def section_classes():
-    """Dataclasses in the types of the container's fields and of their fields, and their bases and subclasses."""
+    """Return the dataclasses in the types of the container's fields, recursively, with their bases and subclasses."""
     found, queue = set(), [trainer.ConfigContainer, *trainer.TARGETS.values()]
     while queue:
         cls = queue.pop()
@@ -37,7 +37,7 @@ def nested(annotation):
 
 
 def strict(cls):
-    """The class that rejects unknown names, of the package of `cls`; mixins of fields are used with it only."""
+    """Return the base class of `cls`'s package that rejects unknown names. Mixins of fields are used only with it."""
     bases = [base for base in cls.__mro__ if base.__name__ == "StrictFields"]
     return bases[0] if bases else Path
 

@@ -1,4 +1,4 @@
-"""The timer of slow ranks in a run, where rank 0 cannot have its port, and where nothing is asked for."""
+"""Straggler timer of a run: the port of rank 0 is in use, or no timer is configured."""
 
 import io
 import socket

@@ -1,4 +1,4 @@
-"""What the last lines of a run count."""
+"""Counts in the summary of a run."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mb_trainer.summary import Summary
 
 
 def evaluated(losses):
-    """Return a summary that has heard the end of an evaluation after step 7."""
+    """Return a summary that has received the end of an evaluation after step 7."""
     state = LoopState.of(train_iters=9)
     state.train_state.step = 7
     summary = Summary()
@@ -54,7 +54,7 @@ def test_the_clock_stops_when_the_device_is_done(tmp_path):
     clock = [0.0]
 
     def finish_queued_work():
-        clock[0] = 40.0  # the host queued the steps within a second
+        clock[0] = 40.0  # the host enqueued the steps within a second
 
     summary = Summary(clock=lambda: clock[0], wait_for_device=finish_queued_work)
     result = StepResult(step=1, losses={}, learning_rate=0.1, samples=8, tokens=512)

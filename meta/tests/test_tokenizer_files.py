@@ -1,4 +1,4 @@
-"""A tokenizer that cannot be read or does not fit the model ends `mb pretrain` before torch and Megatron are loaded."""
+"""Tokenizers that are unreadable or do not fit the model: `mb pretrain` ends before it loads torch and Megatron."""
 
 import json
 
@@ -18,7 +18,7 @@ BROKEN = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_loaded(tmp_path, monkeypatch):
-    """Run in an empty folder, where a run that would load torch and Megatron fails the test."""
+    """Run in an empty folder, and fail the test if a run loads torch and Megatron."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "import_module", lambda name: pytest.fail(f"{name} is loaded"))
 

@@ -1,4 +1,4 @@
-"""Validation sets are the same on all ranks, whatever each of them reads; the other rank is played by `gather`."""
+"""Validation sets: identical on all ranks, whatever each rank reads. `gather` simulates the other ranks."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SECTION = DrawnShapesConfig(seq_length=32)
 
 
 def beside(*others):
-    """Return a gather in which the other ranks say these values."""
+    """Return a gather function in which the other ranks contribute these values."""
     return lambda mine: [mine, *others]
 
 
@@ -42,7 +42,7 @@ def test_sets_that_cannot_be_told_apart_are_refused_on_all_ranks(found, other, m
 
 
 class Endless:
-    """A dataset of one's own that does not tell its length."""
+    """User-defined dataset without a length."""
 
 
 @pytest.mark.parametrize("dataset", [Endless(), None])

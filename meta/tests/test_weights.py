@@ -1,4 +1,4 @@
-"""The tokenizer of the weights that a run starts from is the run's."""
+"""Tokenizer of a run that starts from weights: that of the weights."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ HUGGING_FACE = "HuggingFaceTokenizer"
 
 @pytest.fixture
 def base(tmp_path):
-    """A run folder with two checkpoints that keep a tokenizer."""
+    """Return a run folder with two checkpoints that contain a tokenizer."""
     for step in (100, 200):
         folder = iteration_directory(tmp_path / "base" / "checkpoints", step)
         folder.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_keeps_the_one_that_it_began_with(damage, base, tmp_p
 
 @pytest.fixture
 def begun(base, tmp_path):
-    """The words of a run on the newest checkpoint of the base that has saved once, and its folder."""
+    """Return the arguments and the folder of a run that starts from the base's newest checkpoint and has saved once."""
     words = ("lora_tiny", f"checkpoint.pretrained_checkpoint={base}", "tokenizer.special_tokens=[new]")
     out = tmp_path / "run"
     request, folder = placed(*words, out=out), iteration_directory(out / "checkpoints", 7)

@@ -1,4 +1,4 @@
-"""Values of a wrong type in sections that are used alone, sections replaced by other objects, and impossible sizes."""
+"""Values of a wrong type in standalone sections, sections replaced by other objects, and impossible sizes."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""One process that stands for a whole training job: the host instead of a GPU, and groups of one rank."""
+"""Fixtures: a training job in one process, on the host instead of a GPU, with groups of one rank."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,12 @@ import mb_host
 sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import family_ranks by name
 mb_host.install()
 
-import torch  # noqa: E402  (after the stand-in)
+import torch  # noqa: E402  (after the install)
 
 
 @pytest.fixture(scope="session")
 def groups(tmp_path_factory):
-    """Process groups of Megatron with one rank each, and seeded random states."""
+    """Return Megatron process groups with one rank each, with seeded random states."""
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -33,21 +33,21 @@ IMPORTS = ["mb_models.gpt", "mb_host.hybrid", "torch._dynamo", "pytest"]
 
 @pytest.fixture(scope="module")
 def four_ranks():
-    """Four processes."""
+    """Yield a pool of four ranks, for functions of the test modules."""
     with mb_host.RankPool(4, timeout_seconds=300, imports=IMPORTS) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def pool():
-    """Two ranks, for functions of the test modules."""
+    """Yield a pool of two ranks, for functions of the test modules."""
     with mb_host.RankPool(2, imports=IMPORTS) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def tiny():
-    """Arguments of a small GPT as trained today: rotary positions, RMSNorm, SwiGLU, grouped queries."""
+    """Return arguments of a small GPT with current components: rotary positions, RMSNorm, SwiGLU, grouped queries."""
     return {
         "num_layers": 2,
         "hidden_size": 64,

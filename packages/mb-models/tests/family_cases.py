@@ -1,4 +1,4 @@
-"""Every family under every layout, as data: what the tests run, and what the table in the README says."""
+"""Test cases of every family under every layout, and the table of them in the README."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ LATENT = {
     "v_head_dim": 10,
     "rope_type": "rope",
 }
-MIXED = {
+HYBRID = {
     "num_layers": 5,
     "hybrid_layer_pattern": "MG*-E",
     "mamba_state_dim": 8,
@@ -52,7 +52,7 @@ MIXED = {
     **EXPERTS,
 }
 PAIRS = {"num_layers": 2, "num_query_groups": None, "decoder_seq_length": 8}
-SEEING = {
+VISION = {
     "num_layers": 2,
     "vision_num_layers": 2,
     "vision_hidden_size": 32,
@@ -64,24 +64,24 @@ SEEING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of model: which provider builds it, from which settings."""
+    """A kind of model, with its provider and its settings."""
 
     kind: str
     """gpt, hybrid, t5 or mimo."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from `SHAPE`."""
+    """Settings that differ from `SHAPE`."""
     peft: str | None = None
-    """Adapters that alone are trained."""
+    """Adapters; only they are trained."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "GPT": Family(kind="gpt"),
     "GPT, latent attention": Family(kind="gpt", settings=LATENT),
-    "GPT, further tokens": Family(kind="gpt", settings={"mtp_num_layers": 1}),
+    "GPT, multi-token prediction": Family(kind="gpt", settings={"mtp_num_layers": 1}),
     "GPT, experts": Family(kind="gpt", settings=EXPERTS),
-    "hybrid": Family(kind="hybrid", settings=MIXED),
+    "hybrid": Family(kind="hybrid", settings=HYBRID),
     "T5": Family(kind="t5", settings=PAIRS),
-    "MIMO": Family(kind="mimo", settings=SEEING),
+    "MIMO": Family(kind="mimo", settings=VISION),
     "LoRA": Family(kind="gpt", peft="lora"),
     "DoRA": Family(kind="gpt", peft="dora"),
 }
@@ -89,22 +89,22 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyCase:
-    """One run: losses on several ranks, held against those of one rank from the same checkpoint."""
+    """A run whose losses on several ranks are compared with those of one rank from the same checkpoint."""
 
     family: str
     layout: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the section that say how ranks share the work; one rank has none of them."""
+    """Parallelism fields of the section, which the run on one rank does not set."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the model on one rank has, too."""
+    """Fields that the run on one rank sets as well."""
     also: tuple[str, ...] = ()
-    """Other families that the model is of, too."""
+    """Further families that the model belongs to."""
     ranks: int = 2
     sharded: bool = False
-    """Spread the optimizer's state over data-parallel ranks, and overlap their exchange."""
+    """Shard the optimizer's state over data-parallel ranks, and overlap their communication."""
     tolerance: float = 1e-5
 
     def __str__(self) -> str:
-        columns = [name for name, on in used(self).items() if on]
+        columns = [name for name, on in covered_columns(self).items() if on]
         more = [name for name in self.model if name not in {**BF16, **FP16}][:1]
         return " ".join([self.family, f"{self.ranks} ranks", *columns, *more])
 
@@ -118,12 +118,12 @@ LEARNED = {"position_embedding_type": "learned_absolute"}
 ETP1 = {"expert_tensor_parallel_size": 1}
 ETP2 = {"expert_tensor_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2}
-AGAIN = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 BF16 = {"bf16": True, "params_dtype": "bfloat16"}
 FP16 = {"fp16": True, "params_dtype": "float16"}
 TIED = {"share_embeddings_and_output_weights": True}
-DEEP = {**LATENT, **EXPERTS, "moe_layer_freq": [0, 1, 1, 1]}
-MTP = "GPT, further tokens"
+MLA_MOE = {**LATENT, **EXPERTS, "moe_layer_freq": [0, 1, 1, 1]}
+MTP = "GPT, multi-token prediction"
 MLA = "GPT, latent attention"
 MOE = "GPT, experts"
 YARN = {
@@ -133,13 +133,13 @@ YARN = {
 }
 WINDOW = {"window_size": (8, 0), "window_attn_skip_freq": [1, 0, 1, 1]}
 AMPLIFIED = 5e-5
-"""Adam normalizes the gradients of adapters that start at zero, and with them the rounding of a processor's kernels."""
+"""Adam normalizes the gradients of adapters that start at zero, which amplifies the rounding of a CPU's kernels."""
 ROUNDED = {"sharded": True, "tolerance": 5e-3}
-"""Half precision: ranks add in another order, and round."""
+"""Half precision: the ranks sum in another order and round differently."""
 
 
-def cut(pattern: str) -> dict[str, Any]:
-    """Return what cuts a hybrid into stages."""
+def stages(pattern: str) -> dict[str, Any]:
+    """Return the fields that divide a hybrid into stages."""
     return {"hybrid_layer_pattern": pattern}
 
 
@@ -147,7 +147,7 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="GPT", sharded=True),
     FamilyCase(family="GPT", layout=TP2, model=TIED),
     FamilyCase(family="GPT", layout=PP2, model=TIED),
-    FamilyCase(family="GPT", layout={**VP2, **AGAIN}),
+    FamilyCase(family="GPT", layout={**VP2, **RECOMPUTE}),
     FamilyCase(family="GPT", layout=CP2, model={"calculate_per_token_loss": False}),
     FamilyCase(family="GPT", layout=CP2, model=YARN),
     FamilyCase(family="GPT", layout=CP2, model=WINDOW),
@@ -157,38 +157,38 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="GPT", layout={**TP2, **PP2}, ranks=4),
     FamilyCase(family="GPT", layout=SP2, ranks=4, sharded=True),
     FamilyCase(family=MLA, layout=TP2),
-    FamilyCase(family=MLA, layout={**SP2, **AGAIN}),
+    FamilyCase(family=MLA, layout={**SP2, **RECOMPUTE}),
     FamilyCase(family=MLA, layout=CP2),
-    FamilyCase(family=MLA, layout={**PP2, **SP2, **EP2, **ETP1}, model=DEEP, also=(MOE,), ranks=4),
+    FamilyCase(family=MLA, layout={**PP2, **SP2, **EP2, **ETP1}, model=MLA_MOE, also=(MOE,), ranks=4),
     FamilyCase(family=MTP, layout=SP2),
-    FamilyCase(family=MTP, layout={**PP2, **AGAIN}),
+    FamilyCase(family=MTP, layout={**PP2, **RECOMPUTE}),
     FamilyCase(family=MTP, layout={**PP2, "pipeline_model_parallel_layout": "Et|tttmL"}, model=TIED),
-    FamilyCase(family=MTP, layout={**SP2, **ETP2}, model=DEEP, also=(MLA, MOE)),
-    FamilyCase(family=MTP, layout=EP2, model={**DEEP, **BF16}, also=(MLA, MOE), **ROUNDED),
-    FamilyCase(family=MTP, model={**DEEP, **FP16}, also=(MLA, MOE), **ROUNDED),
-    FamilyCase(family=MTP, layout={**VP2, **EP2}, model=DEEP, also=(MLA, MOE), ranks=4),
+    FamilyCase(family=MTP, layout={**SP2, **ETP2}, model=MLA_MOE, also=(MLA, MOE)),
+    FamilyCase(family=MTP, layout=EP2, model={**MLA_MOE, **BF16}, also=(MLA, MOE), **ROUNDED),
+    FamilyCase(family=MTP, model={**MLA_MOE, **FP16}, also=(MLA, MOE), **ROUNDED),
+    FamilyCase(family=MTP, layout={**VP2, **EP2}, model=MLA_MOE, also=(MLA, MOE), ranks=4),
     FamilyCase(family=MOE, layout=EP2, sharded=True),
     FamilyCase(family=MOE, layout={**SP2, **EP2, **ETP1}),
     FamilyCase(family=MOE, layout=ETP2),
-    FamilyCase(family=MOE, layout={**CP2, **AGAIN}),
+    FamilyCase(family=MOE, layout={**CP2, **RECOMPUTE}),
     FamilyCase(family=MOE, layout={**SP2, **EP2, **ETP2}, ranks=4),
     FamilyCase(family=MOE, layout={**PP2, **EP2}, ranks=4, sharded=True),
     FamilyCase(family="hybrid", layout={**SP2, **EP2, **ETP1}),
-    FamilyCase(family="hybrid", layout={**PP2, **AGAIN, **cut("MG*|-E")}),
-    FamilyCase(family="hybrid", layout={**VP2, **cut("M|G|*-|E")}),
+    FamilyCase(family="hybrid", layout={**PP2, **RECOMPUTE, **stages("MG*|-E")}),
+    FamilyCase(family="hybrid", layout={**VP2, **stages("M|G|*-|E")}),
     FamilyCase(family="hybrid", layout=CP2),
     FamilyCase(family="hybrid", model=BF16, **ROUNDED),
     FamilyCase(family="hybrid", model=FP16, **ROUNDED),
-    FamilyCase(family="hybrid", layout={**PP2, **SP2, **cut("MG*|-E")}, ranks=4),
+    FamilyCase(family="hybrid", layout={**PP2, **SP2, **stages("MG*|-E")}, ranks=4),
     FamilyCase(family="hybrid", layout={**SP2, **EP2}, ranks=4, sharded=True),
     FamilyCase(family="T5", layout=TP2),
-    FamilyCase(family="T5", layout={**SP2, **AGAIN}),
+    FamilyCase(family="T5", layout={**SP2, **RECOMPUTE}),
     FamilyCase(family="T5", model=BF16, **ROUNDED),
     FamilyCase(family="T5", model=FP16, **ROUNDED),
     FamilyCase(family="T5", layout=SP2, ranks=4, sharded=True),
     FamilyCase(family="MIMO", sharded=True),
     FamilyCase(family="MIMO", layout=TP2),
-    FamilyCase(family="MIMO", layout={**SP2, **AGAIN}),
+    FamilyCase(family="MIMO", layout={**SP2, **RECOMPUTE}),
     FamilyCase(family="MIMO", layout=CP2),
     FamilyCase(family="MIMO", layout=EP2, model=EXPERTS, sharded=True),
     FamilyCase(family="MIMO", layout={**SP2, **ETP2}, model=EXPERTS),
@@ -196,7 +196,7 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="MIMO", model=FP16, **ROUNDED),
     FamilyCase(family="MIMO", layout={**SP2, **CP2}, ranks=4, sharded=True),
     FamilyCase(family="LoRA", layout=TP2, tolerance=AMPLIFIED),
-    FamilyCase(family="LoRA", layout={**SP2, **AGAIN}),
+    FamilyCase(family="LoRA", layout={**SP2, **RECOMPUTE}),
     FamilyCase(family="LoRA", layout=VP2),
     FamilyCase(family="LoRA", layout=CP2),
     FamilyCase(family="LoRA", model=BF16, **ROUNDED),
@@ -208,28 +208,28 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="DoRA", layout=TP2),
     FamilyCase(family="DoRA", layout=CP2, model=BF16, tolerance=5e-3),
     FamilyCase(family="DoRA", model=FP16, **ROUNDED),
-    FamilyCase(family="DoRA", layout={**SP2, **PP2, **AGAIN}, ranks=4),
+    FamilyCase(family="DoRA", layout={**SP2, **PP2, **RECOMPUTE}, ranks=4),
     FamilyCase(family="DoRA", layout={**VP2, **EP2}, model=EXPERTS, ranks=4),
 )
-"""Every run."""
+"""All runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedCase:
-    """A layout that is refused, or of which there is a warning."""
+    """A layout that is rejected, or that causes a warning."""
 
     family: str
     column: str
     layout: Mapping[str, Any]
     model: Mapping[str, Any] = field(default_factory=dict)
     rule: str
-    """The rule, or the error that is raised when the model is built."""
-    words: str = "refused"
+    """Id of the rule, or class of the error that building the model raises."""
+    text: str = "rejected"
 
 
 REJECTED: tuple[RejectedCase, ...] = (
-    RejectedCase(family="GPT", column="EP", layout=EP2, rule="ValueError", words="no experts"),
-    RejectedCase(family=MTP, column="CP", layout=CP2, rule="G25", words="differs by 1e-3"),
+    RejectedCase(family="GPT", column="EP", layout=EP2, rule="ValueError", text="no experts"),
+    RejectedCase(family=MTP, column="CP", layout=CP2, rule="G25", text="differs by 1e-3"),
     RejectedCase(family="T5", column="PP", layout=PP2, rule="TF02"),
     RejectedCase(family="T5", column="VPP", layout=VP2, rule="TF02"),
     RejectedCase(family="T5", column="CP", layout=CP2, rule="TF03"),
@@ -241,11 +241,11 @@ REJECTED: tuple[RejectedCase, ...] = (
     RejectedCase(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
     RejectedCase(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
 )
-"""What is not run, and why."""
+"""Layouts that are not run, and the reason."""
 
 
-def used(row: FamilyCase) -> dict[str, bool]:
-    """Say which columns of the table a run speaks for."""
+def covered_columns(row: FamilyCase) -> dict[str, bool]:
+    """Return the columns of the table that a run covers."""
     settings = {**FAMILIES[row.family].settings, **row.model, **row.layout}
     size = settings.get
     expert_ranks = size("expert_tensor_parallel_size") or size("tensor_model_parallel_size", 1)
@@ -265,34 +265,34 @@ def used(row: FamilyCase) -> dict[str, bool]:
 
 
 def table() -> str:
-    """Write the table of the README: the numbers of ranks on which a family has run, or why it does not."""
-    columns = list(used(CASES[0]))
+    """Return the table of the README: the numbers of ranks of the runs of a family, or the reason for none."""
+    columns = list(covered_columns(CASES[0]))
     lines = [f"| family | {' | '.join(columns)} | CUDA graph | runs |", "|---" * (len(columns) + 3) + "|"]
     for family in FAMILIES:
         rows = [row for row in CASES if family in (row.family, *row.also)]
         cells = [cell(family, column, rows) for column in columns]
-        graph = refused(family, "CUDA graph") or "GPU, untested"
+        graph = rejection(family, "CUDA graph") or "GPU, untested"
         lines.append(f"| {family} | {' | '.join(cells)} | {graph} | {len(rows)} |")
     return "\n".join(lines)
 
 
 def cell(family: str, column: str, rows: list[FamilyCase]) -> str:
-    """Say on how many ranks a family has run with what a column names."""
-    ranks = sorted({row.ranks for row in rows if used(row)[column]})
+    """Return the numbers of ranks of the runs of a family that cover a column."""
+    ranks = sorted({row.ranks for row in rows if covered_columns(row)[column]})
     if ranks:
         return ", ".join(map(str, ranks))
-    return refused(family, column) or ("no experts" if column == "ETP" else "not run")
+    return rejection(family, column) or ("no experts" if column == "ETP" else "not run")
 
 
-def refused(family: str, column: str) -> str | None:
-    """Say which rule refuses a family what a column names; None: none does."""
-    for refusal in REJECTED:
-        if (refusal.family, refusal.column) == (family, column):
-            return refusal.words if refusal.rule == "ValueError" else f"{refusal.words} ({refusal.rule})"
+def rejection(family: str, column: str) -> str | None:
+    """Return the text on the rejection of a family in a column, or None."""
+    for case in REJECTED:
+        if (case.family, case.column) == (family, column):
+            return case.text if case.rule == "ValueError" else f"{case.text} ({case.rule})"
     return None
 
 
 def counts() -> str:
-    """Write how many runs there are."""
+    """Return the numbers of runs, as text."""
     two, four = (sum(row.ranks == ranks for row in CASES) for ranks in (2, 4))
     return f"{len(CASES)} runs, {two} on two ranks and {four} on four"

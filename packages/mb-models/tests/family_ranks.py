@@ -1,4 +1,4 @@
-"""What a rank does with a row of `family_cases`: build, load the common checkpoint, train, return the losses."""
+"""Functions that ranks run for `family_cases`: build, load the common checkpoint, train, return the losses."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def build(row: FamilyCase, groups: ProcessGroupCollection) -> tuple[Any, list[La
 
 
 def write_start(row: FamilyCase, folder: str, groups: ProcessGroupCollection) -> None:
-    """Save the initial weights of a model on one rank; adapters do something from the start."""
+    """Save the initial weights of a model on one rank; adapters have an effect from the start."""
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     _, [chunk] = build(row, groups)
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ def write_start(row: FamilyCase, folder: str, groups: ProcessGroupCollection) ->
 
 
 def read_start(chunks: list[LanguageModule], folder: str) -> None:
-    """Load them under any layout."""
+    """Load the initial weights under any layout."""
     state = dist_checkpointing.load(
         {str(i): chunk.sharded_state_dict() for i, chunk in enumerate(chunks)}, folder
     )
@@ -94,7 +94,7 @@ def train_here(row: FamilyCase, folder: str) -> list[float]:
 
 
 def train(row: FamilyCase, folder: str, groups: ProcessGroupCollection) -> list[float]:
-    """Train from the common checkpoint and return the loss of each step, or nothing off the last stage."""
+    """Train from the common checkpoint and return the loss of each step, or nothing on other stages."""
     family = FAMILIES[row.family]
     provider, chunks = build(row, groups)
     read_start(chunks, folder)
@@ -131,7 +131,7 @@ def text(rows: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def pairs(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a microbatch of pairs: the decoder writes the first half of what the encoder reads, and sees its past."""
+    """Return a microbatch of pairs: the decoder predicts the first half of the encoder's input from its own past."""
     read = rows[:, :-1]
     written = read[:, : read.shape[1] // 2]
     padded = torch.ones(read.shape)
@@ -145,8 +145,8 @@ def pairs(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def pictures(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a microbatch of text that a picture of four patches, painted from its first tokens, stands in."""
+def images(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a microbatch of text with an image of four patches, whose colours are its first tokens."""
     batch = text(rows)
     placed = torch.zeros(batch["tokens"].shape, dtype=torch.bool)
     placed[:, 3:7] = True
@@ -162,7 +162,7 @@ BATCHES: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
     "gpt": text,
     "hybrid": text,
     "t5": pairs,
-    "mimo": pictures,
+    "mimo": images,
 }
 
 

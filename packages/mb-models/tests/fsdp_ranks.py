@@ -1,4 +1,4 @@
-"""What each rank does in the tests of sharded data parallelism: a few steps of a tiny GPT on its part of the data."""
+"""Functions that ranks run in tests of sharded data parallelism: a few steps of a tiny GPT on a rank's data."""
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
@@ -32,17 +32,17 @@ DEGREES = (
 
 
 def wrap_under_a_head(chunks, ddp, *, pg_collection):
-    """Shard a model that ends in one value for each token."""
+    """Shard a model with a value head."""
     return wrap_torch_fsdp2(make_value_model(64, False)(chunks), ddp, pg_collection=pg_collection)
 
 
 def wrap_a_layer(chunks, ddp, *, pg_collection):
-    """Shard something else than a GPT."""
+    """Shard a module that is no GPT."""
     return wrap_torch_fsdp2([chunks[0].decoder], ddp, pg_collection=pg_collection)
 
 
 def wrap_with_adapters(chunks, ddp, *, pg_collection):
-    """Shard a model that has adapters."""
+    """Shard a model with adapters."""
     LoRA(dim=2).install(chunks)
     return wrap_torch_fsdp2(chunks, ddp, pg_collection=pg_collection)
 
@@ -82,7 +82,7 @@ def microbatches(step, groups):
 
 
 def prepare(settings, kind, ddp, *, without_no_sync=False):
-    """Return wrapped chunks, their optimizer and groups, connected."""
+    """Return wrapped chunks, their connected optimizer and their groups."""
     provider, model, groups = build(settings, kind, ddp)
     transformer = provider.transformer
     if without_no_sync:
@@ -106,7 +106,7 @@ def prepare(settings, kind, ddp, *, without_no_sync=False):
 
 
 def take(steps, model, optimizer, groups):
-    """Make these steps; return losses (none off the last stage) and gradient norms."""
+    """Run these steps; return losses (none on other stages) and gradient norms."""
     losses, norms = [], []
     for step in steps:
         for chunk in model:
@@ -135,13 +135,13 @@ def train(settings, kind, ddp, without_no_sync=False):
 
 
 def train_in_two_parts(settings, saving, kind, folder):
-    """Save after the first step; return losses and gradient norms of the others, of a new model that loads that."""
+    """Save after the first step; return losses and gradient norms of the others, from a new model that loads it."""
     model, optimizer, groups = prepare(settings, saving, {})
     take(range(1), model, optimizer, groups)
     dist_checkpointing.save(state(model, optimizer, groups), folder)
     parallel_state.destroy_model_parallel()
     model, optimizer, groups = prepare(settings, kind, {})
-    take([7], model, optimizer, groups)  # to be forgotten
+    take([7], model, optimizer, groups)  # overwritten by the loaded state
     loaded = dist_checkpointing.load(state(model, optimizer, groups, is_loading=True), folder)
     unwrap_model(model)[0].load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
@@ -149,7 +149,7 @@ def train_in_two_parts(settings, saving, kind, folder):
 
 
 def state(model, optimizer, groups, *, is_loading=False):
-    """Return weights and optimizer state as Megatron's checkpoints take them."""
+    """Return the sharded weights and optimizer state of a Megatron checkpoint."""
     metadata = {"dp_cp_group": groups.dp_cp}
     weights = {"model": unwrap_model(model)[0].sharded_state_dict(metadata=metadata)}
     return weights | {
@@ -157,10 +157,10 @@ def state(model, optimizer, groups, *, is_loading=False):
     }
 
 
-def refusal(settings, kind, ddp):
-    """Return why the chunks are not wrapped."""
+def rejection(settings, kind, ddp):
+    """Return the reason why the chunks are rejected."""
     try:
         build(settings, kind, ddp)
     except ValueError as error:
         return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
+    return "nothing was rejected"

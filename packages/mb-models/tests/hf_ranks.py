@@ -1,4 +1,4 @@
-"""What a rank does in the tests of Hugging Face's form: load its part of a model, compare, compute."""
+"""Functions that ranks run in tests of the Hugging Face format: load a part of a model, compare, compute."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def same(one, other):
 
 
 def on_this_rank(folder, checkpoint, layout):
-    """Load a folder into a part of the model; return whether it is that of a checkpoint, its size, and the logits."""
+    """Load a folder into a part of the model; return whether it equals a checkpoint's, its size, and the logits."""
     groups = start(layout)
     section = dataclasses.replace(
         section_of(read_config(folder), dtype="float32"),

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of modules on ranks of their own: build, load the common weights, train."""
+"""Functions that ranks run in tests of per-module parallelism: build, load the common weights, train."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ SECTION = MimoModelConfig(
 
 
 def batches():
-    """Yield the whole microbatches, the same in each step."""
+    """Yield the complete microbatches, the same in each step."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(MICRO_BATCHES):
         tokens = torch.randint(32, (MICRO_BATCH, 13), generator=generator)
@@ -88,7 +88,7 @@ def train(model, optimizer, schedule, replicas, step=MimoForwardStep()):  # noqa
 
 
 def train_together(folder, groups):
-    """Write the common weights, and train with them on one rank."""
+    """Save the common weights, and train from them on one rank."""
     torch.manual_seed(1234)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     provider = MimoModelProvider(SECTION, layer_spec=host_block_spec, device=CPU)
@@ -113,7 +113,7 @@ def modules_on(vision, language, changes):
 
 
 def first_weights(vision, language, changes):
-    """Return what this rank draws: its part of an MLP of the encoder, and the positions, which all ranks have whole."""
+    """Return initial weights: this rank's part of an encoder MLP, and the replicated position embeddings."""
     model = modules_on(vision, language, changes).provide(seed=1)
     encoder = model.modality_submodules[VISION].encoders["patches"]
     model.destroy()
@@ -122,7 +122,7 @@ def first_weights(vision, language, changes):
 
 
 def train_modules(folder, vision, language):
-    """Train with the common weights on ranks of the modules, of which this is one."""
+    """Train from the common weights on the ranks of the modules."""
     modules = modules_on(vision, language, {})
     model = modules.provide(seed=1)
     model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder))
@@ -135,7 +135,7 @@ def train_modules(folder, vision, language):
 
 
 def resume(folder, vision, language):
-    """Return the losses of more steps after the first, and of as many of new modules that have loaded the state."""
+    """Return the losses of steps after the first, and those of new modules that have loaded the state."""
 
     def built(seed):
         modules = modules_on(vision, language, {})

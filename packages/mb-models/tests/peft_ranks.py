@@ -1,4 +1,4 @@
-"""What the ranks of a pool do with adapters on a part of a model; light to import."""
+"""Functions that ranks run in tests of adapters on a part of a model. Imports little."""
 
 from dataclasses import replace
 

@@ -39,13 +39,13 @@ def test_the_tensors_are_those_of_the_iterator():
     assert torch.equal(batch.labels_BS, batch.tokens_BS + 1)
 
 
-def test_a_middle_stage_leaves_the_iterator_alone():
+def test_an_intermediate_stage_does_not_advance_the_iterator():
     batches = iter([sample()])
     get_batch(batches, first_stage=False, last_stage=False, device=CPU)
     assert len(list(batches)) == 1
 
 
-def test_an_attention_mask_goes_along_where_one_stage_is_the_whole_model():
+def test_an_attention_mask_is_kept_if_one_stage_is_the_complete_model():
     mask = torch.ones(2, 1, 8, 8, dtype=torch.bool)
     batch = get_batch(iter([sample(attention_mask=mask)]), first_stage=True, last_stage=True, device=CPU)
     assert torch.equal(batch.attention_mask_B1SS, mask)
@@ -60,7 +60,7 @@ def test_an_attention_mask_goes_along_where_one_stage_is_the_whole_model():
         (sample(attention_mask=torch.ones(2, 1, 8, 8)), False, "holds an attention_mask"),
     ],
 )
-def test_what_a_stage_cannot_take_is_refused(data, last, message):
+def test_unsupported_batches_are_rejected(data, last, message):
     batches = None if data is None else iter([data])
     with pytest.raises(BatchError, match=message):
         get_batch(batches, first_stage=True, last_stage=last, device=CPU)

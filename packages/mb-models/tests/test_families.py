@@ -1,4 +1,4 @@
-"""Every family under every layout of `family_cases`: the losses of one rank, from one checkpoint."""
+"""Every family under every layout of `family_cases` has the losses of one rank, from one checkpoint."""
 
 import dataclasses
 from pathlib import Path
@@ -13,14 +13,14 @@ from mb_models.rules import BUILD_RULES
 
 
 def further(row):
-    """Say whether a row on two ranks is left to the matrix: all but the first four of its family."""
+    """Return whether a case on two ranks runs in the matrix only: all but the first four of its family."""
     family = [each for each in CASES if (each.family, each.ranks) == (row.family, 2)]
     return family.index(row) >= 4
 
 
 @pytest.fixture(scope="module")
 def reference(groups, tmp_path_factory):
-    """Return a function: row -> (folder of the common checkpoint, losses of one rank from it)."""
+    """Return a function: case -> (folder of the common checkpoint, losses of one rank from it)."""
     known = {}
 
     def of(row):
@@ -40,33 +40,33 @@ def reference(groups, tmp_path_factory):
     [pytest.param(row, marks=[pytest.mark.matrix] * further(row)) for row in CASES if row.ranks == 2],
     ids=str,
 )
-def test_two_ranks_learn_as_one_does(row, reference, pool):
+def test_two_ranks_match_one_rank(row, reference, pool):
     folder, losses = reference(row)
     assert losses[-1] < losses[0] - 0.01
     assert pool.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
 @pytest.mark.parametrize("row", [row for row in CASES if row.ranks == 4], ids=str)
-def test_four_ranks_learn_as_one_does(row, reference, four_ranks):
+def test_four_ranks_match_one_rank(row, reference, four_ranks):
     folder, losses = reference(row)
     assert four_ranks.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
-@pytest.mark.parametrize("refusal", REJECTED, ids=lambda refusal: f"{refusal.family} {refusal.column}")
-def test_what_the_table_refuses_is_refused(refusal, pool):
-    row = FamilyCase(family=refusal.family, layout=refusal.layout, model=refusal.model)
+@pytest.mark.parametrize("case", REJECTED, ids=lambda case: f"{case.family} {case.column}")
+def test_rejected_cases_of_the_table_are_rejected(case, pool):
+    row = FamilyCase(family=case.family, layout=case.layout, model=case.model)
     section = section_of(row)
     values = {f"model.{item.name}": getattr(section, item.name) for item in dataclasses.fields(section)}
     for rule in BUILD_RULES:
-        if rule.id == refusal.rule:
+        if rule.id == case.rule:
             assert rule.test(*(values[path] for path in rule.fields))
-            assert (rule.severity == "warning") == (refusal.words != "refused")
+            assert (rule.severity == "warning") == (case.text != "rejected")
             return
-    with pytest.raises(RankFailedError, match=f"{refusal.rule}: "):
+    with pytest.raises(RankFailedError, match=f"{case.rule}: "):
         pool.run(build_here, row)
 
 
-def test_the_table_in_the_readme_is_made_of_these_rows():
+def test_the_table_in_the_readme_is_generated_from_the_cases():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     assert table() in readme
     assert counts() in readme

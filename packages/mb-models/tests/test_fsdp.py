@@ -1,4 +1,4 @@
-"""Both kinds of fully sharded data parallelism train as plain data parallelism does, or are refused."""
+"""Both kinds of fully sharded data parallelism match plain data parallelism, or are rejected."""
 
 from pathlib import Path
 
@@ -70,25 +70,25 @@ def agree(pool, settings, kind, ddp, reference, *, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(("settings", "kind", "ddp"), TWO.values(), ids=TWO.keys())
-def test_two_shards_train_as_two_replicas(pool, tiny, reference, settings, kind, ddp):
+def test_two_shards_match_two_replicas(pool, tiny, reference, settings, kind, ddp):
     agree(pool, {**tiny, **settings}, kind, ddp, reference)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("settings", "kind", "ddp"), FOUR.values(), ids=FOUR.keys())
-def test_shards_beside_other_parallelism(four_ranks, tiny, reference, settings, kind, ddp):
+def test_shards_with_other_parallelism(four_ranks, tiny, reference, settings, kind, ddp):
     agree(four_ranks, {**tiny, **settings}, kind, ddp, reference)
 
 
 @pytest.mark.parametrize(("kind", "ddp"), [TORCH, FULL], ids=["torch", "megatron"])
-def test_half_precision_is_as_close_as_half_precision(pool, tiny, reference, kind, ddp):
+def test_half_precision_within_its_tolerance(pool, tiny, reference, kind, ddp):
     agree(pool, {**tiny, **BF16}, kind, ddp, reference, tolerance=2e-3)
 
 
 @pytest.mark.parametrize("settings", [{}, BF16], ids=["float32", "bf16"])
 @pytest.mark.parametrize(("saving", "kind"), [("torch", "torch"), ("torch", "ddp"), ("ddp", "torch")])
-def test_what_is_saved_is_gone_on_from_as_if_never_stopped(pool, tiny, tmp_path, settings, saving, kind):
-    """Exactly under FSDP2, and from and to plain data parallelism as closely as the two agree."""
+def test_resuming_matches_an_uninterrupted_run(pool, tiny, tmp_path, settings, saving, kind):
+    """Exact under FSDP2; from and to plain data parallelism within their tolerance."""
     settings = {**tiny, **settings}
     losses, norms = pool.run(function_in(RANKS, "train"), settings, *TORCH)[-1]
     found = pool.run(function_in(RANKS, "train_in_two_parts"), settings, saving, kind, str(tmp_path))[-1]
@@ -96,7 +96,7 @@ def test_what_is_saved_is_gone_on_from_as_if_never_stopped(pool, tiny, tmp_path,
     assert found == (pytest.approx(losses[1:], abs=tolerance), pytest.approx(norms[1:], abs=tolerance))
 
 
-def test_without_no_sync_megatron_fsdp_would_train_wrongly_without_a_word(pool, tiny, reference):
+def test_without_no_sync_megatron_fsdp_would_silently_train_incorrectly(pool, tiny, reference):
     _, norms = reference(pool, tiny)
     kind, ddp = megatron("optim", overlap_grad_reduce=True)
     _, wrong = pool.run(function_in(RANKS, "train"), tiny, kind, ddp, True)[-1]
@@ -104,7 +104,7 @@ def test_without_no_sync_megatron_fsdp_would_train_wrongly_without_a_word(pool, 
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "ddp", "says"),
+    ("settings", "kind", "ddp", "message"),
     [
         (EP2, *TORCH, "[FS01]"),
         (TIED, *TORCH, "[FS02]"),
@@ -113,12 +113,12 @@ def test_without_no_sync_megatron_fsdp_would_train_wrongly_without_a_word(pool, 
         ({}, "torch on a layer", {}, "TransformerBlock is no GPT"),
         ({}, "torch under a head", {}, "output_layer.weight has 1 rows for 2 ranks"),
         ({}, "torch with adapters", {}, "[FS08]"),
-        ({}, "torch", {"use_megatron_fsdp": True}, "a weight is sharded by one of the two"),
+        ({}, "torch", {"use_megatron_fsdp": True}, "only one of the two can shard a weight"),
         (PP2, *FULL, "[FS05]"),
         ({}, "megatron", {}, "ddp_config.use_distributed_optimizer=False"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(pool, tiny, settings, kind, ddp, says):
-    for answer in pool.run(function_in(RANKS, "refusal"), {**tiny, **settings}, kind, ddp):
+def test_unsupported_models_are_rejected(pool, tiny, settings, kind, ddp, message):
+    for answer in pool.run(function_in(RANKS, "rejection"), {**tiny, **settings}, kind, ddp):
         assert answer.startswith("FsdpError: ")
-        assert says in answer
+        assert message in answer

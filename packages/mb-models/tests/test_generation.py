@@ -1,4 +1,4 @@
-"""Text from a model: greedy and drawn tokens, the window, padding rows and the stop token."""
+"""Text generation: greedy and sampled tokens, the window, padding rows and the stop token."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mb_models.generation import PromptError, generate
 
 
 class CountsUp(torch.nn.Module):
-    """A model of 10 rows that finds the token after the last one likeliest, and remembers what it was given."""
+    """A model with 10 tokens that predicts the successor of the last token, and records its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -36,16 +36,16 @@ def test_the_stop_token_ends_the_text_and_is_not_part_of_it():
     assert follow([3], stop_token=6) == [4, 5]
 
 
-def test_the_model_sees_the_last_tokens_only():
+def test_the_input_is_limited_to_the_last_tokens():
     model = CountsUp()
     follow([1, 2], model=model, max_new_tokens=3, context_length=3, temperature=0.0)
     assert model.windows == [[1, 2], [1, 2, 3], [2, 3, 4]]
 
 
-def test_padding_rows_are_never_chosen():
+def test_padding_rows_are_never_sampled():
     assert 9 not in follow([8], max_new_tokens=1, vocab_size=9, temperature=0.0)
 
 
-def test_an_empty_prompt_is_refused():
+def test_an_empty_prompt_is_rejected():
     with pytest.raises(PromptError, match="prompt: is empty"):
         follow([])

@@ -30,7 +30,7 @@ def provider(tiny, **settings):
     return GPTModelProvider(GPTModelConfig(**{**tiny, **settings}), layer_spec=local_spec, device=CPU)
 
 
-def test_the_ddp_configuration_is_not_written_to(tiny, groups):
+def test_the_ddp_configuration_is_not_modified(tiny, groups):
     from megatron.core.distributed import DistributedDataParallelConfig
 
     ddp = DistributedDataParallelConfig(num_buckets=4, overlap_grad_reduce=True)
@@ -68,7 +68,7 @@ def test_the_parameter_formula_equals_the_built_model(tiny, groups, settings):
 
 
 def test_the_parameter_formula_counts_the_biases_of_experts(tiny):
-    """Counted by hand, as local layers with them are rejected (G36)."""
+    """Counted manually, because local layers with them are rejected (G36)."""
     without = parameter_count(GPTModelConfig(**{**tiny, **EXPERTS, **GELU}))
     with_biases = parameter_count(GPTModelConfig(**{**tiny, **EXPERTS, **GELU, "add_bias_linear": True}))
     attention, router, experts = (64 + 2 * 2 * 16) + 64, 4, 4 * (48 + 64)
@@ -96,18 +96,18 @@ LATENT = {
         {"mtp_num_layers": 2, "mtp_use_repeated_layer": True},
     ],
 )
-def test_the_formula_counts_latent_attention_and_further_tokens(tiny, groups, settings):
+def test_the_formula_counts_latent_attention_and_multi_token_prediction(tiny, groups, settings):
     config = GPTModelConfig(**{**tiny, **settings})
     (chunk,) = GPTModelProvider(config, layer_spec=host_block_spec, device=CPU).provide_chunks(groups)
     assert parameter_count(config) == sum(parameter.numel() for parameter in chunk.parameters())
 
 
-def test_local_layers_know_no_latent_attention(tiny, groups):
-    with pytest.raises(ValueError, match="multi_latent_attention: got True"):
+def test_local_layers_do_not_support_latent_attention(tiny, groups):
+    with pytest.raises(ValueError, match="multi_latent_attention: True is not supported"):
         provider(tiny, **LATENT).provide_chunks(groups)
 
 
-def test_further_tokens_on_a_stage_without_layers_are_like_the_last_layer(tiny):
+def test_mtp_layers_on_a_stage_without_layers_are_like_the_last_layer(tiny):
     built = GPTModelProvider(
         GPTModelConfig(**tiny, pipeline_model_parallel_size=2), layer_spec=host_block_spec, device=CPU
     )
@@ -127,7 +127,7 @@ def test_groups_default_to_those_of_megatron(tiny, groups):
     assert (hasattr(chunk, "embedding"), hasattr(chunk, "output_layer")) == (True, False)
 
 
-def test_all_replicas_can_be_given_the_first_ones_weights(tiny, groups):
+def test_the_first_replicas_weights_can_be_broadcast(tiny, groups):
     from megatron.core.distributed import DistributedDataParallelConfig
 
     (chunk,) = provider(tiny).provide_chunks(groups)
@@ -144,13 +144,13 @@ def test_transformer_engine_layers_need_transformer_engine(tiny, groups):
         built.provide_chunks(groups)
 
 
-def test_a_provider_of_ones_own_says_how_to_configure_and_build(tiny):
+def test_a_custom_provider_must_configure_and_build(tiny):
     class Half(ModelProvider):
         def _transformer_config(self):
             return transformer_config(self.config, device=self.device)
 
-    asked = {"layer_spec": local_spec, "device": CPU}
+    arguments = {"layer_spec": local_spec, "device": CPU}
     with pytest.raises(TypeError, match=r"ModelProvider.*_transformer_config"):
-        ModelProvider(GPTModelConfig(**tiny), **asked)
+        ModelProvider(GPTModelConfig(**tiny), **arguments)
     with pytest.raises(TypeError, match=r"Half.*_build"):
-        Half(GPTModelConfig(**tiny), **asked)
+        Half(GPTModelConfig(**tiny), **arguments)

@@ -1,4 +1,4 @@
-"""Models in Hugging Face's form: made by transformers, read here, computed here, written back."""
+"""Models in the Hugging Face format: created by transformers, loaded, compared, exported."""
 
 import json
 
@@ -39,12 +39,12 @@ KINDS = {
 
 
 def make(kind, folder, *, shard="1GB", dtype=torch.float32):
-    """Save a random model of transformers, and return it."""
+    """Save a random transformers model, and return it."""
     family, settings = KINDS[kind]
     torch.manual_seed(5)
     config = getattr(transformers, f"{family}Config")(**SMALL, **settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    for parameter in model.parameters():  # norms and biases start alike: make mistakes show
+    for parameter in model.parameters():  # norms and biases are constant: random values reveal mistakes
         parameter.data.add_(0.05 * torch.randn_like(parameter))
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -69,7 +69,7 @@ def test_the_groups_are_those_of_the_chunks_unless_others_are_passed(tmp_path, g
     assert weights(tmp_path / "out").keys() == weights(tmp_path / "in").keys()
 
 
-def test_chunks_without_groups_need_some_passed(tmp_path):
+def test_chunks_without_groups_require_the_argument(tmp_path):
     with pytest.raises(HuggingFaceError, match="pg_collection: not given, and Linear keeps none"):
         load_hf_weights([torch.nn.Linear(1, 1)], tmp_path)
 
@@ -115,7 +115,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_two_ranks_hold_what_one_does_and_compute_what_transformers_does(name, groups, pool, tmp_path):
+def test_two_ranks_hold_the_weights_of_one_and_match_transformers(name, groups, pool, tmp_path):
     kind, layout = LAYOUTS[name]
     model = make(kind, tmp_path / "in")
     _, chunk = imported(tmp_path / "in", groups)
@@ -129,7 +129,7 @@ def test_two_ranks_hold_what_one_does_and_compute_what_transformers_does(name, g
         assert (both[-1][2] - model(TOKENS).logits).abs().max() < 1e-5
 
 
-def test_several_files_are_read_and_written_one_by_one_in_bfloat16(groups, tmp_path):
+def test_several_files_are_read_and_written_in_bfloat16(groups, tmp_path):
     make("llama", tmp_path / "in", shard="12KB", dtype=torch.bfloat16)
     section, chunk = imported(tmp_path / "in", groups, dtype="bfloat16")
     save_hf_model(
@@ -146,7 +146,7 @@ def test_several_files_are_read_and_written_one_by_one_in_bfloat16(groups, tmp_p
     }
 
 
-def test_parameters_in_files_are_filled_and_read_like_others(groups, tmp_path):
+def test_memory_mapped_parameters_are_loaded_and_read(groups, tmp_path):
     make("qwen2", tmp_path / "in")
     section, chunk = imported(tmp_path / "in", groups)
     paged = build(section, groups)
@@ -168,30 +168,30 @@ def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"model_type": "gpt2"}, "only llama, qwen2, qwen3, mixtral can be converted"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' cannot be converted"),
         ({"sliding_window": 8}, "sliding_window=8 cannot be converted"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rotary embedding .*yarn.* cannot"),
-        ({"rope_parameters": {"rope_theta": 0.5}}, "the base must be a whole number"),
+        ({"rope_parameters": {"rope_theta": 0.5}}, "the base must be an integer"),
     ],
 )
-def test_what_would_compute_something_else_is_refused(change, says, tmp_path):
+def test_unconvertible_configs_are_rejected(change, message, tmp_path):
     content = {**SMALL, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-6}
     (tmp_path / "config.json").write_text(json.dumps({**content, **change}))
-    with pytest.raises(HuggingFaceError, match=says):
+    with pytest.raises(HuggingFaceError, match=message):
         section_of(read_config(tmp_path), dtype="float32")
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mixtral"])
-def test_what_a_config_leaves_out_is_as_in_transformers(family, tmp_path):
+def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
     whole = getattr(transformers, f"{family}Config")().to_dict()
     least = {key: whole[key] for key in ("model_type", *REQUIRED)}
     assert section_of(least, dtype="float32") == section_of(whole, dtype="float32")
 
 
-def test_all_that_a_config_must_say_is_named_at_once():
+def test_all_missing_required_fields_are_listed():
     with pytest.raises(
         HuggingFaceError, match=r"lacks num_hidden_layers, intermediate_size, vocab_size, without"
     ):
@@ -199,7 +199,7 @@ def test_all_that_a_config_must_say_is_named_at_once():
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3"])
-def test_a_scaled_rotary_embedding_without_its_factor_is_refused(kind):
+def test_a_scaled_rotary_embedding_without_its_factor_is_rejected(kind):
     content = {
         **dict.fromkeys(REQUIRED, 8),
         "model_type": "llama",
@@ -209,15 +209,15 @@ def test_a_scaled_rotary_embedding_without_its_factor_is_refused(kind):
         section_of(content, dtype="float32")
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "does not exist"), ("{", "is no JSON")])
-def test_a_folder_without_a_readable_config_is_refused(text, says, tmp_path):
+@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "is no JSON")])
+def test_a_folder_without_a_readable_config_is_rejected(text, message, tmp_path):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(HuggingFaceError, match=says):
+    with pytest.raises(HuggingFaceError, match=message):
         read_config(tmp_path)
 
 
-def test_a_folder_whose_tensors_do_not_fit_is_refused(groups, tmp_path):
+def test_a_folder_with_other_tensors_is_rejected(groups, tmp_path):
     make("llama", tmp_path / "llama")
     make("qwen2", tmp_path / "qwen2")
     section, chunk = imported(tmp_path / "llama", groups)
@@ -238,7 +238,7 @@ def test_a_folder_whose_tensors_do_not_fit_is_refused(groups, tmp_path):
         )
 
 
-def test_a_folder_without_weights_or_with_a_broken_file_is_refused(tmp_path):
+def test_a_folder_without_weights_or_with_a_broken_file_is_rejected(tmp_path):
     with pytest.raises(HuggingFaceError, match="holds no"):
         TensorFolder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"x")
@@ -246,7 +246,7 @@ def test_a_folder_without_weights_or_with_a_broken_file_is_refused(tmp_path):
         TensorFolder(tmp_path)
 
 
-def test_a_model_that_transformers_does_not_have_is_not_exported(groups, tmp_path):
+def test_an_unconvertible_model_is_not_exported(groups, tmp_path):
     make("llama", tmp_path)
     section = section_of(read_config(tmp_path), dtype="float32")
     section.activation_func, section.rotary_percent = "gelu", 0.5

@@ -1,4 +1,4 @@
-"""Hybrid models: section, rules, formula, and training of the very layers that a pattern names."""
+"""Hybrid models: section, rules, formula, and training with the layers of a pattern."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def build(config):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields))
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
     assert {
@@ -67,9 +67,12 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
     ("changes", "message"),
     [
         ({"hybrid_layer_pattern": "|"}, "has no layers"),
-        ({"hybrid_layer_pattern": "M|M", "num_layers": 2}, "cannot be cut into 1 stages"),
-        ({"hybrid_layer_pattern": "M|", "pipeline_model_parallel_size": 2, "num_layers": 1}, "cannot be cut"),
-        ({"mtp_num_layers": 2}, "predicts 0 further tokens, mtp_num_layers=2"),
+        ({"hybrid_layer_pattern": "M|M", "num_layers": 2}, "cannot be divided into 1 stages"),
+        (
+            {"hybrid_layer_pattern": "M|", "pipeline_model_parallel_size": 2, "num_layers": 1},
+            "cannot be divided",
+        ),
+        ({"mtp_num_layers": 2}, "predicts 0 tokens beyond the next, mtp_num_layers=2"),
         ({"mamba_head_dim": 0}, "sizes must be positive"),
         ({"mamba_num_groups": 3}, "heads in 3 groups"),
         (
@@ -81,12 +84,12 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
         ({"transformer": {"mamba_state_dim": 8}}, "mamba_state_dim: set the field"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes, message):
+def test_invalid_sections_are_rejected(changes, message):
     with pytest.raises(ModelConfigError, match=message):
         hybrid_transformer_config(tiny(**changes), device=CPU)
 
 
-def test_output_layers_start_by_the_number_of_layers():
+def test_the_initial_scale_of_output_layers_depends_on_the_number_of_layers():
     transformer = hybrid_transformer_config(tiny("M*M-"), device=CPU)
     torch.manual_seed(0)
     drawn = transformer.output_layer_init_method(torch.empty(400, 400))
@@ -94,7 +97,7 @@ def test_output_layers_start_by_the_number_of_layers():
     assert transformer.is_hybrid_model
 
 
-def test_transformer_engine_is_asked_for_by_name():
+def test_a_missing_transformer_engine_is_named():
     with pytest.raises(ModuleNotFoundError, match="host_hybrid_spec"):
         hybrid_transformer_engine_spec(hybrid_transformer_config(tiny(), device=CPU))
 
@@ -108,13 +111,13 @@ def test_transformer_engine_is_asked_for_by_name():
         ("M-", {"mamba_num_heads": 2, "position_embedding_type": "learned_absolute"}),
     ],
 )
-def test_the_formula_counts_the_model_that_is_built(pattern, changes, groups):
+def test_the_formula_matches_the_built_model(pattern, changes, groups):
     config = tiny(pattern, **changes)
     built = sum(parameter.numel() for parameter in build(config).parameters())
     assert hybrid_parameter_count(config) == built
 
 
-def test_an_8b_hybrid_is_counted():
+def test_the_size_of_an_8b_hybrid():
     config = MambaModelConfig(
         num_layers=56,
         hidden_size=4096,
@@ -132,7 +135,7 @@ def test_an_8b_hybrid_is_counted():
 
 
 @pytest.mark.parametrize("pattern", ["MG*-", "M*/*-"])
-def test_it_learns(pattern, groups):
+def test_the_loss_decreases(pattern, groups):
     model = build(tiny(pattern))
     tokens = torch.arange(33).expand(4, 33)
     batch = {

@@ -1,4 +1,4 @@
-"""What providers and forward steps reject before they build or read anything."""
+"""Calls that providers and forward steps reject before they build or read anything."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ FAMILIES = {
         ("transformer", ["use_mup"], "model.transformer: expected"),
     ],
 )
-def test_building_a_model_with_a_value_of_a_wrong_type_names_the_field(family, field, value, message):
+def test_a_value_of_a_wrong_type_is_reported_with_its_field(family, field, value, message):
     section, provider, layers = FAMILIES[family]
     pattern = {"hybrid_layer_pattern": "M*"} if family == "hybrid" else {}
     config = section(**SHAPE, **pattern)
@@ -50,7 +50,7 @@ def test_building_a_model_with_a_value_of_a_wrong_type_names_the_field(family, f
 
 
 class Chunk(torch.nn.Module):
-    """The chunk of a model without a schedule plan."""
+    """Chunk of a model without a schedule plan."""
 
     pre_process = True
 
@@ -59,7 +59,7 @@ class Chunk(torch.nn.Module):
     ("step", "model"),
     [
         (T5ForwardStep(), "a T5"),
-        (MimoForwardStep(), "a model of several modules"),
+        (MimoForwardStep(), "a vision-language model"),
         (MambaForwardStep(), "a hybrid"),
     ],
 )

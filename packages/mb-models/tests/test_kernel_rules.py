@@ -1,4 +1,4 @@
-"""Settings that need a kernel of Transformer Engine or Apex: where Megatron Core itself fails, the rule rejects."""
+"""Settings that need a kernel of Transformer Engine or Apex: the rules reject those that Megatron Core fails on."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 
 
 def message(number, **values):
-    """Return what a rule reports of its failing example with some values changed."""
+    """Return the message of a rule for its failing example with some values changed."""
     rule = BY_ID[number]
     example = {**rule.fails, **{path: value for path, value in values.items() if path in rule.fields}}
     assert len(values) == len([path for path in values if path in rule.fields])
@@ -66,7 +66,7 @@ def test_megatrons_torch_norm_rejects_what_the_rule_does(number, settings):
     assert message(number, **changed)
 
 
-def test_megatrons_norm_is_torchs_wherever_apex_is_not():
+def test_megatrons_norm_without_apex_is_torchs():
     assert LocalSpecProvider().layer_norm(rms_norm=False) is WrappedTorchNorm
     norms = {"model.transformer_impl": "local", "facts.cpu": False}
     for apex, normalization, torch_norm in (
@@ -93,7 +93,7 @@ def test_megatrons_own_attention_imports_the_fused_softmax_in_the_first_step():
 
 
 def sources():
-    """Megatron Core's training code, file by file."""
+    """Return Megatron Core's training code, file by file."""
     root = Path(megatron.core.__path__[0])
     skipped = ("inference", "export", "resharding")
     for path in root.rglob("*.py"):
@@ -102,7 +102,7 @@ def sources():
 
 
 FALLS_BACK = {"apex.normalization", "apex.contrib.layer_norm", "apex.optimizers", "apex.multi_tensor_apply"}
-"""Parts of Apex for which Megatron Core takes something else by itself."""
+"""Parts of Apex for which Megatron Core has a substitute."""
 FALLS_BACK |= {"amp_C", "apex.contrib.nccl_allocator"}
 
 
@@ -127,7 +127,7 @@ def test_facts_are_those_of_all_modules_of_a_kernel():
 
 
 @pytest.mark.parametrize("rule", kernel_rules.FALLBACKS, ids=lambda rule: rule.id)
-def test_a_fallback_is_accepted_and_is_what_a_run_without_a_gpu_takes(rule):
+def test_a_fallback_is_accepted_and_equals_the_replacement_without_a_gpu(rule):
     example = {**rule.fails, **rule.fallback}
     assert rule.test(*(example[path] for path in rule.fields)) is None
     for path, value in rule.fallback.items():
@@ -137,7 +137,7 @@ def test_a_fallback_is_accepted_and_is_what_a_run_without_a_gpu_takes(rule):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in kernel_rules.RULES if "facts.cpu" in rule.fields])
-def test_no_rule_applies_where_there_is_no_gpu(rule):
+def test_no_rule_applies_without_a_gpu(rule):
     example = {**rule.fails, "facts.cpu": True}
     assert rule.test(*(example[path] for path in rule.fields)) is None
 
@@ -151,10 +151,10 @@ FASTER_ONLY = {
     "overlap_moe_expert_parallel_comm",  # a schedule, which needs no module
     "cuda_graph_impl",  # rule V152c
 }
-"""Settings of a GPU that are another rule's."""
+"""GPU-only settings with rules elsewhere."""
 
 
-def test_every_setting_that_only_a_gpu_honours_has_a_rule():
+def test_every_gpu_only_setting_has_a_rule():
     read = {path for rule in kernel_rules.FALLBACKS for path in rule.fallback}
     assert {name for name in GPU_ONLY if f"model.{name}" not in read} == FASTER_ONLY
 
@@ -174,7 +174,7 @@ def test_versions_are_compared_by_their_first_two_numbers(version, numbers):
 
 
 @pytest.mark.parametrize(
-    ("values", "refused"),
+    ("values", "rejected"),
     [
         ({}, True),
         ({"model.moe_expert_capacity_factor": 1.0}, True),
@@ -199,8 +199,8 @@ def test_versions_are_compared_by_their_first_two_numbers(version, numbers):
         ),
     ],
 )
-def test_a_graph_of_the_whole_step_holds_experts_of_fixed_sizes_only(values, refused):
-    assert bool(message("G37", **values)) is refused
+def test_a_full_iteration_graph_requires_experts_of_fixed_sizes(values, rejected):
+    assert bool(message("G37", **values)) is rejected
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_graph_of_the_whole_step_holds_experts_of_fixed_sizes_only(values, ref
         ({"memory_efficient_layer_norm": True}, "transformer_engine", True, None),
     ],
 )
-def test_settings_without_a_field_of_their_own(extra, layers, engine, named):
+def test_settings_of_the_transformer_field(extra, layers, engine, named):
     given = {"model.transformer": extra, "model.transformer_impl": layers, "facts.transformer_engine": engine}
     found = message("KN12", **given)
-    assert found is None if named is None else found.startswith(f"{named} cannot be had")
+    assert found is None if named is None else found.startswith(f"{named} not available")

@@ -1,4 +1,4 @@
-"""The host's Mamba 2 beside an independent one."""
+"""The host's Mamba 2 matches an independent implementation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each limit is Megatron Core's own: it refuses the failing example itself, and takes the other."""
+"""Each rule is a condition of Megatron Core: it rejects the failing example and accepts the passing one."""
 
 import pytest
 
@@ -15,11 +15,11 @@ ALSO = {
     "K13": {"fp8_recipe": "tensorwise"},
     "K33": {"recompute_method": "uniform", "recompute_num_layers": 1},
 }
-"""What an example needs beside the fields of its rule, so that only these decide."""
+"""Further settings that an example needs, so that only the fields of its rule decide."""
 
 
 def build(rule, example):
-    """Megatron's configuration of a small model with these values, without a rule of ours."""
+    """Build Megatron's configuration of a small model with these values, without checking our rules."""
     values = {path.removeprefix("model."): value for path, value in example.items()} | ALSO.get(rule.id, {})
     section = GPTModelConfig(**{"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4} | values)
     kind, names = megatron_class(section)
@@ -31,12 +31,12 @@ def build(rule, example):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_megatron_refuses_what_the_rule_refuses(rule):
+def test_megatron_rejects_the_failing_example(rule):
     with pytest.raises((ValueError, AssertionError, NotImplementedError)):
         build(rule, rule.fails)
 
 
-def test_the_old_name_of_a_graph_of_the_whole_step_is_known():
+def test_the_former_name_of_a_full_iteration_graph_is_supported():
     values = {"model.recompute_granularity": "full", "model.cuda_graph_impl": "local"}
     (rule,) = [rule for rule in RULES if rule.id == "K33"]
     assert rule.test(*values.values(), ["full_iteration"]) is None
@@ -47,5 +47,5 @@ def test_the_old_name_of_a_graph_of_the_whole_step_is_known():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_megatron_takes_what_the_rule_accepts(rule):
+def test_megatron_accepts_the_passing_example(rule):
     assert build(rule, rule.passes).num_layers == rule.passes.get("model.num_layers", 4)

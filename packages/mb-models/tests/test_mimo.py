@@ -1,4 +1,4 @@
-"""A model that sees: section, rules, formula, and captions that only the picture can tell."""
+"""Vision-language models: section, rules, formula, and captions that depend on the image."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def build(config):
 
 
 def batch(generator, sequences=16):
-    """Return pictures of one grey each, and text that names it: without the picture the loss stays at log 8."""
+    """Return images of one grey each, and text that names it: without the image the loss stays at log 8."""
     grey = torch.randint(8, (sequences, 1), generator=generator)
     text = grey.expand(sequences, 8)
     tokens = torch.cat([torch.full((sequences, 4), -200), torch.zeros_like(text)], dim=1)
@@ -65,7 +65,7 @@ def batch(generator, sequences=16):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields))
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
     assert rule.test(*(None for _ in rule.fields)) is None
@@ -78,18 +78,18 @@ def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
     [
         ({"vision_num_layers": 0}, r"vision_num_layers=0.*\[M01\]"),
         ({"patch_size": 3}, r"patches of 3 pixels.*\[M02\]"),
-        ({"seq_length": 4}, r"the 4 of a picture.*\[M03\]"),
+        ({"seq_length": 4}, r"the 4 of an image.*\[M03\]"),
         (
             {"tensor_model_parallel_size": 2, "projector_hidden_size": 33},
             r"projector_hidden_size=33.*\[M04\]",
         ),
-        ({"pipeline_model_parallel_size": 2}, r"each of them whole.*\[M05\]"),
+        ({"pipeline_model_parallel_size": 2}, r"each of them complete.*\[M05\]"),
         ({"sequence_parallel": True, "tensor_model_parallel_size": 2, "hidden_dropout": 0.1}, r"\[M06\]"),
         ({"context_parallel_size": 2}, r"is off with context_parallel_size=2.*\[M09\]"),
         ({"image_token_id": 0}, r"\[M10\]"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes, message):
+def test_invalid_sections_are_rejected(changes, message):
     with pytest.raises(ModelConfigError, match=message):
         transformer_config(dataclasses.replace(TINY, **changes), device=CPU)
 
@@ -106,13 +106,13 @@ def test_what_cannot_be_built_is_refused(changes, message):
         {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "patch_size": 8},
     ],
 )
-def test_the_formula_counts_the_model_that_is_built(changes, groups):
+def test_the_formula_matches_the_built_model(changes, groups):
     config = dataclasses.replace(TINY, **changes)
     built = sum(parameter.numel() for parameter in build(config).parameters())
     assert mimo_parameter_count(config) == built
 
 
-def test_an_encoder_like_siglips_has_its_size():
+def test_the_size_of_siglips_encoder():
     """SigLIP B/16 of Zhai et al. (2023) has 92,884,224 weights, of which 7,087,104 pool the patches."""
     large = {"vision_num_layers": 12, "vision_hidden_size": 768, "vision_num_attention_heads": 12}
     config = dataclasses.replace(TINY, **large, image_size=224, patch_size=16)
@@ -133,46 +133,48 @@ def trained(model, *, steps=40, lr=3e-3):
 
 
 @pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "learned_absolute"}])
-def test_it_learns_to_name_what_it_sees(changes, groups):
+def test_the_loss_depends_on_the_image(changes, groups):
+    torch.manual_seed(2)
+    tensor_parallel.model_parallel_cuda_manual_seed(2)
     losses = trained(build(dataclasses.replace(TINY, **changes)))
     assert losses[0] > 3.0
     assert losses[-1] < 1.5  # log 8 is 2.08
 
 
-def test_it_says_what_it_sees(groups):
+def test_captions_describe_the_image(groups):
     torch.manual_seed(2)
     tensor_parallel.model_parallel_cuda_manual_seed(2)
     model = build(TINY)
     trained(model, steps=200)
     model.eval()
-    said = [
+    captions = [
         next(caption(model, torch.full((3, 8, 8), grey / 4 - 1), config=TINY, vocab_size=32))
         for grey in range(8)
     ]
-    assert sum(word == grey for grey, word in enumerate(said)) >= 5  # of 8, of which chance would get one
+    assert sum(word == grey for grey, word in enumerate(captions)) >= 5  # of 8; chance would get one
 
 
-def test_a_caption_ends_at_its_stop_or_where_the_sequence_does(groups):
+def test_a_caption_ends_at_the_stop_token_or_the_sequence_length(groups):
     model = build(TINY).eval()
-    picture = torch.zeros(3, 8, 8)
-    whole = list(caption(model, picture, config=TINY, vocab_size=32))
+    image = torch.zeros(3, 8, 8)
+    whole = list(caption(model, image, config=TINY, vocab_size=32))
     assert len(whole) == TINY.seq_length - TINY.image_tokens
-    assert list(caption(model, picture, config=TINY, vocab_size=32, stop_token=whole[0])) == []
+    assert list(caption(model, image, config=TINY, vocab_size=32, stop_token=whole[0])) == []
 
 
-def test_every_patch_sees_every_other(groups):
+def test_every_patch_attends_to_every_other(groups):
     model = build(TINY)
     encoder = model.modality_submodules["vision"].encoders["patches"]
-    pictures = torch.rand(1, 3, 8, 8).repeat(2, 1, 1, 1)
-    pictures[1, :, 4:, 4:] = 0.0  # the last patch
-    one, other = encoder(pictures)
+    images = torch.rand(1, 3, 8, 8).repeat(2, 1, 1, 1)
+    images[1, :, 4:, 4:] = 0.0  # the last patch
+    one, other = encoder(images)
     assert one.shape == (4, 32)
     assert ((one - other).abs().amax(1) > 1e-4).all()
 
 
-def test_rows_that_replicas_cannot_share_are_refused(groups):
+def test_indivisible_rows_are_rejected(groups):
     step = MimoForwardStep(rows=ModuleRows(text=(1, 3), images=None))
-    with pytest.raises(BatchError, match="16 rows do not divide by 3"):
+    with pytest.raises(BatchError, match="16 rows are not divisible by 3"):
         step(iter([batch(torch.Generator())]), torch.nn.Linear(1, 1))
 
 
@@ -188,10 +190,10 @@ def test_rows_that_replicas_cannot_share_are_refused(groups):
         (2, 1, 1, 5, "2 replicas of the encoder and 3 of the language model"),
     ],
 )
-def test_where_modules_can_stand(offset, vision_tp, tp, world, problem):
-    said = module_layout_error(offset, vision_tp, tp, world)
-    assert (said is None) is (problem is None)
-    assert problem is None or problem in said
+def test_valid_ranks_of_modules(offset, vision_tp, tp, world, problem):
+    problem_found = module_layout_error(offset, vision_tp, tp, world)
+    assert (problem_found is None) is (problem is None)
+    assert problem is None or problem in problem_found
     config = dataclasses.replace(
         TINY,
         language_rank_offset=offset,
@@ -205,6 +207,6 @@ def test_where_modules_can_stand(offset, vision_tp, tp, world, problem):
 @pytest.mark.parametrize(
     ("iterator", "message"), [(None, "no data iterator"), (iter([{"tokens": 0}]), "lacks labels, .*images")]
 )
-def test_a_batch_without_pictures_is_refused(iterator, message, groups):
+def test_a_batch_without_images_is_rejected(iterator, message, groups):
     with pytest.raises(BatchError, match=message):
         MimoForwardStep()(iterator, torch.nn.Linear(1, 1))

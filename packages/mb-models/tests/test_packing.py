@@ -1,4 +1,4 @@
-"""Packs teach what their sequences teach by themselves: same losses, step by step, whatever the layout."""
+"""Packs have the same losses as their sequences in separate rows, step by step, under any layout."""
 
 from functools import partial
 from itertools import repeat
@@ -13,7 +13,7 @@ from mb_models import BatchError, GPTForwardStep, GPTModelConfig, GPTModelProvid
 
 CPU = torch.device("cpu")
 LENGTHS = (13, 5, 9, 3)
-"""Tokens of four sequences, which leave two of a pack of 32 empty."""
+"""Lengths of four sequences, which fill 30 of the 32 tokens of a pack."""
 
 
 def sequences():
@@ -22,7 +22,7 @@ def sequences():
 
 
 def in_rows():
-    """Each sequence in a row of its own, padded."""
+    """Return the sequences in separate rows, padded."""
     rows = {"tokens": torch.zeros(4, 32, dtype=torch.long), "labels": torch.zeros(4, 32, dtype=torch.long)}
     rows["loss_mask"] = torch.zeros(4, 32)
     for row, ids in enumerate(sequences()):
@@ -32,7 +32,7 @@ def in_rows():
 
 
 def in_a_pack():
-    """All of them in one row."""
+    """Return the sequences in one row."""
     tokens = torch.cat([*(ids[:-1] for ids in sequences()), torch.zeros(2, dtype=torch.long)])
     labels = torch.cat([*(ids[1:] for ids in sequences()), torch.zeros(2, dtype=torch.long)])
     return {
@@ -46,7 +46,7 @@ def in_a_pack():
 
 
 def train(settings, groups, *, batch, packed, steps=3):
-    """Train on one repeated batch and return the loss of each step, None off the last stage."""
+    """Train on one repeated batch and return the loss of each step, None on other stages."""
     provider = GPTModelProvider(GPTModelConfig(**settings), layer_spec=host_block_spec, device=CPU)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     training = prepare(provider, provider.provide_chunks(groups), groups)
@@ -80,7 +80,7 @@ def both_ways(settings, groups):
     ],
     ids=["rope", "learned", "window", "recompute", "experts"],
 )
-def test_a_pack_teaches_what_its_sequences_do(tiny, groups, settings):
+def test_a_pack_matches_its_sequences(tiny, groups, settings):
     rows, pack = both_ways({**tiny, **settings, "calculate_per_token_loss": True}, groups)
     assert rows[-1] < rows[0]
     assert pack == pytest.approx(rows, abs=1e-5)
@@ -96,16 +96,16 @@ def both_ways_on_ranks(settings):
         {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "num_layers": 4},
         {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     ],
-    ids=["stages in the middle", "sequence parallel"],
+    ids=["intermediate stages", "sequence parallel"],
 )
-def test_all_ranks_and_stages_know_the_borders(tiny, pool, layout):
+def test_all_ranks_and_stages_read_the_boundaries(tiny, pool, layout):
     if "pipeline_model_parallel_size" in layout:
         layout = {**layout, "overlap_p2p_comm": True, "batch_p2p_comm": False}
     rows, pack = pool.run(both_ways_on_ranks, {**tiny, **layout, "calculate_per_token_loss": True})[-1]
     assert pack == pytest.approx(rows, abs=1e-5)
 
 
-def test_a_stage_in_the_middle_reads_the_borders_alone():
+def test_an_intermediate_stage_reads_only_the_boundaries():
     batch = get_batch(iter([in_a_pack()]), first_stage=False, last_stage=False, device=CPU, packed=True)
     assert batch.tokens_BS is batch.labels_BS is None
     assert batch.packed_seq_params.qkv_format == "thd"
@@ -119,19 +119,19 @@ class TwoRanks:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "says"),
+    ("change", "options", "message"),
     [
         ({"cu_seqlens": torch.zeros(2, 3)}, {}, "in 2 rows on 1 context-parallel ranks"),
         ({}, {"cp_group": TwoRanks()}, "in 1 rows on 2 context-parallel ranks"),
-        ({"attention_mask": torch.zeros(1)}, {}, "an attention_mask beside packed sequences"),
+        ({"attention_mask": torch.zeros(1)}, {}, "an attention_mask and packed sequences"),
     ],
 )
-def test_packs_that_cannot_be_attended_to_are_refused(change, options, says):
+def test_unsupported_packs_are_rejected(change, options, message):
     data = iter([{**in_a_pack(), **change}])
-    with pytest.raises(BatchError, match=says):
+    with pytest.raises(BatchError, match=message):
         get_batch(data, first_stage=True, last_stage=True, device=CPU, packed=True, **options)
 
 
-def test_packs_without_borders_are_refused():
+def test_packs_without_boundaries_are_rejected():
     with pytest.raises(BatchError, match="lacks cu_seqlens, max_seqlen"):
         get_batch(iter([in_rows()]), first_stage=True, last_stage=True, device=CPU, packed=True)

@@ -13,7 +13,7 @@ LLAMA = {
 
 
 def test_published_sizes():
-    """Sizes that the models' authors give: GPT-2 small, Llama 3.1 8B, Llama 3.1 70B, Mixtral 8x7B."""
+    """Sizes that the models' authors published: GPT-2 small, Llama 3.1 8B, Llama 3.1 70B, Mixtral 8x7B."""
     gpt2 = GPTModelConfig(
         num_layers=12,
         hidden_size=768,
@@ -61,7 +61,7 @@ def small(**settings):
     return GPTModelConfig(num_layers=4, hidden_size=64, num_attention_heads=4, **settings)
 
 
-def test_experts_sit_where_the_frequency_says():
+def test_experts_are_in_the_layers_of_the_frequency():
     layouts = [
         expert_layers(small()),
         expert_layers(small(num_moe_experts=2)),
@@ -80,11 +80,14 @@ def test_experts_sit_where_the_frequency_says():
     ("settings", "message"),
     [
         ({}, "vocab_size: not set"),
-        ({"vocab_size": 8, "transformer": {"moe_latent_size": 8}}, "moe_latent_size not counted"),
+        ({"vocab_size": 8, "transformer": {"moe_latent_size": 8}}, "moe_latent_size not supported"),
         ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": [1]}, "lists 1 layers of 4"),
-        ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": 0}, "must be 1 or more, is 0"),
+        (
+            {"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": 0},
+            "moe_layer_freq: is 0, because every n-th",
+        ),
     ],
 )
-def test_what_cannot_be_counted_is_refused(settings, message):
+def test_uncounted_fields_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         parameter_count(small(**settings))

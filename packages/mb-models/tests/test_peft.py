@@ -1,4 +1,4 @@
-"""Adapters on a small GPT in one process: what trains, what is computed, merging, peft's form."""
+"""Adapters on a small GPT in one process: trained parameters, results, merging, peft's format."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def logits(chunk):
 
 @torch.no_grad()
 def disturb(chunk):
-    """Make every adapter do something."""
+    """Give every adapter a non-zero effect."""
     generator = torch.Generator().manual_seed(0)
     for name, value in chunk.named_parameters():
         if ".adapter." in name:
@@ -46,7 +46,7 @@ def disturb(chunk):
 
 @pytest.mark.parametrize("settings", [{}, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_begin_without_effect_alone_are_trained_and_merge_exactly(tiny, groups, kind, settings):
+def test_adapters_start_without_effect_are_trained_alone_and_merge_exactly(tiny, groups, kind, settings):
     _, chunk = build(tiny, groups, **settings)
     before = logits(chunk)
     section = kind(dim=4)
@@ -82,7 +82,7 @@ def test_adapters_load_into_hugging_faces_peft(tiny, groups, kind, tmp_path):
         assert (theirs(TOKENS).logits - logits(chunk.eval())).abs().max() < 1e-5
 
 
-def test_dora_starts_from_the_lengths_of_the_loaded_weights(tiny, groups):
+def test_dora_starts_from_the_norms_of_the_loaded_weights(tiny, groups):
     _, chunk = build(tiny, groups)
     DoRA(dim=2).install([chunk])
     with torch.no_grad():
@@ -101,7 +101,7 @@ RECOMPUTE = {
 }
 
 
-def test_adapters_learn_under_full_recompute_too(tiny, groups):
+def test_adapters_are_trained_under_full_recompute(tiny, groups):
     _, chunk = build(tiny, groups, **RECOMPUTE)
     LoRA(dim=2, dropout=0.1).install([chunk.train()])
     logits(chunk).square().sum().backward()
@@ -111,7 +111,7 @@ def test_adapters_learn_under_full_recompute_too(tiny, groups):
 @pytest.mark.parametrize(
     "targets", [["linear_qkv"], ["language_model.*.linear_qkv"]], ids=["both", "language"]
 )
-def test_adapters_of_a_mimo_model_learn_under_full_recompute_too(groups, targets):
+def test_adapters_of_a_mimo_model_are_trained_under_full_recompute(groups, targets):
     section = dataclasses.replace(mimo_ranks.SECTION, **RECOMPUTE)
     [chunk] = MimoModelProvider(
         section, layer_spec=host_block_spec, device=torch.device("cpu")
@@ -125,12 +125,12 @@ def test_adapters_of_a_mimo_model_learn_under_full_recompute_too(groups, targets
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         (LoRA(dim=0), "peft.dim: must be 1 or more, is 0"),
         (
             LoRA(target_modules=["linear_qkvv", "linear_proj"]),
-            "linear_qkvv match no layer of this model. It has these that can have adapters: linear_qkv, ",
+            "linear_qkvv match no layer of this model. Layers that can have adapters: linear_qkv, ",
         ),
         (LoRA(target_modules=["linear_q"]), "linear_q match no layer.*: linear_qkv, "),
         (LoRA(target_modules=["*.layers.2.*"]), r"\*.layers.2.\* match no layer"),
@@ -140,12 +140,12 @@ def test_adapters_of_a_mimo_model_learn_under_full_recompute_too(groups, targets
             "upp match no layer.*: linear_fc1_up, ",
         ),
         (LoRA(target_modules=[], exclude_modules=["linear_qk"]), "peft.exclude_modules: linear_qk match no"),
-        (LoRA(target_modules=["core_attention"]), "adapters know Megatron's parallel layers"),
+        (LoRA(target_modules=["core_attention"]), "adapters support Megatron's parallel layers"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused(tiny, groups, section, says):
+def test_unsupported_targets_are_rejected(tiny, groups, section, message):
     _, chunk = build(tiny, groups)
-    with pytest.raises(PeftError, match=says):
+    with pytest.raises(PeftError, match=message):
         section.install([chunk])
     assert all(value.requires_grad for value in chunk.parameters())
 
@@ -182,7 +182,7 @@ def test_canonical_lora_adapts_every_kind_of_its_default_list(tiny, groups):
 @pytest.mark.parametrize(
     "names", [["linear_q"], ["linear_v", "linear_fc1_gate"], ["linear_k", "linear_q", "linear_proj"]]
 )
-def test_parts_of_a_fused_layer_are_adapted_alone_and_merge_exactly(tiny, groups, names):
+def test_parts_of_a_fused_layer_are_adapted_separately_and_merge_exactly(tiny, groups, names):
     _, chunk = build(tiny, groups)
     CanonicalLoRA(dim=4, target_modules=names).install([chunk])
     assert adapters(chunk) == {(layer, *PARTS[name]) for layer in (0, 1) for name in names}
@@ -217,7 +217,7 @@ def test_parts_of_a_fused_layer_are_adapted_alone_and_merge_exactly(tiny, groups
     ],
     ids=["one layer", "part of a layer", "part of a fused one", "all but some"],
 )
-def test_patterns_select_by_the_whole_name(tiny, groups, section, wanted):
+def test_patterns_select_by_the_full_name(tiny, groups, section, wanted):
     _, chunk = build(tiny, groups)
     if section.exclude_modules:
         section.exclude_modules.remove("linear_fc*")
@@ -246,12 +246,12 @@ def test_adapters_on_some_layers_are_saved_and_loaded(tiny, groups, tmp_path, ki
     assert all(torch.equal(value, wanted[name]) for name, value in chunks[1].named_parameters())
 
 
-def test_a_pattern_may_match_on_one_pipeline_stage_alone_by_the_number_in_the_whole_model(pool, tiny):
+def test_a_pattern_may_match_on_a_single_pipeline_stage_by_the_number_in_the_complete_model(pool, tiny):
     stages = pool.run(peft_ranks.adapters_on_this_stage, tiny, ["*.layers.1.*.linear_proj"])
     assert stages == [[], ["decoder.layers.0.self_attention.linear_proj.adapter.main.lora_a"]]
 
 
-def test_what_matches_on_no_stage_is_the_same_error_on_every_rank(pool, tiny):
+def test_a_pattern_without_a_match_is_the_same_error_on_every_rank(pool, tiny):
     first, second = pool.run(peft_ranks.adapters_on_this_stage, tiny, ["linear_proj", "linear_fc3"])
     assert first == second
     assert "peft.target_modules: linear_fc3 match no layer" in first
@@ -266,7 +266,7 @@ FIRST = "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.adapter.main.
     [("3", [[], [FIRST.format(0, 1)]]), ("0", [[FIRST.format(0, 0)], []])],
     ids=["of the second rank", "of the first rank"],
 )
-def test_an_expert_has_its_number_in_the_whole_model_and_may_be_adapted_alone(
+def test_an_expert_has_its_number_in_the_complete_model_and_may_be_adapted_alone(
     pool, tiny, tmp_path, expert, wanted
 ):
     pattern = f"*.layers.0.*.local_experts.{expert}.linear_fc1"
@@ -289,7 +289,7 @@ def test_each_pattern_must_match_on_some_rank(pool, tiny, settings, pattern, wro
     whole = {**tiny, **settings} if settings is SPREAD else settings
     first, second = pool.run(peft_ranks.adapters_on_this_rank, whole, [pattern, wrong])
     assert first == second
-    assert f"peft.target_modules: {wrong} match no layer of this model. It has" in first
+    assert f"peft.target_modules: {wrong} match no layer of this model. Layers" in first
     found = pool.run(peft_ranks.adapters_on_this_rank, whole, [pattern])
     assert found == (
         [[f"{VISION}.adapter.main.lora_a"]] * 2
@@ -307,7 +307,7 @@ def test_the_default_list_may_lack_a_layer_of_another_architecture(tiny, groups,
     }
 
 
-def test_names_stand_for_sections():
+def test_sections_by_name():
     assert [section_by_name(name) for name in ("lora", "canonical_lora", "dora")] == [
         LoRA(),
         CanonicalLoRA(),
@@ -317,6 +317,6 @@ def test_names_stand_for_sections():
         section_by_name("ia3")
 
 
-def test_a_class_of_ones_own_needs_install():
+def test_a_custom_class_requires_install():
     with pytest.raises(NotImplementedError, match="PEFT has no install"):
         PEFT().install([])

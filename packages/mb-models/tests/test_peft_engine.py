@@ -25,7 +25,7 @@ class OneRank:
 
 
 class TEColumnParallelLinear(torch.nn.Module):
-    """Computes what Megatron's class of this name does, on one rank."""
+    """Stand-in for Megatron's class of this name, on one rank."""
 
     def __init__(self, outputs, inputs=16, *, bias=False, bias_later=False):
         super().__init__()
@@ -40,11 +40,11 @@ class TEColumnParallelLinear(torch.nn.Module):
 
 
 class TERowParallelLinear(TEColumnParallelLinear):
-    """The same on one rank."""
+    """Stand-in for Megatron's class of this name, on one rank."""
 
 
 class TELayerNormColumnParallelLinear(TEColumnParallelLinear):
-    """Normalises first; returns what it normalised on request, in the places where Megatron's class does."""
+    """Stand-in that normalises its input and returns it on request, in the positions of Megatron's class."""
 
     return_layernorm_output = False
 
@@ -57,7 +57,7 @@ class TELayerNormColumnParallelLinear(TEColumnParallelLinear):
 
 
 class Chunk(torch.nn.Module):
-    """The linear layers of a transformer layer, one after the other."""
+    """The linear layers of a transformer layer, in sequence."""
 
     def __init__(self, **biases):
         super().__init__()
@@ -76,7 +76,7 @@ class Chunk(torch.nn.Module):
 
 @pytest.mark.parametrize("biases", [{}, {"bias": True}, {"bias": True, "bias_later": True}])
 @pytest.mark.parametrize("kind", [LoRA, CanonicalLoRA, DoRA])
-def test_adapters_begin_without_effect_see_the_normalised_input_and_merge_exactly(biases, kind, groups):
+def test_adapters_start_without_effect_read_the_normalised_input_and_merge_exactly(biases, kind, groups):
     torch.manual_seed(0)
     chunk, x = Chunk(**biases), torch.randn(5, 16)
     before = chunk(x)
@@ -96,9 +96,9 @@ def test_adapters_begin_without_effect_see_the_normalised_input_and_merge_exactl
         assert torch.allclose(chunk(x), adapted, rtol=1e-3, atol=1e-3)
 
 
-def test_grouped_experts_are_refused():
+def test_grouped_experts_are_rejected():
     class TEColumnParallelGroupedLinear(torch.nn.Module):
-        """All experts of a rank in one."""
+        """All experts of a rank in one module."""
 
     chunk = torch.nn.Module()
     chunk.experts = torch.nn.ModuleDict({"linear_fc1": TEColumnParallelGroupedLinear()})
@@ -108,9 +108,9 @@ def test_grouped_experts_are_refused():
         install([chunk], LoRA())
 
 
-def test_experts_over_several_ranks_are_refused():
+def test_experts_split_over_ranks_are_rejected():
     chunk = torch.nn.Module()
     chunk.experts = torch.nn.ModuleDict({"linear_fc1": TEColumnParallelLinear(8)})
     chunk.experts["linear_fc1"]._tp_group = SimpleNamespace(size=lambda: 2)
-    with pytest.raises(PeftError, match=r"spread over 2 expert-tensor-parallel ranks"):
+    with pytest.raises(PeftError, match=r"split over 2 expert-tensor-parallel ranks"):
         install([chunk], LoRA())

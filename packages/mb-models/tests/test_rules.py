@@ -8,7 +8,7 @@ from mb_models.t5_config import T5ModelConfig
 
 
 @pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
-def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields))
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
 
@@ -24,7 +24,7 @@ def test_ids_are_unique():
     assert len({rule.id for rule in BUILD_RULES}) == len(BUILD_RULES)
 
 
-def test_a_broken_rule_names_field_values_reason_remedy_and_id():
+def test_a_violated_rule_reports_field_values_reason_fix_and_id():
     (line,) = violated_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
     assert line == (
         "model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), because "
@@ -33,20 +33,20 @@ def test_a_broken_rule_names_field_values_reason_remedy_and_id():
     )
 
 
-def test_a_layout_of_other_letters_is_refused():
+def test_a_layout_with_other_letters_is_rejected():
     (rule,) = [rule for rule in RULES if rule.id == "G22"]
     assert rule.test("Ex|tL", 4, None, 2, None) == "'Ex|tL' holds x"
     assert (
         rule.test("Et*999999999|L", 4, None, 2, None) == "'Et*999999999|L' repeats 999,999,999 parts or more"
     )
-    assert rule.test("Et|ttt|L", 4, None, 2, None) == "has 3 stages, where pp=2 and vpp=None make 2"
+    assert rule.test("Et|ttt|L", 4, None, 2, None) == "has 3 stages, but pp=2 and vpp=None make 2"
     assert rule.test([["embedding", "decoder"], ["decoder", "loss"]], 2, None, 2, None) is None
 
 
-def test_a_rule_is_applied_where_its_first_field_is():
+def test_a_rule_applies_if_its_first_field_is_present():
     assert violated_rules(RULES, {"model.num_attention_heads": 8}) == []
     (line,) = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
-    assert line.startswith("model.fp8: is hybrid beside fp4=e2m1")
+    assert line.startswith("model.fp8: is hybrid with fp4=e2m1")
     assert violated_rules(RULES, {"model.fp8": "hybrid"}) == []
 
 
@@ -78,7 +78,7 @@ def test_interleaving_needs_overlapped_exchange_between_two_stages(vpp, pp, over
         ({"use_mup": True}, "use_mup: the optimizer's learning rates"),
     ],
 )
-def test_the_transformer_dictionary_takes_only_what_it_should(extra, message):
+def test_the_transformer_field_accepts_only_supported_names(extra, message):
     (line,) = violated_rules(RULES, {"model.transformer": extra})
     assert line.startswith(f"model.transformer: {message}")
 

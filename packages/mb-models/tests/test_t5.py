@@ -1,4 +1,4 @@
-"""T5: section, rules, masks, and a decoder that must look at the encoder."""
+"""T5: section, rules, masks, and a decoder that depends on the encoder."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -39,20 +39,20 @@ TINY = T5ModelConfig(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_each_rule_refuses_its_failing_example_and_accepts_the_other(rule):
+def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields))
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
     assert {path.removeprefix("model.") for path in rule.fields} <= T5ModelConfig.__dataclass_fields__.keys()
 
 
-def test_pipeline_stages_are_refused_before_they_hang():
+def test_pipeline_stages_are_rejected():
     config = dataclasses.replace(TINY, pipeline_model_parallel_size=2)
     with pytest.raises(ModelConfigError, match=r"would hang.*\[TF02\]"):
         t5_transformer_config(config, device=CPU)
 
 
 def batch(generator, pairs=16):
-    """Return pairs whose one symbol only the encoder sees: without cross-attention the loss stays at log 32."""
+    """Return pairs whose single symbol only the encoder reads: without cross-attention the loss stays at log 32."""
     symbols = torch.randint(32, (pairs, 1), generator=generator)
     return {
         "text_enc": symbols.expand(pairs, 12),
@@ -80,7 +80,7 @@ def test_masks_for_transformer_engine_hide_the_same():
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
-def test_layers_of_transformer_engine_need_it():
+def test_layers_of_transformer_engine_require_it():
     with pytest.raises(ModuleNotFoundError, match="Install mb-models"):
         t5_transformer_engine_spec(t5_transformer_config(TINY, device=CPU))
 
@@ -94,19 +94,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize("changes", SIZES)
-def test_the_formula_counts_what_is_built(changes, groups):
+def test_the_formula_matches_the_built_model(changes, groups):
     config = dataclasses.replace(TINY, **changes)
     [model] = T5ModelProvider(config, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
     assert t5_parameter_count(config) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_without_a_vocabulary_nothing_is_counted():
+def test_counting_requires_a_vocabulary():
     with pytest.raises(ValueError, match="vocab_size: not set"):
         t5_parameter_count(dataclasses.replace(TINY, vocab_size=None))
 
 
 @pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "rope", "normalization": "RMSNorm"}])
-def test_the_decoder_learns_from_the_encoder(changes, groups):
+def test_the_decoder_uses_the_encoders_output(changes, groups):
     provider = T5ModelProvider(dataclasses.replace(TINY, **changes), layer_spec=host_t5_spec, device=CPU)
     [model] = provider.provide_chunks(groups)
     assert [len(model.encoder.layers), len(model.decoder.layers)] == [1, 2]
@@ -122,7 +122,7 @@ def test_the_decoder_learns_from_the_encoder(changes, groups):
     assert losses[-1] < 2.0
 
 
-def test_padding_does_not_change_what_is_written(groups):
+def test_padding_does_not_change_the_output(groups):
     [model] = T5ModelProvider(TINY, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
     pair = batch(torch.Generator(), pairs=2) | {"enc_mask": torch.tensor([[1] * 9 + [0] * 3] * 2)}
     other = pair | {"text_enc": torch.cat([pair["text_enc"][:, :9], torch.full((2, 3), 7)], dim=1)}
@@ -138,7 +138,7 @@ def test_padding_does_not_change_what_is_written(groups):
     ],
     ids=["by default", "by name"],
 )
-def test_adapters_of_cross_attention_are_asked_for_by_name(targets, across, groups):
+def test_adapters_of_cross_attention_are_selected_by_name(targets, across, groups):
     [model] = T5ModelProvider(TINY, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
     LoRA(dim=2, target_modules=[*targets]).install([model])
     layer = model.decoder.layers[0].cross_attention
@@ -151,6 +151,6 @@ def test_adapters_of_cross_attention_are_asked_for_by_name(targets, across, grou
 @pytest.mark.parametrize(
     ("iterator", "message"), [(None, "no data iterator"), (iter([{}]), "lacks text_enc")]
 )
-def test_a_batch_that_is_no_pair_is_refused(iterator, message, groups):
+def test_a_batch_without_pairs_is_rejected(iterator, message, groups):
     with pytest.raises(BatchError, match=message):
         T5ForwardStep()(iterator, torch.nn.Linear(1, 1))

@@ -1,4 +1,4 @@
-"""A tiny GPT of every kind trains in this process; two ranks share it as its section says."""
+"""Training of a tiny GPT of every kind in one process, and its distribution over two ranks."""
 
 from itertools import repeat
 
@@ -76,7 +76,7 @@ def train(settings, groups, *, steps, layer_spec=local_spec, forward_step=gpt_fo
     ],
     ids=["untied", "tied", "per token", "bf16", "experts"],
 )
-def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
+def test_the_loss_of_a_repeated_batch_decreases(tiny, groups, settings):
     losses = train({**tiny, **settings}, groups, steps=12)
     assert 4.6 < losses[0] < 5.1  # about ln(128)
     assert losses[-1] < losses[0] - 1
@@ -116,26 +116,26 @@ def test_a_tiny_gpt_learns_a_repeated_batch(tiny, groups, settings):
         "sinkhorn", "capacity", "groups bias shared",
     ],
 )  # fmt: skip
-def test_every_kind_of_gpt_learns_with_the_hosts_layers(tiny, groups, settings):
+def test_the_loss_of_every_kind_of_gpt_decreases_with_the_hosts_layers(tiny, groups, settings):
     losses = train({**tiny, **settings}, groups, steps=10, layer_spec=host_block_spec)
     assert 4.6 < losses[0] < 5.1
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_a_distributed_optimizer_with_buckets_learns_alike(tiny, groups):
+def test_a_distributed_optimizer_with_buckets_gives_the_same_losses(tiny, groups):
     ddp = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "bucket_size": 20_000}
     plain, sharded = train(tiny, groups, steps=5), train(tiny, groups, steps=5, **ddp)
     assert sharded == pytest.approx(plain, abs=1e-6)
 
 
-def test_the_forward_step_reports_each_microbatch_to_its_inspector(tiny, groups):
+def test_the_forward_step_passes_each_microbatch_loss_to_inspect_loss(tiny, groups):
     seen = []
     train(tiny, groups, steps=1, forward_step=GPTForwardStep(inspect_loss=seen.append))
     assert [loss.requires_grad for loss in seen] == [False, False]
 
 
 def describe_chunks(settings):
-    """Say what each chunk of this rank holds: layers, embedding, output layer, parameters."""
+    """Return the contents of each chunk of this rank: layers, embedding, output layer, parameters."""
     groups = start(settings)
     provider = GPTModelProvider(GPTModelConfig(**settings), layer_spec=local_spec, device=CPU)
     return [
@@ -150,7 +150,7 @@ def describe_chunks(settings):
 
 
 def zigzag(sequence):
-    """Return the tokens of this context-parallel rank, of a batch that counts, or the error."""
+    """Return the tokens of this context-parallel rank, of a batch of consecutive numbers, or the error."""
     groups = start({"context_parallel_size": 2})
     tokens = torch.arange(sequence).expand(1, sequence)
     whole = {"tokens": tokens, "position_ids": tokens}
@@ -173,7 +173,7 @@ def test_an_interleaved_pipeline_splits_the_model_in_order(pool, tiny):
     assert sum(chunk[3] for chunk in (*first, *last)) == parameter_count(GPTModelConfig(**settings))
 
 
-def test_a_first_stage_can_be_short(pool, tiny):
+def test_the_first_stage_can_have_fewer_layers(pool, tiny):
     short = {"num_layers_in_first_pipeline_stage": 1}
     first, last = pool.run(
         describe_chunks, {**tiny, "num_layers": 4, "pipeline_model_parallel_size": 2, **short}
@@ -181,11 +181,12 @@ def test_a_first_stage_can_be_short(pool, tiny):
     assert [chunk[0] for chunk in (*first, *last)] == [[1], [2, 3, 4]]
 
 
-def test_context_parallel_ranks_take_balanced_slices(pool):
+def test_context_parallel_ranks_read_balanced_slices(pool):
     assert pool.run(zigzag, 8) == [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
 
 
-def test_a_sequence_that_cannot_be_sliced_is_refused(pool):
+def test_an_indivisible_sequence_is_rejected(pool):
     assert all(
-        "6 tokens do not divide by twice the context-parallel size 2" in text for text in pool.run(zigzag, 6)
+        "6 tokens are not divisible by twice the context-parallel size 2" in text
+        for text in pool.run(zigzag, 6)
     )

@@ -57,7 +57,7 @@ def test_gpt_defaults_are_those_of_the_installed_megatron():
     assert ours == {name: theirs[name] for name in ours}
 
 
-def test_names_become_dtypes_functions_and_members(tiny):
+def test_names_are_resolved_to_dtypes_functions_and_members(tiny):
     from megatron.core.transformer.enums import AttnBackend
 
     config = GPTModelConfig(**tiny, bf16=True, params_dtype="bfloat16", attention_backend="unfused")
@@ -70,13 +70,13 @@ def test_names_become_dtypes_functions_and_members(tiny):
     )
 
 
-def test_other_fields_reach_megatron_by_name(tiny):
+def test_other_fields_are_passed_to_megatron_by_name(tiny):
     config = GPTModelConfig(**tiny, transformer={"glu_linear_offset": 0.5, "batch_p2p_sync": False})
     built = transformer_config(config, device=CPU)
     assert (built.glu_linear_offset, built.batch_p2p_sync) == (0.5, False)
 
 
-def test_the_section_is_not_changed(tiny):
+def test_the_section_is_not_modified(tiny):
     config = GPTModelConfig(**tiny, apply_rope_fusion=True)
     before = replace(config)
     transformer_config(config, device=CPU)
@@ -88,9 +88,9 @@ def test_one_virtual_stage_is_none(tiny):
     assert transformer_config(config, device=CPU).virtual_pipeline_model_parallel_size is None
 
 
-def test_what_needs_a_gpu_is_off_without_one_and_named(tiny):
-    asked = {"gradient_accumulation_fusion": True, "apply_rope_fusion": True, "cuda_graph_impl": "local"}
-    config = GPTModelConfig(**{**tiny, "transformer_impl": "transformer_engine"}, **asked)
+def test_gpu_only_settings_are_replaced_without_a_gpu_and_listed(tiny):
+    settings = {"gradient_accumulation_fusion": True, "apply_rope_fusion": True, "cuda_graph_impl": "local"}
+    config = GPTModelConfig(**{**tiny, "transformer_impl": "transformer_engine"}, **settings)
     built = transformer_config(config, device=CPU)
     replaced = gpu_only_settings(config)
     assert replaced == {
@@ -111,7 +111,7 @@ def test_the_same_settings_are_kept_on_a_gpu(tiny):
     ("settings", "message"),
     [
         ({"num_query_groups": 3}, "must divide the query heads"),
-        ({"qk_clip": True}, "local layers do not heed qk_clip"),
+        ({"qk_clip": True}, "local layers ignore qk_clip"),
         ({"activation_func": "swish"}, "model.activation_func: expected one of gelu, .*, not 'swish'"),
         ({"params_dtype": "fp32"}, "model.params_dtype: expected one of float32, .*, not 'fp32'"),
         (
@@ -120,22 +120,22 @@ def test_the_same_settings_are_kept_on_a_gpu(tiny):
         ),
         (
             {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-            "exchange would mix microbatches up",
+            "exchange would mix up microbatches",
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused(tiny, settings, message):
+def test_invalid_sections_are_rejected(tiny, settings, message):
     with pytest.raises((ModelConfigError, FieldTypeError), match=message):
         transformer_config(GPTModelConfig(**{**tiny, **settings}), device=CPU)
 
 
-def test_a_local_switch_is_refused_without_a_gpu_whatever_the_section_says(tiny):
+def test_a_switch_that_local_layers_ignore_is_rejected_without_a_gpu(tiny):
     config = GPTModelConfig(**{**tiny, "transformer_impl": "transformer_engine"}, qk_l2_norm=True)
-    with pytest.raises(ModelConfigError, match="local layers do not heed qk_l2_norm"):
+    with pytest.raises(ModelConfigError, match="local layers ignore qk_l2_norm"):
         transformer_config(config, device=CPU)
 
 
-def test_all_problems_come_at_once(tiny):
+def test_all_problems_are_reported_at_once(tiny):
     config = GPTModelConfig(
         **{**tiny, "num_query_groups": 3, "seq_length": 64, "max_position_embeddings": 32}
     )

@@ -1,4 +1,4 @@
-"""A head of values and frozen routers: on two ranks as on one, from one checkpoint and back to it."""
+"""Value heads and frozen routers match between two ranks and one, from one checkpoint and back to it."""
 
 from itertools import repeat
 
@@ -28,7 +28,7 @@ from mb_models import (
 CPU = torch.device("cpu")
 STEPS, SIZE = 4, 3
 SPLITS = ("tensor_model", "pipeline_model", "virtual", "overlap_p2p", "batch_p2p", "sequence")
-"""What fields that split a model begin with."""
+"""Prefixes of the fields that split a model."""
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
 INTERLEAVED = {
@@ -92,7 +92,7 @@ def forward_step(batches, model):
 
 
 def weights(chunk):
-    """Return parameters and, as Megatron keeps them in a buffer, the biases that balance experts."""
+    """Return the parameters, and the biases that balance experts, which Megatron keeps in a buffer."""
     return [
         (name, value)
         for name, value in chunk.state_dict().items()
@@ -118,7 +118,7 @@ def train(settings, groups, folder):
 
 
 def train_here(settings, folder, into):
-    """Train on this rank and save; say how it went, and which chunks have a head."""
+    """Train on this rank and save; return the results, and the chunks that have a head."""
     groups = start(settings)
     chunks, losses, still = train(settings, groups, folder)
     dist_checkpointing.save(states(chunks, groups), str(into))
@@ -127,7 +127,7 @@ def train_here(settings, folder, into):
 
 
 def first_weights(settings):
-    """Return the head's weight as drawn on this rank."""
+    """Return the initial weight of the head on this rank."""
     return with_head(settings, start(settings))[1][-1].output_layer.weight.tolist()
 
 
@@ -184,21 +184,21 @@ def test_a_language_models_output_is_not_taken_for_a_head(tiny, groups, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("settings", "hook", "says"),
+    ("settings", "hook", "message"),
     [
         ({}, create_value_head_hook(32, False), "hidden_size=32, because the model has 64"),
         ({}, create_value_head_hook(64, True), "sequence_parallel=True, because the model has False"),
-        ({}, create_value_head_hook(64, False, 0), "64 numbers in and 0 out"),
+        ({}, create_value_head_hook(64, False, 0), "input_size=64, output_size=0"),
         ({"mtp_num_layers": 1}, make_value_model(64, False), "mtp_num_layers=1"),
     ],
 )
-def test_a_head_that_does_not_fit_is_refused(tiny, groups, settings, hook, says):
+def test_a_head_that_does_not_fit_is_rejected(tiny, groups, settings, hook, message):
     chunks = build({**tiny, **settings}, groups)[0].provide_chunks(groups)
-    with pytest.raises(HeadError, match=says):
+    with pytest.raises(HeadError, match=message):
         hook(chunks)
 
 
-def test_chunks_that_are_wrapped_or_missing_are_refused(tiny, groups):
+def test_chunks_that_are_wrapped_or_missing_are_rejected(tiny, groups):
     chunks = build(tiny, groups)[0].provide_chunks(groups)
     with pytest.raises(HeadError, match="2 chunks, because a rank of this model has 1"):
         make_value_model(64, False)([*chunks, *chunks])
@@ -209,11 +209,11 @@ def test_chunks_that_are_wrapped_or_missing_are_refused(tiny, groups):
         freeze_moe_router(wrapped)
 
 
-def test_a_router_balanced_by_quantiles_cannot_be_frozen(tiny, groups):
+def test_a_router_with_quantile_balancing_cannot_be_frozen(tiny, groups):
     settings = {**tiny, **ROUTED, "moe_router_load_balancing_type": "quantile_balancing"}
     settings |= {"moe_router_enable_expert_bias": False}
     chunks = build(settings, groups)[0].provide_chunks(groups)
-    with pytest.raises(FreezingError, match="moves the quantiles by which tokens are routed in every step"):
+    with pytest.raises(FreezingError, match="updates the quantiles that route tokens in every step"):
         freeze_moe_router(chunks)
     assert all(value.requires_grad for value in chunks[0].parameters())
 
@@ -230,11 +230,11 @@ def test_a_t5_has_another_output_layer(groups):
         transformer_impl="local",
     )
     chunks = T5ModelProvider(section, layer_spec=host_t5_spec, device=CPU).provide_chunks(groups)
-    with pytest.raises(HeadError, match=r"T5Model has lm_head\.output_layer in its place"):
+    with pytest.raises(HeadError, match=r"T5Model calls lm_head\.output_layer"):
         make_value_model(64, False)(chunks)
 
 
-def test_only_routers_and_gates_are_frozen_also_those_of_further_tokens(tiny, groups):
+def test_only_routers_and_gates_are_frozen_including_those_of_mtp_layers(tiny, groups):
     settings = {**tiny, **ROUTED, "mtp_num_layers": 1}
     [chunk] = freeze_moe_router(build(settings, groups)[0].provide_chunks(groups)[0])
     frozen = sorted(name for name, value in chunk.named_parameters() if not value.requires_grad)

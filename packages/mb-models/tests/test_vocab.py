@@ -11,7 +11,7 @@ def test_padding_rounds_up_to_the_multiple(vocab, divisible_by, tp, padded):
     assert padded_vocab_size(vocab, divisible_by=divisible_by, tensor_parallel_size=tp) == padded
 
 
-def test_padding_is_the_least_multiple_that_holds_the_vocabulary():
+def test_padding_is_the_smallest_multiple_that_holds_the_vocabulary():
     for vocab in range(1, 200):
         padded = padded_vocab_size(vocab, divisible_by=8, tensor_parallel_size=3)
         assert vocab <= padded < vocab + 24
@@ -48,6 +48,6 @@ def test_a_tokenizer_size_is_padded_and_a_given_size_is_kept():
         (1001, 1000, "1001 does not divide by tensor_model_parallel_size=2"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(vocab_size, tokenizer, message):
+def test_invalid_sizes_are_rejected(vocab_size, tokenizer, message):
     with pytest.raises(ValueError, match=message):
         size(vocab_size, tokenizer)

@@ -1,4 +1,4 @@
-"""Settings that the shapes of weights follow from, against models that are built."""
+"""Settings that determine the shapes of weights, compared with built models."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def shapes(groups, settings):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_setting_is_fixed_if_it_changes_the_weights(tiny, groups, name):
+def test_settings_that_change_weight_shapes_are_fixed(tiny, groups, name):
     changed = shapes(groups, tiny) != shapes(groups, {**tiny, name: CHANGES[name]})
     assert changed == (name in SHAPE_FIELDS)
 

@@ -1,4 +1,4 @@
-"""How the tests train: groups and seeds as settings ask, an optimizer connected to its model, a step on batches."""
+"""Training helpers of the tests: process groups, seeds, an optimizer connected to its model, steps on batches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SIZES = (
 
 
 def start(settings: Mapping[str, Any]) -> ProcessGroupCollection:
-    """Set up the groups that the settings ask for, and seed."""
+    """Initialise the process groups of the settings, and seed."""
     sizes = {name: settings[name] for name in SIZES if name in settings}
     parallel_state.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
@@ -48,7 +48,7 @@ class Training:
         micro_batch_size: int,
         forward_step: Callable[..., Any] = gpt_forward_step,
     ) -> float | None:
-        """Train on some of `batches()`; return the loss per token over all replicas, or None off the last stage."""
+        """Train on some of `batches()`; return the loss per token over all replicas, or None on other stages."""
         for chunk in self.model:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -73,7 +73,7 @@ class Training:
 def prepare(
     provider: Any, chunks: list[Any], groups: ProcessGroupCollection, *, lr: float = 3e-3, **ddp: Any
 ) -> Training:
-    """Wrap the chunks of a rank for data parallelism as `ddp` says, and connect an optimizer to them."""
+    """Wrap the chunks of a rank for data parallelism with the settings `ddp`, and connect an optimizer to them."""
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **ddp)
     model, transformer = wrap_ddp(chunks, config, pg_collection=groups), provider.transformer
     settings = OptimizerConfig(

@@ -1,4 +1,7 @@
-"""The chunks of a pipeline rank, whatever the family: which of them have the embedding and the output layer."""
+"""Model chunks of a pipeline rank, for every model family.
+
+Decides which chunk has the embedding (`pre_process`) and which has the output layer (`post_process`).
+"""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -11,7 +14,7 @@ Chunk = TypeVar("Chunk", bound=torch.nn.Module)
 
 
 class StackSpec(Protocol):
-    """Says which modules make up the layers of a chunk."""
+    """Specification of the modules that make up the layers of a chunk."""
 
     def __call__(self, config: TransformerConfig, /, *, vp_stage: int | None, pp_rank: int | None) -> object:
         """Return the layers of one virtual stage (None: not interleaved) on pipeline rank `pp_rank`."""

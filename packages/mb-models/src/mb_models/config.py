@@ -1,8 +1,8 @@
-"""The GPT section of a training configuration: what the model is, and how it is split and computed.
+"""Section of a GPT in a training configuration: architecture, parallelism, precision and kernels.
 
-Field names and defaults are Megatron Core's wherever it has the field, so that a value means here what it means there.
-The fields are grouped by noun in small classes that other model families share. Nothing here imports torch: dtypes and
-activation functions are names.
+Field names and defaults are Megatron Core's where it has the field, so that a value has the same meaning in both.
+The fields are grouped in small classes that other model families share. Nothing here imports torch: dtypes and
+activation functions are given by name.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class LayerFields:
     """Shape and arithmetic of a transformer layer."""
 
     num_layers: int
-    """Transformer layers of the whole model."""
+    """Transformer layers of the complete model."""
     hidden_size: int
     """Width of the residual stream."""
     num_attention_heads: int
@@ -54,17 +54,17 @@ class LayerFields:
     qk_clip_alpha: float = 0.5
     """Share of the clipping that the query weights take."""
     qk_clip_threshold: float = 100
-    """Largest attention logit that is left alone."""
+    """Largest attention logit that is not clipped."""
     log_max_attention_logit: bool = False
-    """Measure the largest attention logit of each step (Transformer Engine only)."""
+    """Log the largest attention logit of each step (Transformer Engine only)."""
     softmax_scale: float | None = None
     """Factor on the attention scores; None: one over the root of kv_channels."""
     window_size: tuple[int, int] | None = None
-    """Tokens that a query sees to its left and right (sliding window); None: all of the past."""
+    """Tokens that a query attends to on its left and right (sliding window); None: all previous tokens."""
     window_attn_skip_freq: int | list[int] | None = None
-    """Every so many layers one sees all of the past, or one 1 (window) or 0 (all) for each layer; None: none."""
+    """Every n-th layer attends to all previous tokens; a list has one 1 (window) or 0 (all) per layer; None: none."""
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
-    """Attention may also attend to nothing: with score 0 ("off-by-one"), or a learned one for each head."""
+    """Attention sink: "off-by-one" adds a score of 0 to the softmax, "learnable" a learned score for each head."""
     attention_output_gate: bool = False
     """Multiply attention's output by a gate of its input."""
     attention_softmax_in_fp32: bool = True
@@ -80,14 +80,14 @@ class LayerFields:
     init_method_std: float = 0.02
     """Standard deviation of the initial weights."""
     perform_initialization: bool = True
-    """Draw initial weights; off when a checkpoint overwrites them anyway."""
+    """Initialise the weights; switch off if a checkpoint overwrites them."""
     use_cpu_initialization: bool = False
-    """Draw them on the host, the same for any tensor-parallel size."""
+    """Initialise weights on the CPU, with the same values for any tensor-parallel size."""
 
 
 @dataclass(kw_only=True)
 class ParallelFields:
-    """How many ranks share the model, and along which dimension."""
+    """Parallel sizes: the number of ranks that share the model along each dimension."""
 
     tensor_model_parallel_size: int = 1
     """Ranks that share each layer's matrices."""
@@ -100,31 +100,32 @@ class ParallelFields:
     expert_model_parallel_size: int = 1
     """Ranks that share the experts."""
     expert_tensor_parallel_size: int | None = None
-    """Ranks that share each expert's matrices; None: as tensor_model_parallel_size."""
+    """Ranks that share each expert's matrices; None: tensor_model_parallel_size."""
     sequence_parallel: bool = False
     """Split norms and dropouts along the sequence over the tensor-parallel ranks."""
     cp_comm_type: str | list[str] | None = None
-    """Context-parallel exchange: "p2p", "all_gather", "a2a" or "a2a+p2p", for all layers or one a layer."""
+    """Context-parallel exchange: "p2p", "all_gather", "a2a" or "a2a+p2p", or a list with one per layer."""
     hierarchical_context_parallel_sizes: list[int] | None = None
     """Context-parallel sizes of the levels, for "a2a+p2p"."""
     microbatch_group_size_per_vp_stage: int | None = None
-    """Microbatches that a virtual stage runs in a row; None: the pipeline size."""
+    """Consecutive microbatches of a virtual stage; None: the pipeline size."""
     num_layers_in_first_pipeline_stage: int | None = None
     """Layers of the first stage; None: as many as the others."""
     num_layers_in_last_pipeline_stage: int | None = None
     """Layers of the last stage; None: as many as the others."""
     pipeline_model_parallel_layout: str | list[list[str]] | None = None
-    """What each stage holds, virtual ones too: letters E (embedding), t (layer), m (further tokens), L (loss), with
-    | between stages and *n for repetition, or their names in lists; None: layers in equal numbers."""
+    """Contents of each stage, virtual stages included: letters E (embedding), t (layer), m (multi-token prediction),
+    L (loss), with | between stages and *n for repetition, or lists of their names; None: equal numbers of layers.
+    """
     account_for_embedding_in_pipeline_split: bool = False
-    """Count the embedding as a layer when layers are split over stages."""
+    """Count the embedding as a layer when layers are distributed over stages."""
     account_for_loss_in_pipeline_split: bool = False
-    """Count the output layer as a layer when layers are split over stages."""
+    """Count the output layer as a layer when layers are distributed over stages."""
 
 
 @dataclass(kw_only=True)
 class PrecisionFields:
-    """Types of parameters and arithmetic; a mixed-precision recipe writes most of them."""
+    """Types of parameters and arithmetic; a mixed-precision recipe sets most of them."""
 
     bf16: bool = False
     """Compute in bfloat16."""
@@ -141,79 +142,79 @@ class PrecisionFields:
     fp8: Literal["e4m3", "hybrid"] | None = None
     """8-bit format of the GEMMs."""
     fp8_recipe: Literal["tensorwise", "delayed", "mxfp8", "blockwise", "custom"] | None = "delayed"
-    """How 8-bit scales are found."""
+    """Scaling recipe of the 8-bit formats."""
     fp8_param: bool | None = False
-    """Keep parameters in 8 bits."""
+    """Store parameters in 8 bits."""
     fp8_margin: int = 0
     """Headroom of the scale, in powers of two."""
     fp8_amax_history_len: int = 1
-    """Steps whose largest values decide a delayed scale."""
+    """Steps in the history of maxima of delayed scaling."""
     fp8_amax_compute_algo: Literal["most_recent", "max"] = "most_recent"
-    """Which of those steps counts."""
+    """Step of that history that determines the scale."""
     fp8_wgrad: bool = True
-    """Weight gradients in 8 bits."""
+    """Compute weight gradients in 8 bits."""
     fp8_dot_product_attention: bool = False
-    """The attention core in 8 bits."""
+    """Compute the attention core in 8 bits."""
     fp8_multi_head_attention: bool = False
-    """The whole of attention in 8 bits."""
+    """Compute all of attention in 8 bits."""
     first_last_layers_bf16: bool = False
-    """Keep the outermost layers in bfloat16."""
+    """Keep the first and the last layers in bfloat16."""
     num_layers_at_start_in_bf16: int = 1
-    """How many at the start."""
+    """Number of first layers in bfloat16."""
     num_layers_at_end_in_bf16: int = 1
-    """How many at the end."""
+    """Number of last layers in bfloat16."""
     fp4: Literal["e2m1"] | None = None
     """4-bit format of the GEMMs."""
     fp4_recipe: Literal["nvfp4", "custom"] | None = "nvfp4"
-    """How 4-bit scales are found."""
+    """Scaling recipe of the 4-bit formats."""
     fp4_param: bool | None = False
-    """Keep parameters in 4 bits."""
+    """Store parameters in 4 bits."""
 
 
 @dataclass(kw_only=True)
 class OverlapFields:
-    """Communication beside computation; the overlap section writes most of them."""
+    """Overlap of communication with computation; the overlap section sets most of these fields."""
 
     tp_comm_overlap: bool = False
     """Overlap tensor-parallel exchange with GEMMs (Transformer Engine's user buffers)."""
     tp_comm_overlap_cfg: dict[str, object] | None = None
-    """Buffer settings by layer, handed to Transformer Engine at start; None: its own."""
+    """User-buffer settings by layer, passed to Transformer Engine at start; None: its defaults."""
     tp_comm_bootstrap_backend: Literal["nccl", "mpi", "gloo"] | None = "nccl"
-    """Backend that sets the user buffers up."""
+    """Backend that initialises the user buffers."""
     overlap_p2p_comm: bool = False
     """Overlap the exchange between pipeline stages (interleaved schedule only)."""
     batch_p2p_comm: bool = True
     """Send and receive between stages in one batch; off when overlap_p2p_comm is on."""
     overlap_moe_expert_parallel_comm: bool = False
-    """Overlap the experts' all-to-all with another microbatch."""
+    """Overlap the experts' all-to-all with the computation of another microbatch."""
     delay_wgrad_compute: bool = False
-    """Compute weight gradients later, to widen that overlap."""
+    """Delay the computation of weight gradients, to widen that overlap."""
     defer_embedding_wgrad_compute: bool = False
     """Compute the output layer's weight gradient while the pipeline drains."""
     wgrad_deferral_limit: int = 0
     """Microbatches that may be deferred; 0: all."""
     deallocate_pipeline_outputs: bool = False
-    """Free a stage's output once it is sent."""
+    """Free the output of a stage after it is sent."""
 
 
 @dataclass(kw_only=True)
 class KernelFields:
-    """Which kernels and graphs compute the model, and what is computed twice to save memory."""
+    """Kernels, CUDA graphs and activation recomputation."""
 
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
-    """Whose layers the layer spec uses: Transformer Engine's, or Megatron's and torch's own."""
+    """Layers of the layer spec: Transformer Engine's, or Megatron's and torch's ("local")."""
     attention_backend: Literal["flash", "fused", "unfused", "local", "auto"] = "auto"
-    """Attention kernel that Transformer Engine should take."""
+    """Attention kernel of Transformer Engine."""
     deterministic_mode: bool = False
-    """Only operations that give the same bits each time."""
+    """Use only operations with bitwise reproducible results."""
     calculate_per_token_loss: bool = False
-    """Weigh every token of the global batch alike, not every microbatch."""
+    """Weight every token of the global batch equally, instead of every microbatch."""
     gradient_accumulation_fusion: bool = False
     """Add weight gradients into the float32 buffer inside the GEMM (GPU)."""
     cross_entropy_loss_fusion: bool = False
-    """One fused cross-entropy."""
+    """Use a fused cross-entropy."""
     cross_entropy_fusion_impl: Literal["native", "te"] = "native"
-    """Whose fused cross-entropy."""
+    """Implementation of the fused cross-entropy: Megatron Core's or Transformer Engine's."""
     bias_activation_fusion: bool = False
     """Fuse the MLP's bias and activation."""
     bias_dropout_fusion: bool = False
@@ -227,83 +228,83 @@ class KernelFields:
     fused_residual_rmsnorm: bool = False
     """Fuse residual and RMSNorm (Transformer Engine only)."""
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
-    """How CUDA graphs are captured (GPU)."""
+    """Capture of CUDA graphs (GPU)."""
     cuda_graph_modules: str | list[str] = "full"
-    """Modules that are captured, or "full"."""
+    """Captured modules, or "full"."""
     cuda_graph_warmup_steps: int = 3
-    """Steps before the capture."""
+    """Warm-up steps before the capture."""
     use_te_rng_tracker: bool = False
-    """Transformer Engine's random-state tracker, which CUDA graphs need (GPU)."""
+    """Use Transformer Engine's random-state tracker, which CUDA graphs need (GPU)."""
     recompute_granularity: Literal["full", "selective"] | None = None
-    """Compute whole layers ("full") or chosen modules ("selective") again in the backward pass."""
+    """Recompute complete layers ("full") or selected modules ("selective") in the backward pass."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """Which layers "full" picks."""
+    """Selection of the recomputed layers with "full"."""
     recompute_num_layers: int | None = None
     """Layers in each recomputed group."""
     recompute_modules: list[str] | None = None
-    """Modules that "selective" picks; None: Megatron's choice."""
+    """Recomputed modules with "selective"; None: Megatron's default."""
     distribute_saved_activations: bool | None = False
-    """Spread recomputation's inputs over tensor-parallel ranks."""
+    """Distribute the inputs of recomputed layers over tensor-parallel ranks."""
     fine_grained_activation_offloading: bool = False
-    """Move chosen modules' activations to the host (GPU)."""
+    """Offload the activations of selected modules to the host (GPU)."""
 
 
 @dataclass(kw_only=True)
 class MoEFields:
-    """Experts and their router; used when num_moe_experts is set."""
+    """Mixture of experts and router; used when num_moe_experts is set."""
 
     num_moe_experts: int | None = None
     """Experts in each layer; None: a dense MLP."""
     moe_layer_freq: int | list[int] = 1
-    """Every how many layers there are experts, or one 0 (dense) or 1 (experts) for each layer."""
+    """Every n-th layer has experts; a list has one 0 (dense) or 1 (experts) per layer."""
     moe_ffn_hidden_size: int | None = None
     """Inner width of an expert; None: ffn_hidden_size."""
     moe_shared_expert_intermediate_size: int | None = None
-    """Inner width of the experts that every token visits, together; None: no such expert."""
+    """Total inner width of the shared experts, which process every token; None: no shared expert."""
     moe_shared_expert_gate: bool = False
-    """Weigh the shared experts' output by a learned gate."""
+    """Multiply the shared experts' output by a learned gate."""
     moe_shared_expert_overlap: bool = False
-    """Compute the shared experts while tokens are on their way."""
+    """Compute the shared experts while tokens are exchanged."""
     moe_router_topk: int = 2
-    """Experts that a token visits."""
+    """Experts per token."""
     moe_router_load_balancing_type: str | list[str] = "aux_loss"
-    """How experts are kept busy: "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none", or several."""
+    """Load balancing: "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none", or a list of several."""
     moe_aux_loss_coeff: float | list[float] = 0.0
-    """Weight of the balancing loss, one for each type."""
+    """Weight of the load-balancing loss; a list has one per type."""
     moe_z_loss_coeff: float | None = None
     """Weight of the router's z-loss."""
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
-    """How scores become probabilities."""
+    """Function from router scores to probabilities."""
     moe_router_pre_softmax: bool = False
-    """Softmax before the choice of experts instead of after."""
+    """Apply the softmax before the top-k selection instead of after it."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
-    """Type of the router's arithmetic; None: the model's."""
+    """Data type of the router's arithmetic; None: the model's."""
     moe_router_enable_expert_bias: bool = False
-    """Balance by a bias on scores instead of a loss."""
+    """Balance load by a bias on the scores instead of a loss."""
     moe_router_bias_update_rate: float = 1e-3
-    """Step of that bias."""
+    """Update rate of that bias."""
     moe_router_num_groups: int | None = None
     """Groups of experts for group-limited routing."""
     moe_router_group_topk: int | None = None
-    """Groups that a token may use."""
+    """Groups per token."""
     moe_router_topk_scaling_factor: float | None = None
-    """Factor on the chosen experts' weights."""
+    """Scaling factor of the selected experts' weights."""
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "allgather"
-    """How tokens reach their experts."""
+    """Exchange of tokens between expert-parallel ranks."""
     moe_expert_capacity_factor: float | None = None
-    """Tokens an expert takes, over its even share; None: all that come."""
+    """Capacity of an expert, relative to its even share of tokens; None: unlimited."""
     moe_pad_expert_input_to_capacity: bool = False
-    """Fill experts up to their capacity."""
+    """Pad the input of each expert to its capacity."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
-    """Which tokens are dropped above capacity."""
+    """Policy for dropping tokens above the capacity."""
     moe_grouped_gemm: bool = False
-    """One GEMM for all local experts (GPU)."""
+    """Compute all local experts in one grouped GEMM (GPU)."""
     moe_permute_fusion: bool = False
     """Fuse the permutation of tokens (GPU)."""
     moe_router_fusion: bool = False
     """Fuse the router (GPU)."""
     moe_per_layer_logging: bool = False
-    """Report balancing losses layer by layer."""
+    """Log load-balancing losses for each layer."""
 
 
 @dataclass(kw_only=True)
@@ -318,7 +319,7 @@ class TransformerFields(
     LayerFields,
     StrictFields,
 ):
-    """What Megatron's TransformerConfig takes, whatever the family of the model."""
+    """Fields of Megatron's TransformerConfig, shared by all model families."""
 
     rotary_interleaved: bool = False
     """Rotate neighbouring pairs instead of the two halves of a head."""
@@ -330,28 +331,28 @@ class TransformerFields(
 class GPTModelConfig(YarnFields, TransformerFields):
     """A decoder-only language model on Megatron Core.
 
-    Constructing one reads nothing and checks nothing: `mb_models.rules` says what is wrong with one, and
-    `mb_models.transformer.transformer_config` builds Megatron's own configuration from it.
+    The constructor reads no file and validates nothing: `mb_models.rules` lists the violations of a section, and
+    `mb_models.transformer.transformer_config` builds Megatron's configuration from it.
     """
 
     vocab_size: int | None = None
-    """Rows of the embedding, kept as they are; None: the tokenizer's size, padded."""
+    """Rows of the embedding, used without padding; None: the padded size of the tokenizer."""
     make_vocab_size_divisible_by: int = 128
-    """A vocabulary that comes from the tokenizer is padded to a multiple of this times the tensor-parallel size."""
+    """The tokenizer's vocabulary size is padded to a multiple of this times the tensor-parallel size."""
     seq_length: int = 1024
     """Tokens of a training sequence."""
     max_position_embeddings: int | None = None
-    """Longest sequence the model can take, which sizes learned position embeddings; None: seq_length."""
+    """Maximum sequence length of the model, which sizes learned position embeddings; None: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope", "mrope", "yarn", "none"] = "learned_absolute"
-    """How positions enter."""
+    """Kind of position embedding."""
     rotary_base: int = 10000
     """Base of the rotary frequencies."""
     rotary_percent: float = 1.0
-    """Share of each head that is rotated."""
+    """Fraction of each head that is rotated."""
     rope_scaling: bool = False
-    """Stretch low rotary frequencies as Llama 3.1 does."""
+    """Scale low rotary frequencies as Llama 3.1 does."""
     rope_scaling_factor: float = 8.0
-    """By how much."""
+    """Factor of that scaling."""
     seq_len_interpolation_factor: float | None = None
     """Divide positions by this (linear interpolation of rotary positions)."""
     share_embeddings_and_output_weights: bool = False
@@ -359,4 +360,4 @@ class GPTModelConfig(YarnFields, TransformerFields):
     fp16_lm_cross_entropy: bool = False
     """Compute the loss in float16 instead of float32."""
     parallel_output: bool = True
-    """Leave logits split over tensor-parallel ranks."""
+    """Keep logits split over tensor-parallel ranks."""

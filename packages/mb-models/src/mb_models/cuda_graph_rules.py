@@ -1,15 +1,15 @@
-"""What Megatron Core refuses, or cannot capture, in CUDA graphs."""
+"""Rules on CUDA graphs: Megatron Core's own conditions, and settings that cannot be captured."""
 
 from collections.abc import Mapping, Sequence
 
 from mb_models.rule import Rule, model_rule
 
 FULL = "full_iteration"
-"""A graph of the whole step: an implementation, and the old name of a module that asks for it."""
+"""A graph of the complete iteration: an implementation, and the former name of a module that selects it."""
 
 
 def _graphed(impl: str, modules: str | Sequence[str]) -> set[str]:
-    """Return the parts that are captured one by one."""
+    """Return the modules that are captured one by one."""
     if impl not in ("local", "transformer_engine"):
         return set()
     named = modules.split(",") if isinstance(modules, str) else modules
@@ -37,7 +37,7 @@ def _dense_mlp_graph(
     everywhere = freq == 1 or (not isinstance(freq, int) and 0 not in freq)
     if (experts or 0) <= 1 or not everywhere or "mlp" not in _graphed(impl, modules):
         return None
-    return "mlp cannot be captured where every layer has experts"
+    return "mlp cannot be captured if every layer has experts"
 
 
 def _token_dropping_graph(
@@ -55,13 +55,13 @@ def _synchronizing_dispatch(
     waits = factor is not None and not pad and kind == "alltoall"
     if (experts or 0) <= 1 or not waits or "moe_preprocess" not in _graphed(impl, modules):
         return None
-    return "moe_preprocess is not captured with a capacity that is not padded to"
+    return "moe_preprocess cannot be captured with a capacity factor and without padding"
 
 
 def _full_recompute_graph(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
     if granularity != "full" or impl in ("none", FULL) or FULL in modules:
         return None
-    return f"does not go with cuda_graph_impl={impl}"
+    return f"is incompatible with cuda_graph_impl={impl}"
 
 
 def _graph_inside_recompute(
@@ -69,7 +69,7 @@ def _graph_inside_recompute(
 ) -> str | None:
     if granularity != "selective" or impl != "transformer_engine" or "moe" not in (again or ()):
         return None
-    return "moe encloses the captured moe_router" if "moe_router" in _graphed(impl, modules) else None
+    return "moe contains the captured moe_router" if "moe_router" in _graphed(impl, modules) else None
 
 
 def _dropout_in_graph(
@@ -87,7 +87,7 @@ def _dropout_in_graph(
     for name in ["core_attn"] if again is None else again:
         part, dropout = drops.get(name, ("", 0.0))
         if dropout and (not captured or part in captured):
-            return f"{name} draws its dropout of {dropout} again inside a captured graph"
+            return f"{name} repeats its dropout of {dropout} inside a captured graph"
     return None
 
 
@@ -100,13 +100,13 @@ def _experts_in_one_graph(
     pad: bool,
     extra: Mapping[str, object],
 ) -> str | None:
-    whole = impl == FULL or (impl == "local" and FULL in modules)
+    full_iteration = impl == FULL or (impl == "local" and FULL in modules)
     fixed = dispatcher == "alltoall" and factor is not None and pad
     bounded = dispatcher == "flex" and extra.get("moe_expert_rank_capacity_factor") is not None
-    if not whole or not experts or fixed or bounded:
+    if not full_iteration or not experts or fixed or bounded:
         return None
     return (
-        f"holds the full iteration with num_moe_experts={experts} (moe_token_dispatcher_type={dispatcher}, "
+        f"captures the full iteration with num_moe_experts={experts} (moe_token_dispatcher_type={dispatcher}, "
         f"moe_expert_capacity_factor={factor}, moe_pad_expert_input_to_capacity={pad})"
     )
 
@@ -119,8 +119,8 @@ RULES: tuple[Rule, ...] = (
         "K28",
         (*_GRAPH, "num_moe_experts"),
         _expert_graphs,
-        why="one of them encloses the other, and both are parts of a layer with experts",
-        fix="Name one of the two, and only in a model with experts.",
+        why="one of them contains the other, and both are parts of a layer with experts",
+        fix="Name only one of them, and only in a model with experts.",
         fails=(["moe_router"], "transformer_engine", None),
         passes=(["moe_router"], "transformer_engine", 4),
     ),
@@ -128,8 +128,8 @@ RULES: tuple[Rule, ...] = (
         "K29",
         _GRAPH,
         _dispatch_graph,
-        why="what is prepared is the router's choice",
-        fix="Name moe_router too.",
+        why="it prepares the dispatch of the router's selection",
+        fix="Add moe_router.",
         fails=(["moe_preprocess"], "transformer_engine"),
         passes=(["attn"], "transformer_engine"),
     ),
@@ -138,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         (*_GRAPH, "num_moe_experts", "moe_layer_freq"),
         _dense_mlp_graph,
         why="no layer has a dense MLP",
-        fix="Leave mlp out.",
+        fix="Remove mlp.",
         fails=(["mlp"], "transformer_engine", 4, 1),
         passes=(["mlp"], "transformer_engine", 4, 2),
     ),
@@ -146,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         "K31",
         (*_GRAPH, "num_moe_experts", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
         _token_dropping_graph,
-        why="a graph has shapes that do not change from step to step",
+        why="the shapes in a graph are the same in every step",
         fix="Set both, or capture moe_router instead.",
         fails=(["moe"], "transformer_engine", 4, None, False),
         passes=(["moe"], "transformer_engine", 4, 1.0, True),
@@ -161,8 +161,8 @@ RULES: tuple[Rule, ...] = (
             "moe_token_dispatcher_type",
         ),
         _synchronizing_dispatch,
-        why="it waits for numbers of tokens to come to the host",
-        fix="Leave moe_preprocess out, or set moe_pad_expert_input_to_capacity=true.",
+        why="the dispatch synchronises with the host for the numbers of tokens",
+        fix="Remove moe_preprocess, or set moe_pad_expert_input_to_capacity=true.",
         fails=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, False, "alltoall"),
         passes=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, True, "alltoall"),
     ),
@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         "K33",
         ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
         _full_recompute_graph,
-        why="whole layers are computed again outside of their graphs",
+        why="complete layers are recomputed outside of their graphs",
         fix='Set cuda_graph_impl to "full_iteration" or "none", or recompute_granularity to "selective".',
         fails=("full", "transformer_engine", "full"),
         passes=("full", "none", "full"),
@@ -179,8 +179,8 @@ RULES: tuple[Rule, ...] = (
         "K34",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules"),
         _graph_inside_recompute,
-        why="a graph cannot be a part of what is computed again",
-        fix="Leave moe out of recompute_modules, or moe_router out of cuda_graph_modules.",
+        why="a graph cannot be a part of a recomputed module",
+        fix="Remove moe from recompute_modules, or moe_router from cuda_graph_modules.",
         fails=(["moe"], "selective", "transformer_engine", ["attn", "moe_router"]),
         passes=(["layernorm"], "selective", "transformer_engine", ["attn"]),
     ),
@@ -188,8 +188,8 @@ RULES: tuple[Rule, ...] = (
         "K35",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules", "attention_dropout", "hidden_dropout"),
         _dropout_in_graph,
-        why="random numbers inside a graph cannot be drawn a second time",
-        fix="Set the dropout to 0, or leave the module out of recompute_modules.",
+        why="random numbers inside a graph cannot be reproduced for recomputation",
+        fix="Set the dropout to 0, or remove the module from recompute_modules.",
         fails=(None, "selective", "full_iteration", "full", 0.1, 0.0),
         passes=(None, "selective", "full_iteration", "full", 0.0, 0.1),
     ),
@@ -204,7 +204,7 @@ RULES: tuple[Rule, ...] = (
             "transformer",
         ),
         _experts_in_one_graph,
-        why="the host waits for the number of tokens of each expert, which a graph cannot hold, unless it is fixed",
+        why="the host reads the number of tokens of each expert, which a graph does not support, unless it is fixed",
         fix="Set moe_token_dispatcher_type=alltoall, moe_expert_capacity_factor and "
         "moe_pad_expert_input_to_capacity=true, or cuda_graph_impl=transformer_engine with "
         "cuda_graph_modules=[attn,moe_router].",

@@ -1,5 +1,5 @@
-"""Errors of data that a model cannot take; importable without torch."""
+"""Errors of data that a model cannot process; importable without torch."""
 
 
 class BatchError(ValueError):
-    """A microbatch that the model cannot take."""
+    """A microbatch that the model cannot process."""

@@ -1,4 +1,4 @@
-"""The forward step of GPT training, as Megatron's schedules call it.
+"""Forward step of GPT training, with the signature of Megatron's schedules.
 
 Shapes: B sequences of a microbatch, S tokens of a sequence, on this context-parallel rank.
 """
@@ -13,12 +13,13 @@ from megatron.core.utils import get_attr_wrapped_model
 from mb_models.batches import get_batch
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
-"""Sum of token losses, number of tokens (int), and what is reported: name -> tensor([sum, number])."""
+"""Sum of token losses, number of tokens (int), and logged metrics: name -> tensor([sum, number])."""
 
 NO_SCHEDULE_PLAN = (
-    "return_schedule_plan: {} has no schedule plan, because only a GPT is built with one, which overlaps the "
-    "communication of experts. Leave overlap_moe_expert_parallel_comm off."
+    "return_schedule_plan: {} has no schedule plan, because only a GPT has one, which overlaps the "
+    "communication of experts. Set overlap_moe_expert_parallel_comm=false."
 )
+"""Message of the error, to be formatted with the kind of model."""
 
 
 def masked_next_token_loss(
@@ -27,10 +28,10 @@ def masked_next_token_loss(
     *,
     inspect_loss: Callable[[torch.Tensor], None] | None = None,
 ) -> Loss:
-    """Add up the token losses where the mask is 1; the schedule divides, by tokens or by microbatches.
+    """Sum the token losses that the mask selects; the schedule divides by tokens or by microbatches.
 
-    Sums are float32. `inspect_loss` gets the sum, detached, before anything is divided (checks for NaN go there).
-    Local to the rank: no collective and no synchronisation of its own.
+    Sums are float32. `inspect_loss` receives the detached sum before any division (for checks for NaN). Local to the
+    rank: not collective, and without a synchronisation of its own.
     """
     mask = loss_mask_BS.reshape(-1).float()
     loss_sum = (losses_BS.reshape(-1).float() * mask).sum()
@@ -42,11 +43,11 @@ def masked_next_token_loss(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTForwardStep:
-    """Callable forward step; `inspect_loss` sees every microbatch's loss sum on the last stage."""
+    """Callable forward step; `inspect_loss` receives every microbatch's loss sum on the last stage."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
     packed: bool = False
-    """Microbatches are packs of sequences; then all stages read them."""
+    """Microbatches are packed sequences, whose boundaries all stages read."""
 
     def __call__(
         self,
@@ -77,7 +78,7 @@ class GPTForwardStep:
             mtp_process=chunk.mtp_process,
             packed=self.packed,
         )
-        borders = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
+        packing = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
         inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
         loss_function = None
         if batch.loss_mask_BS is not None:
@@ -86,10 +87,10 @@ class GPTForwardStep:
             )
         if return_schedule_plan:
             plan = chunk.build_schedule_plan(
-                *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **borders
+                *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **packing
             )
             return plan, loss_function
-        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **borders), loss_function
+        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **packing), loss_function
 
 
 def gpt_forward_step(

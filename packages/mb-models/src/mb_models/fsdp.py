@@ -1,4 +1,4 @@
-"""Wrap model chunks in fully sharded data parallelism: Megatron's, or torch's FSDP2."""
+"""Wrappers for fully sharded data parallelism: Megatron-FSDP, and torch's FSDP2."""
 
 import copy
 import functools
@@ -29,10 +29,13 @@ MAIN_PARAMS = "fp32_from_fp16_params"
 
 
 class TorchFsdp2(TorchFullyShardedDataParallel):  # type: ignore[misc]
-    """Megatron's wrapper of torch's FSDP2, which also scales gradients: without, a loss per token trains wrongly."""
+    """Megatron's wrapper of torch's FSDP2 that also scales gradients, which a loss per token requires."""
 
     def scale_gradients(self, scaling_factor: float | torch.Tensor) -> None:
-        """Multiply all gradients in place, and undo torch's mean over the ranks: what is scaled here is a sum."""
+        """Multiply all gradients in place by the factor times the number of ranks.
+
+        FSDP2 averages gradients over the ranks, and the factor is meant for their sum.
+        """
         factor = scaling_factor * self.process_group.size()
         for parameter in self.module.parameters():
             if parameter.grad is not None:
@@ -49,16 +52,17 @@ def wrap_megatron_fsdp(
 ) -> list[FullyShardedDataParallel]:
     """Wrap a rank's chunks in half precision and in Megatron-FSDP, in order.
 
-    What is sharded says `ddp_config.data_parallel_sharding_strategy`; `ddp_config` is not changed. Its optimizer is
-    Megatron's distributed one. Where gradients are reduced while backward runs, `no_sync_func` of the model's
-    configuration is set, if it is None: without it, Megatron-FSDP never learns which microbatch is the last, and
-    under the strategies no_shard and optim each rank would train on its own gradients, without a word.
+    `ddp_config.data_parallel_sharding_strategy` selects the sharded tensors; `ddp_config` is not modified. The
+    optimizer is Megatron's distributed optimizer. If gradients are reduced during backward, `no_sync_func` of the
+    model's
+    configuration is set unless it is already: without it Megatron-FSDP does not know the last microbatch, and with
+    the strategies no_shard and optim each rank would silently train on its own gradients.
 
-    All ranks call it, after the weights are loaded or drawn. With `broadcast_parameters` it is collective over the
-    data-parallel groups, and gives all replicas the weights of the first.
+    All ranks call it, after the weights are loaded or initialised. With `broadcast_parameters` it is collective over
+    the data-parallel groups, and copies the weights of the first replica to the others.
 
     Raises:
-        FsdpError: a rule of `mb_models.fsdp_rules` on Megatron-FSDP is broken, or the distributed optimizer is off.
+        FsdpError: a rule of `mb_models.fsdp_rules` on Megatron-FSDP is violated, or the distributed optimizer is off.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
     config = get_model_config(chunks[0])
@@ -72,12 +76,12 @@ def wrap_megatron_fsdp(
         )
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
-        settled = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
-        settled.use_megatron_fsdp = True
+        resolved = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
+        resolved.use_megatron_fsdp = True
         wrapped.append(
             FullyShardedDataParallel(
                 config=config,
-                ddp_config=settled,
+                ddp_config=resolved,
                 module=chunk,
                 disable_bucketing=disable_bucketing or number > 0,
                 pg_collection=groups,
@@ -99,28 +103,28 @@ def wrap_torch_fsdp2(
 ) -> list[TorchFsdp2]:
     """Wrap a rank's chunks in half precision and in torch's FSDP2, in order.
 
-    Every weight is sharded over the ranks of the data- and context-parallel group, layer by layer, and `ddp_config`
-    is kept for Megatron to read, no more. The optimizer is not the distributed one. Weights that differ from rank to
-    rank become one model: each rank's part of them.
+    Every weight is sharded over the ranks of the data- and context-parallel group, layer by layer; `ddp_config` is only
+    stored for Megatron to read. Use a plain optimizer, not the distributed one. If weights differ between ranks, the
+    result is one model of each rank's shard.
 
-    All ranks call it, after the weights are loaded or drawn.
+    All ranks call it, after the weights are loaded or initialised.
 
     Raises:
-        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is broken, a chunk is no GPT, `ddp_config` asks for
-            Megatron-FSDP, or a weight does not divide by the number of ranks.
+        FsdpError: a rule of `mb_models.fsdp_rules` on FSDP2 is violated, a chunk is no GPT, `ddp_config` selects
+            Megatron-FSDP, or a weight is not divisible by the number of ranks.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
     config = get_model_config(chunks[0])
     if ddp_config.use_megatron_fsdp:
         raise FsdpError(
-            "wrap_torch_fsdp2: ddp_config.use_megatron_fsdp=True, because a weight is sharded by one of the two. "
+            "wrap_torch_fsdp2: ddp_config.use_megatron_fsdp=True, because only one of the two can shard a weight. "
             "Set it to False, or call wrap_megatron_fsdp."
         )
     for chunk in chunks:
         if not isinstance(chunk, GPTModel):
             raise FsdpError(
-                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because the checkpoints of hybrid models know no "
-                "shards, and other families have not been shown to train right. Use wrap_ddp."
+                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because checkpoints of hybrid models hold no "
+                "shards, and other families are untested. Use wrap_ddp."
             )
     _reject_violations(
         {
@@ -148,9 +152,9 @@ def wrap_torch_fsdp2(
 
 
 def register_shard_load_hooks(optimizer: MegatronOptimizer) -> None:
-    """Have Megatron's optimizer of weights under FSDP2 load what it saved: its checkpoints hold plain tensors.
+    """Let Megatron's optimizer over FSDP2 load its own checkpoints, which hold plain tensors instead of DTensors.
 
-    To be called once, when the optimizer is made.
+    Call it once, after the optimizer is built.
     """
     parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     for part in parts:
@@ -164,7 +168,7 @@ def _load_with_main_params(
     load: Callable[[dict[str, Any]], None],
     state_dict: dict[str, Any],
 ) -> None:
-    """Load a state of which the float32 copies of weights are shards."""
+    """Load a state dict whose float32 copies of the weights are shards."""
     masters = [
         [to_shard(value, like=copied) for value, copied in zip(values, copies, strict=True)]
         for values, copies in zip(state_dict[MAIN_PARAMS], part.fp32_from_float16_groups, strict=True)
@@ -173,7 +177,7 @@ def _load_with_main_params(
 
 
 def _shard_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that torch's optimizer is to load, its tensors as shards of the parameters."""
+    """Return the state dict for torch's optimizer with its tensors as shards of the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     state = dict(state_dict["state"])
@@ -184,14 +188,14 @@ def _shard_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[st
 
 
 def _shard_weights(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_load: object) -> None:
-    """Make shards of the plain tensors that a module is about to load."""
+    """Convert the plain tensors that a module is about to load to shards."""
     for name, parameter in module.named_parameters():
         if prefix + name in state_dict:
             state_dict[prefix + name] = to_shard(state_dict[prefix + name], like=parameter)
 
 
 def to_shard(value: Any, *, like: torch.Tensor) -> Any:
-    """Return this rank's part as the shard of a whole that is spread like another; anything else as it is."""
+    """Return this rank's tensor as a DTensor with the placement of `like`; return any other value unchanged."""
     if not isinstance(like, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
         return value
     if value.shape != like.to_local().shape:
@@ -202,12 +206,12 @@ def to_shard(value: Any, *, like: torch.Tensor) -> Any:
 
 
 def _has_adapters(chunks: Sequence[torch.nn.Module]) -> bool:
-    """Say whether a parameter has the name of an adapter's."""
+    """Return whether any parameter has the name of an adapter."""
     return any(PEFT().is_adapter(name) for chunk in chunks for name, _ in chunk.named_parameters())
 
 
 def _reject_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
-    """Refuse weights that cannot be cut into equal shards."""
+    """Reject weights that cannot be divided into equal shards."""
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
             if parameter.shape[0] % ranks:
@@ -219,7 +223,7 @@ def _reject_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
 
 
 def _reject_violations(values: Mapping[str, object]) -> None:
-    """Refuse what a rule refuses of these values."""
+    """Raise for the rules that these values violate."""
     problems = violated_rules(fsdp_rules.RULES, values)
     if problems:
         raise FsdpError("\n".join(problems))

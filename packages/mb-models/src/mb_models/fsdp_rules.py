@@ -1,4 +1,4 @@
-"""What cannot be sharded by torch's FSDP2 or by Megatron-FSDP: rules as data, and the error."""
+"""Rules on torch's FSDP2 and Megatron-FSDP, and their error."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 
 
 class FsdpError(ValueError):
-    """A model, layout or setting with which the weights cannot be sharded in the way asked for."""
+    """A model, layout or setting that the selected kind of sharding does not support."""
 
 
 def _with_fsdp2(message: str) -> Callable[..., str | None]:
-    """Return a test that refuses any of the further values beside FSDP2."""
+    """Return a test that rejects any of the further values together with FSDP2."""
     return lambda on, *values: message if on and any(value not in (None, False) for value in values) else None
 
 
@@ -48,8 +48,8 @@ RULES: tuple[Rule, ...] = (
         id="FS01",
         fields=(TORCH, "model.num_moe_experts", "model.expert_model_parallel_size"),
         test=_no_experts,
-        why="it would mix the experts of expert-parallel ranks, and Megatron Core's checkpoints take its shards of "
-        "experts for copies",
+        why="FSDP2 would mix the experts of expert-parallel ranks, and Megatron Core's checkpoints treat its "
+        "shards of experts as copies",
         fix="Use ddp.use_distributed_optimizer=true instead, or a model without experts.",
         fails={TORCH: True, "model.num_moe_experts": 4, "model.expert_model_parallel_size": 1},
         passes={TORCH: True, "model.num_moe_experts": None, "model.expert_model_parallel_size": 1},
@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         id="FS02",
         fields=(TORCH, "model.share_embeddings_and_output_weights"),
         test=_with_fsdp2("is on with a tied embedding"),
-        why="it has sharded the embedding's weight again when the output layer reads it",
+        why="FSDP2 reshards the embedding's weight before the output layer reads it",
         fix="Set model.share_embeddings_and_output_weights=false, or use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "model.share_embeddings_and_output_weights": True},
         passes={TORCH: True, "model.share_embeddings_and_output_weights": False},
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
         id="FS03",
         fields=(TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
         test=_with_fsdp2("is on with the distributed optimizer"),
-        why="it has sharded the optimizer's state with the weights already",
+        why="FSDP2 already shards the optimizer's state with the weights",
         fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
         fails={
             TORCH: True,
@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
         id="FS05",
         fields=(*MEGATRON, "model.pipeline_model_parallel_size"),
         test=_one_stage,
-        why="Megatron-FSDP puts the ranks of the world into a mesh that has no place for stages",
+        why="Megatron-FSDP builds a mesh of all ranks that has no dimension for pipeline stages",
         fix="Set model.pipeline_model_parallel_size=1, or use dist.use_torch_fsdp2=true.",
         fails={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 2},
         passes={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 1},
@@ -101,8 +101,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="FS06",
         fields=(TORCH, "train.check_weight_hash_across_dp_replicas_interval"),
-        test=_with_fsdp2("is on, but weights of replicas are to be compared"),
-        why="every rank holds another part of the weights",
+        test=_with_fsdp2("is on, but the weights of replicas are compared"),
+        why="every rank holds a different shard of the weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
         fails={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": 100},
         passes={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": None},
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         id="FS07",
         fields=(TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
         test=_with_fsdp2("is on with a model that is no GPT"),
-        why="the checkpoints of hybrid models know no shards, and other families have not been shown to train right",
+        why="checkpoints of hybrid models do not support shards, and other families are untested",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={
             TORCH: True,
@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         id="FS08",
         fields=(TORCH, "peft"),
         test=_with_fsdp2("is on with adapters"),
-        why="what a checkpoint holds of adapters knows no shards",
+        why="checkpoints of adapters do not support shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={TORCH: True, "peft": {}},
         passes={TORCH: True, "peft": None},
@@ -139,7 +139,8 @@ RULES: tuple[Rule, ...] = (
         id="FS09",
         fields=(*MEGATRON, "peft"),
         test=_without_adapters,
-        why="the weights under adapters come from a checkpoint of whole weights, which cannot be read into its shards",
+        why="the weights under adapters are read from a checkpoint of unsharded weights, which cannot be loaded "
+        "into its shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails={MEGATRON[0]: True, MEGATRON[1]: True, "peft": {}},
         passes={MEGATRON[0]: True, MEGATRON[1]: True, "peft": None},
@@ -148,8 +149,8 @@ RULES: tuple[Rule, ...] = (
         id="FS10",
         fields=(*MEGATRON, "ddp.num_distributed_optimizer_instances", "ddp.outer_dp_sharding_strategy"),
         test=_one_group,
-        why="several groups of ranks that each hold a model have not been shown to train and to be stored rightly, and "
-        "of shards that are cut once more between them nothing tells where they lie in a weight",
+        why="training and checkpoints with several groups of ranks that each hold a model are untested, and a "
+        "checkpoint does not record the position of shards that are divided again between the groups",
         fix="Set ddp.num_distributed_optimizer_instances=1 and ddp.outer_dp_sharding_strategy=no_shard.",
         fails={
             MEGATRON[0]: True,
@@ -168,8 +169,8 @@ RULES: tuple[Rule, ...] = (
         id="FS11",
         fields=(*MEGATRON, "model.fp16", "optimizer.loss_scale"),
         test=_unscaled,
-        why="Megatron Core takes the scale of the loss off the gradient of every parameter, and ends where a rank has "
-        "no elements of one",
+        why="Megatron Core unscales the gradient of every parameter, and fails on a rank that has no elements of "
+        "one",
         fix="Use bf16, and leave optimizer.loss_scale=null.",
         fails={MEGATRON[0]: True, MEGATRON[1]: True, "model.fp16": True, "optimizer.loss_scale": None},
         passes={MEGATRON[0]: True, MEGATRON[1]: True, "model.fp16": False, "optimizer.loss_scale": None},

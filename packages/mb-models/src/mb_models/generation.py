@@ -1,4 +1,4 @@
-"""Text from a trained GPT, token by token, without a key-value cache: small models, a look at what was learned.
+"""Text generation from a trained GPT without a key-value cache, for small models and quick inspection.
 
 Shapes: S tokens so far, V rows of the embedding.
 """
@@ -9,7 +9,7 @@ import torch
 
 
 class PromptError(ValueError):
-    """A prompt that nothing can follow."""
+    """A prompt that cannot be continued."""
 
 
 def generate(
@@ -23,27 +23,27 @@ def generate(
     stop_token: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Yield up to `max_new_tokens` tokens that follow the prompt, and end early at `stop_token`, which is not yielded.
+    """Yield up to `max_new_tokens` tokens that follow the prompt; end early at `stop_token`, which is not yielded.
 
-    Every token costs a forward pass over the last `context_length` tokens. The model is one whole chunk (no pipeline,
-    no tensor parallelism) in evaluation mode; synchronises with the device once a token.
+    Every token costs a forward pass over the last `context_length` tokens. The model is one complete chunk (no
+    pipeline, no tensor parallelism) in evaluation mode; synchronises with the device once per token.
 
     Args:
         model: takes (tokens, position_ids, attention_mask=None), each [1, S], and returns logits [1, S, V].
         prompt: token numbers, at least one.
-        max_new_tokens: upper bound on what is yielded.
-        vocab_size: tokens that the tokenizer knows; rows of the embedding beyond are padding and never chosen.
-        context_length: longest input the model was trained for.
-        temperature: logits are divided by it before a token is drawn; 0 takes the likeliest.
-        stop_token: ends the text, None for no such token.
-        generator: random numbers for the draw, on the CPU.
+        max_new_tokens: maximum number of yielded tokens.
+        vocab_size: size of the tokenizer's vocabulary; rows of the embedding beyond it are padding and never sampled.
+        context_length: maximum input length that the model was trained for.
+        temperature: divisor of the logits before sampling; 0 selects the most likely token.
+        stop_token: token that ends the text; None: no such token.
+        generator: random number generator for sampling, on the CPU.
 
     Raises:
         PromptError: the prompt is empty.
     """
     if not prompt:
         raise PromptError(
-            "prompt: is empty, because the first token has to follow something. Give at least one token."
+            "prompt: is empty, because the first token is predicted from a previous one. Pass at least one token."
         )
     tokens = list(prompt)
     device = next(model.parameters()).device
@@ -64,5 +64,5 @@ def generate(
 def _sample_token(logits_V: torch.Tensor, *, temperature: float, generator: torch.Generator | None) -> int:
     if temperature == 0:
         return int(logits_V.argmax())
-    chances_V = torch.softmax(logits_V / temperature, dim=-1)
-    return int(torch.multinomial(chances_V, 1, generator=generator))
+    probabilities_V = torch.softmax(logits_V / temperature, dim=-1)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))

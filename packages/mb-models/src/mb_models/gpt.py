@@ -1,4 +1,4 @@
-"""Build a Megatron Core GPT from its section: one model chunk, or all chunks of a pipeline rank."""
+"""Provider of Megatron Core GPT models: one chunk, or all chunks of a pipeline rank."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from mb_models.transformer import transformer_config
 
 
 class LayerSpec(Protocol):
-    """Says which modules make up the layers of a chunk."""
+    """Specification of the modules that make up the layers of a chunk."""
 
     def __call__(
         self, config: TransformerConfig, /, *, vp_stage: int | None, pp_rank: int | None
@@ -24,9 +24,9 @@ class LayerSpec(Protocol):
 
 
 class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
-    """Builds GPT chunks that share one TransformerConfig, under explicit process groups.
+    """Builder of GPT chunks that share one TransformerConfig, under explicit process groups.
 
-    Layers of multi-token prediction are like the last layer of the model, and their norms like its last norm.
+    Layers of multi-token prediction are built like the last layer of the model, and their norms like its final norm.
     """
 
     def _transformer_config(self) -> TransformerConfig:
@@ -60,7 +60,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     def _prediction(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int
     ) -> MultiTokenPredictionBlockSubmodules | None:
-        """Return the layers of multi-token prediction that stand here; None: there are none."""
+        """Return the layers of multi-token prediction on this stage, or None."""
         if not self.transformer.mtp_num_layers:
             return None
         block = get_gpt_mtp_block_spec(
@@ -78,11 +78,11 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     def _with_last_layer(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int
     ) -> TransformerBlockSubmodules:
-        """Return the layers here or, where a layout leaves this stage none, those of the nearest stage before it."""
+        """Return the layers of this stage or, if a layout assigns it none, those of the nearest previous stage."""
         stages, number = self.transformer.pipeline_model_parallel_size, (vp_stage or 0)
-        place = number * stages + pp_rank
-        while not layers.layer_specs and place > 0:
-            place -= 1
-            before = None if vp_stage is None else place // stages
-            layers = self._layer_spec(self.transformer, vp_stage=before, pp_rank=place % stages)
+        position = number * stages + pp_rank
+        while not layers.layer_specs and position > 0:
+            position -= 1
+            previous = None if vp_stage is None else position // stages
+            layers = self._layer_spec(self.transformer, vp_stage=previous, pp_rank=position % stages)
         return layers

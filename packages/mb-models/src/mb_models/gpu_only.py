@@ -1,6 +1,6 @@
-"""Settings that only a GPU can honour, and what stands in for each of them elsewhere.
+"""Settings that need a GPU, and their replacements on other devices.
 
-None of them changes what the model computes, only how fast; settings that do change it are refused by the rules.
+The replacements change the speed of the model, not its results; the rules reject settings that would change results.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ GPU_ONLY: Mapping[str, object] = MappingProxyType(
         "use_te_rng_tracker": False,
     }
 )
-"""Field -> the value that takes its place without a GPU."""
+"""Field -> its replacement without a GPU."""
 
 
 def gpu_only_settings(config: TransformerFields) -> dict[str, object]:
-    """Return the fields of `config` that need a GPU, each with the value used without one.
+    """Return the fields of `config` that need a GPU, each with its replacement.
 
-    A caller that builds on another device logs these: they are asked for and cannot be had.
+    A caller that builds on another device logs them, because they are set but not applied.
     """
     return {name: value for name, value in GPU_ONLY.items() if getattr(config, name) != value}

@@ -1,4 +1,4 @@
-"""Build a hybrid model from its section: one chunk, or all chunks of a pipeline rank."""
+"""Provider of hybrid models: one chunk, or all chunks of a pipeline rank."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,7 +20,7 @@ from mb_models.transformer import reject_violations, transformer_config
 
 
 class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]):
-    """Builds hybrid chunks that share one TransformerConfig, under explicit process groups."""
+    """Builder of hybrid chunks that share one TransformerConfig, under explicit process groups."""
 
     def _transformer_config(self) -> TransformerConfig:
         if self.device.type == "cuda":
@@ -55,14 +55,14 @@ KERNELS = {"M": ("mamba_ssm", "mamba-ssm"), "G": ("fla", "flash-linear-attention
 
 
 def require_kernels(pattern: str, *, installed: Callable[[str], object] = find_spec) -> None:
-    """Refuse layers whose kernels are not installed, where Megatron Core would fail in the midst of building.
+    """Reject layers whose kernels are not installed, before Megatron Core fails during construction.
 
     Raises:
-        ModelConfigError: they are not; all of them.
+        ModelConfigError: kernels are not installed; lists all of them.
     """
     problems = [
         f"model.hybrid_layer_pattern: has {letter} layers, but {package} is not installed, which they need on a GPU. "
-        f"Install it (pip install {package}), or choose other layers."
+        f"Install it (pip install {package}), or use other layers."
         for letter, (module, package) in KERNELS.items()
         if letter in pattern and installed(module) is None
     ]
@@ -71,23 +71,23 @@ def require_kernels(pattern: str, *, installed: Callable[[str], object] = find_s
 
 
 HybridModelProvider = MambaModelProvider
-"""The same provider by the name that Megatron Core now gives the family."""
+"""Alias with Megatron Core's newer name of the family."""
 
 MambaForwardStep = GPTForwardStep
-"""Hybrid chunks take the same batches as GPT chunks, and return the same losses."""
+"""Hybrid chunks process the same batches as GPT chunks, and return the same losses."""
 
 HybridForwardStep = GPTForwardStep
-"""The same by the other name of the family."""
+"""Alias with Megatron Core's newer name of the family."""
 
 
 def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device) -> TransformerConfig:
-    """Build Megatron's configuration of a hybrid model from its section; the section is not changed.
+    """Build Megatron's configuration of a hybrid model from its section; the section is not modified.
 
-    Output layers start smaller by the root of the number of layers, not of twice that: a layer here is either mixing
-    or MLP.
+    The initial standard deviation of output layers is divided by the square root of the number of layers, not of twice
+    that, because a layer of a hybrid is either a mixer or an MLP.
 
     Raises:
-        ModelConfigError: as `mb_models.transformer_config`, and where a rule on hybrid sections is broken.
+        ModelConfigError: as `mb_models.transformer_config`, or a rule on hybrid sections is violated.
     """
     reject_violations(config, device=device)
     own, shared = (
@@ -105,9 +105,9 @@ def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device)
 def hybrid_transformer_engine_spec(
     config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> object:
-    """Return Megatron's stack of Transformer Engine's modules; it runs on a GPU only.
+    """Return Megatron's stack of Transformer Engine's modules, for GPUs only.
 
-    Mamba layers need mamba-ssm there, gated-delta layers flash-linear-attention.
+    Mamba layers need mamba-ssm, gated-delta layers flash-linear-attention.
 
     Raises:
         ModuleNotFoundError: Transformer Engine is not installed.
@@ -115,7 +115,7 @@ def hybrid_transformer_engine_spec(
     if find_spec("transformer_engine") is None:
         raise ModuleNotFoundError(
             "hybrid_transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require "
-            "it. Install mb-models[te], or use mb_host.hybrid.host_hybrid_spec where there is no GPU."
+            "it. Install mb-models[te], or use mb_host.hybrid.host_hybrid_spec without a GPU."
         )
     from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec  # noqa: PLC0415 - needs the engine
 

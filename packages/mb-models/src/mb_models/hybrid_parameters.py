@@ -1,4 +1,4 @@
-"""How many parameters a hybrid model has, by closed formula: no torch, no model built."""
+"""Parameter count of a hybrid model by closed formula, without torch and without building the model."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, 
 from mb_models.parameters import _attention, _experts, _mlp, _norm
 
 MAMBA_FILTER = 4
-"""Tokens that the convolution of a Mamba layer sees, in Megatron Core."""
+"""Kernel size, in tokens, of the convolution of a Mamba layer in Megatron Core."""
 
 
 def hybrid_parameter_count(config: MambaModelConfig, *, vocab_size: int | None = None) -> int:
-    """Count the weights of the whole model, over all ranks, each shared weight once.
+    """Return the number of weights of the complete model, over all ranks; a shared weight counts once.
 
     Every layer has one norm. With h the hidden size, a Mamba layer of n heads of width p, g groups and state s has
     h (2 n p + 2 g s + n) weights into the scan, n p h out of it, five for each channel n p + 2 g s of its convolution,
     3 n of its own and n p in its inner norm. A gated-delta layer with q channels of keys and v of values, in k value
     heads of width w, has h (2 q + 2 v + 2 k), v h, a filter for each channel 2 q + v, 2 k and an inner norm of w.
-    Attention, MLP and experts are as in a GPT. Each further token has its layers, three norms and 2 h h.
+    Attention, MLP and experts are as in a GPT. Each token beyond the next adds its layers, three norms and 2 h h.
 
     Raises:
         ValueError: no vocabulary size is given.
@@ -43,7 +43,7 @@ def hybrid_parameter_count(config: MambaModelConfig, *, vocab_size: int | None =
 
 
 def _like_gpt(config: MambaModelConfig) -> GPTModelConfig:
-    """Return the section as the formulas take it that read only what both families have."""
+    """Return the section with the type of the formulas that read only fields of both families."""
     return cast(GPTModelConfig, config)
 
 

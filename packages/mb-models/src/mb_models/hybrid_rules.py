@@ -1,4 +1,4 @@
-"""What a hybrid section may not say, beyond what holds for every family: rules as data."""
+"""Rules on the section of a hybrid model, in addition to those for every family."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -8,7 +8,7 @@ from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, 
 from mb_models.rule import Rule
 
 FAMILY_FIELDS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
-"""Fields that only one family has, and always has."""
+"""Fields that exactly one family has, in every section of it."""
 
 
 def family_rule(
@@ -21,19 +21,19 @@ def family_rule(
     fails: Sequence[object],
     passes: Sequence[object],
 ) -> Rule:
-    """Write down one rule on fields of the model section; the examples are in the order of the fields.
+    """Return a rule on fields of the model section; the examples are in the order of the fields.
 
-    A section without the field that marks a family (None) is of another, and the rule has nothing to say of it; nor of
-    parallel sizes below 1, which rule P01 refuses.
+    The rule does not apply to sections of another family, which lack the field of this family (None), and not to
+    parallel sizes below 1, which rule P01 rejects.
     """
     paths = tuple(f"model.{name}" for name in names)
-    marks = [place for place, name in enumerate(names) if name in FAMILY_FIELDS]
-    sizes = [place for place, name in enumerate(names) if name.endswith("parallel_size")]
+    markers = [index for index, name in enumerate(names) if name in FAMILY_FIELDS]
+    sizes = [index for index, name in enumerate(names) if name.endswith("parallel_size")]
 
     def tested(*values: Any) -> str | None:
-        other = any(values[place] is None for place in marks)
-        nonsense = any(values[place] is not None and values[place] < 1 for place in sizes)
-        return None if other or nonsense else test(*values)
+        other_family = any(values[index] is None for index in markers)
+        invalid_size = any(values[index] is not None and values[index] < 1 for index in sizes)
+        return None if other_family or invalid_size else test(*values)
 
     return Rule(
         id=number,
@@ -47,13 +47,13 @@ def family_rule(
 
 
 LAYERS = "MG*-E"
-"""Letters of the layers that are built."""
+"""Letters of the supported layers."""
 
 
 def _known_letters(pattern: str) -> str | None:
     unknown = sorted(set(pattern) - set(LAYERS + "|/"))
     if unknown:
-        return f"{pattern!r} has {', '.join(unknown)}, which are no layers that are built"
+        return f"{pattern!r} has unsupported letters ({', '.join(unknown)})"
     return None if main_layers(pattern) else f"{pattern!r} has no layers"
 
 
@@ -74,21 +74,21 @@ def _stages(pattern: str, pp: int, vpp: int | None) -> str | None:
         return None
     if len(parts) == 1 and (vpp or 1) == 1 and len(parts[0]) % pp == 0:
         return None
-    return f"{pattern!r} cannot be cut into {stages} stages (pp={pp}, vpp={vpp})"
+    return f"{pattern!r} cannot be divided into {stages} stages (pp={pp}, vpp={vpp})"
 
 
 def _single_split(pattern: str, first: int | None, last: int | None, layout: object) -> str | None:
     requested = [value for value in (first, last, layout) if value is not None]
-    return f"a second way to cut {pattern!r} into stages is given ({requested[0]})" if requested else None
+    return f"a second division of {pattern!r} into stages is set ({requested[0]})" if requested else None
 
 
 def _further_tokens(pattern: str, number: int | None) -> str | None:
     ahead = mtp_layers(pattern)
     if len(set(ahead)) > 1 or "" in ahead or any("|" in part for part in ahead):
-        return f"{pattern!r} does not have the same layers for each further token"
+        return f"{pattern!r} does not have the same layers for each predicted token"
     if number is None or number == len(ahead):
         return None
-    return f"{pattern!r} predicts {len(ahead)} further tokens, mtp_num_layers={number}"
+    return f"{pattern!r} predicts {len(ahead)} tokens beyond the next, mtp_num_layers={number}"
 
 
 def _state_space(
@@ -97,7 +97,7 @@ def _state_space(
     if "M" not in pattern:
         return None
     if min(state, width, groups) < 1 or (number is None and 2 * hidden % width != 0):
-        return f"sizes must be positive and heads whole (state {state}, head {width}, groups {groups}, width {hidden})"
+        return f"sizes must be positive, heads integral (state {state}, head {width}, groups {groups}, hidden {hidden})"
     heads = mamba_heads(hidden, number, width)
     if heads % (tp * cp) or groups % tp or heads % groups:
         return f"{heads} heads in {groups} groups cannot be shared (tp={tp}, cp={cp})"
@@ -125,7 +125,7 @@ def _unsupported_attention(norms: bool, sinks: str, gate: bool) -> str | None:
     if norms:
         return "hybrid attention layers have no such norms"
     if sinks != "vanilla" or gate:
-        return f"is off with softmax_type={sinks}, attention_output_gate={gate}, which hybrid layers do not have either"
+        return f"is off, but softmax_type={sinks}, attention_output_gate={gate} are unsupported, too"
     return None
 
 
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         ("hybrid_layer_pattern",),
         _known_letters,
         why="every letter is one layer: M Mamba, G gated delta, * attention, - MLP, E experts",
-        fix="Use these letters, | between pipeline stages, and / before the layers of each further token.",
+        fix="Use these letters, | between pipeline stages, and / before the layers of each token beyond the next.",
         fails=("M+M",),
         passes=("MG*-|E/*-",),
     ),
@@ -152,7 +152,7 @@ RULES: tuple[Rule, ...] = (
         "HY02",
         ("num_layers", "hybrid_layer_pattern"),
         _layer_count,
-        why="the pattern says which layers there are, and Megatron numbers experts' losses by num_layers",
+        why="the pattern lists the layers, and Megatron indexes the experts' losses by num_layers",
         fix="Set num_layers to the number of letters before the first /.",
         fails=(2, "M*-"),
         passes=(3, "M|*-/*"),
@@ -161,7 +161,7 @@ RULES: tuple[Rule, ...] = (
         "HY03",
         ("num_moe_experts", "hybrid_layer_pattern"),
         _experts_match_pattern,
-        why="layers E have num_moe_experts experts, and no other layers have any",
+        why="layers E have num_moe_experts experts, and no other layer has any",
         fix="Set num_moe_experts together with a pattern that has E, or neither.",
         fails=(4, "M*-"),
         passes=(4, "M*E"),
@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         "HY04",
         ("hybrid_layer_pattern", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
         _stages,
-        why="every pipeline stage, virtual or not, is one part between |, and without | stages are of equal length",
+        why="every pipeline stage, virtual or not, is one part between |, and without | stages have equal lengths",
         fix="Put | between the stages: one part for each of pipeline_model_parallel_size times virtual stages.",
         fails=("M*-", 2, None),
         passes=("M*|-", 2, None),
@@ -184,7 +184,7 @@ RULES: tuple[Rule, ...] = (
             "pipeline_model_parallel_layout",
         ),
         _single_split,
-        why="the pattern itself says where stages begin",
+        why="the pattern itself defines the first layer of each stage",
         fix="Put | between the stages, and unset the others.",
         fails=("M*-", 1, None, None),
         passes=("M*-", None, None, None),
@@ -193,8 +193,8 @@ RULES: tuple[Rule, ...] = (
         "HY06",
         ("hybrid_layer_pattern", "mtp_num_layers"),
         _further_tokens,
-        why="each further token is predicted by the same layers, one /... in the pattern for each",
-        fix="Repeat the part after / for each further token, and leave mtp_num_layers unset.",
+        why="each token beyond the next is predicted by the same layers, one /... in the pattern for each",
+        fix="Repeat the part after / for each token beyond the next, and leave mtp_num_layers unset.",
         fails=("M*/*-/*", None),
         passes=("M*/*-/*-", None),
     ),
@@ -245,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         "HY10",
         ("qk_layernorm", "softmax_type", "attention_output_gate", "hybrid_layer_pattern"),
         lambda norms, sinks, gate, pattern: _unsupported_attention(norms, sinks, gate),
-        why="Megatron's hybrid attention layer is built without them, and would ignore the setting",
+        why="Megatron's hybrid attention layer does not support them, and would ignore the setting",
         fix="Leave qk_layernorm and attention_output_gate off, and softmax_type vanilla.",
         fails=(True, "vanilla", False, "*"),
         passes=(False, "vanilla", False, "*"),
@@ -254,8 +254,8 @@ RULES: tuple[Rule, ...] = (
         "HY11",
         ("moe_layer_freq", "hybrid_layer_pattern"),
         lambda freq, pattern: _experts_everywhere(freq),
-        why="the pattern says which layers have experts",
-        fix="Leave it at 1, and write E where experts should be.",
+        why="the pattern selects the layers with experts",
+        fix="Leave it at 1, and write E for each layer with experts.",
         fails=(2, "ME"),
         passes=(1, "ME"),
     ),
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
         "HY12",
         ("transformer", "hybrid_layer_pattern"),
         _no_duplicate_fields,
-        why="the section has a field of that name, and one of the two values would be lost",
+        why="the section has a field of that name, and one of the two values would be ignored",
         fix="Remove them.",
         fails=({"mamba_state_dim": 64}, "M"),
         passes=({}, "M"),
@@ -272,7 +272,7 @@ RULES: tuple[Rule, ...] = (
         "HY13",
         ("multi_latent_attention", "hybrid_layer_pattern"),
         lambda latent, pattern: "is on" if latent else None,
-        why="hybrid attention layers are plain here; Megatron's + layers are not built",
+        why="hybrid attention layers are plain; Megatron's + layers are not supported",
         fix="Switch it off, or use a GPT.",
         fails=(True, "*"),
         passes=(False, "*"),
@@ -283,8 +283,8 @@ RULES: tuple[Rule, ...] = (
         lambda name, pattern: (
             f"is {name} with gated-delta layers" if "G" in pattern and name != "silu" else None
         ),
-        why="Megatron Core convolves their inputs with the model's activation, and its kernels know SiLU alone",
-        fix='Set activation_func="silu", or leave G out of the pattern.',
+        why="Megatron Core applies the model's activation to their convolution, whose kernels support SiLU only",
+        fix='Set activation_func="silu", or remove G from the pattern.',
         fails=("gelu", "G-"),
         passes=("gelu", "M-"),
     ),

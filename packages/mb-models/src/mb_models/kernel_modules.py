@@ -1,4 +1,4 @@
-"""Modules outside of Megatron Core whose kernels the settings of a model need. No torch."""
+"""Modules outside of Megatron Core that provide kernels for model settings. No torch."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -15,11 +15,11 @@ KERNEL_MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Fact -> the modules that Megatron Core imports for it, all of them parts of Apex with its CUDA extensions."""
+"""Fact -> modules that Megatron Core imports for it, all of them parts of Apex with its CUDA extensions."""
 
 
 def kernel_facts(*, find: Callable[[str], object] = find_spec) -> dict[str, bool]:
-    """Return the facts of `KERNEL_MODULES` for this process; nothing is imported.
+    """Return the facts of `KERNEL_MODULES` for this process; imports nothing.
 
     Args:
         find: returns None for a module that cannot be imported.

@@ -1,7 +1,7 @@
-"""Rules on settings that need a module of Apex, or layers that Megatron's own are not.
+"""Rules on settings that need a module of Apex, or layers other than Megatron's own.
 
-Megatron Core fails for them when the model is built or in the first step, or ignores them. Where only speed is lost, a
-rule has a fallback. Without a GPU these settings are replaced when the model is built, and no rule applies.
+Megatron Core fails on them when the model is built or in the first step, or ignores them. Rules on settings that only
+affect speed have a fallback. Without a GPU these settings are replaced when the model is built, and no rule applies.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def _unfused_softmax(on: bool | None, layers: str | None, installed: bool, cpu: 
 
 
 def torch_norm(layers: str | None, normalization: str | None, apex: bool, cpu: bool) -> str | None:
-    """Return why the norms of local layers are torch's, None where they are not."""
+    """Return the reason why the norms of local layers are torch's, or None if they are not."""
     if layers != "local" or cpu or (apex and normalization == "LayerNorm"):
         return None
     return "Apex is not installed" if normalization == "LayerNorm" else f"normalization={normalization}"
@@ -93,7 +93,7 @@ def _other_attention(kernel: str | None, layers: str | None, cpu: bool) -> str |
 
 TE_FIELDS = ("cpu_offloading", "fused_single_qkv_rope", "overlap_dispatch_backward_with_experts_wgrad")
 TE_LAYER_FIELDS = ("use_te_activation_func", "use_transformer_engine_op_fuser")
-"""Fields of Megatron's TransformerConfig, without a field of the section, that need the package or its layers."""
+"""Fields of TransformerConfig, not in the section, that need the package Transformer Engine or its layers."""
 
 
 def _extra_kernels(
@@ -111,7 +111,7 @@ def _extra_kernels(
     if extra.get("memory_efficient_layer_norm") and torch_norm(layers, normalization, apex, cpu):
         missing.append("memory_efficient_layer_norm")
     where = f"transformer_impl={layers}, Transformer Engine is {'' if engine else 'not '}installed"
-    return f"{', '.join(missing)} cannot be had ({where})" if missing else None
+    return f"{', '.join(missing)} not available ({where})" if missing else None
 
 
 APEX: tuple[Rule, ...] = (
@@ -119,8 +119,8 @@ APEX: tuple[Rule, ...] = (
         "KN04",
         ("model.gradient_accumulation_fusion", "facts.fused_weight_gradient_installed", _CPU),
         _unfused_gradients,
-        why="the output layer is Megatron's own, and adds gradients inside its GEMM with that kernel of Apex",
-        fix="Install Apex with its CUDA extensions (where they are, check with --apex), or set "
+        why="the output layer is Megatron's own, and accumulates gradients inside its GEMM with that kernel of Apex",
+        fix="Install Apex with its CUDA extensions (if the run has them, check with --apex), or set "
         "model.gradient_accumulation_fusion=false.",
         fails=(True, False, False),
         passes=(True, True, False),
@@ -130,8 +130,8 @@ APEX: tuple[Rule, ...] = (
         "KN05",
         ("model.masked_softmax_fusion", _LAYERS, "facts.fused_softmax_installed", _CPU),
         _unfused_softmax,
-        why="the attention of local layers takes that kernel of Apex, and fails in the first step without it",
-        fix="Install Apex with its CUDA extensions (where they are, check with --apex), or set "
+        why="the attention of local layers uses that kernel of Apex, and fails in the first step without it",
+        fix="Install Apex with its CUDA extensions (if the run has them, check with --apex), or set "
         "model.masked_softmax_fusion=false.",
         fails=(True, "local", False, False),
         passes=(True, "transformer_engine", False, False),
@@ -141,7 +141,7 @@ APEX: tuple[Rule, ...] = (
         "KN06",
         ("model.persist_layer_norm", *_NORMS),
         _persistent_norm,
-        why="the persistent kernel is that of Apex's LayerNorm",
+        why="the persistent kernel belongs to Apex's LayerNorm",
         fix="Set model.persist_layer_norm=false, or install Apex for normalization=LayerNorm.",
         fails=(True, "local", "RMSNorm", True, False),
         passes=(True, "local", "LayerNorm", True, False),
@@ -166,20 +166,20 @@ APEX: tuple[Rule, ...] = (
         "KN08",
         ("model.num_moe_experts", "model.tensor_model_parallel_size", *_NORMS),
         _split_experts,
-        why="experts under tensor parallelism need sequence parallelism, which torch's norms do not know",
+        why="experts under tensor parallelism need sequence parallelism, which torch's norms do not support",
         fix=f"{_USE_TE_LAYERS}, or model.tensor_model_parallel_size=1.",
         fails=(8, 2, "local", "RMSNorm", False, False),
         passes=(8, 1, "local", "RMSNorm", False, False),
     ),
 )
-"""Settings that need a module of Apex on local layers, or everywhere."""
+"""Rules on settings that need a module of Apex, on local layers or on any."""
 
 LOCAL: tuple[Rule, ...] = (
     make_rule(
         "KN09",
         ("model.context_parallel_size", _LAYERS, _CPU),
         _split_attention,
-        why="Megatron's own attention takes whole sequences",
+        why="Megatron's own attention needs complete sequences",
         fix=f"{_USE_TE_LAYERS}, or model.context_parallel_size=1.",
         fails=(2, "local", False),
         passes=(2, "transformer_engine", False),
@@ -188,7 +188,7 @@ LOCAL: tuple[Rule, ...] = (
         "KN10",
         ("model.tp_comm_overlap", _LAYERS, _CPU),
         _without_effect,
-        why="the overlapped GEMMs are those of Transformer Engine's layers",
+        why="the overlapped GEMMs belong to Transformer Engine's layers",
         fix=f"{_USE_TE_LAYERS}, or model.tp_comm_overlap=false.",
         fails=(True, "local", False),
         passes=(True, "transformer_engine", False),
@@ -198,7 +198,7 @@ LOCAL: tuple[Rule, ...] = (
         "KN11",
         ("model.attention_backend", _LAYERS, _CPU),
         _other_attention,
-        why="local layers have one attention, of Megatron's own",
+        why="local layers have a single attention implementation, Megatron's own",
         fix=f"{_USE_TE_LAYERS}, or model.attention_backend=auto.",
         fails=("flash", "local", False),
         passes=("auto", "local", False),
@@ -208,13 +208,13 @@ LOCAL: tuple[Rule, ...] = (
         "KN12",
         ("model.transformer", _LAYERS, "model.normalization", _ENGINE, "facts.apex_installed", _CPU),
         _extra_kernels,
-        why="these settings are kernels of Transformer Engine or Apex",
+        why="these settings select kernels of Transformer Engine or Apex",
         fix="Remove them, or install the package and use its layers.",
         fails=({"use_te_activation_func": True}, "local", "RMSNorm", True, False, False),
         passes=({"use_te_activation_func": True}, "transformer_engine", "RMSNorm", True, False, False),
     ),
 )
-"""Settings that local layers do not have."""
+"""Rules on settings that local layers do not support."""
 
 GROUPED_GEMM = make_rule(
     "G06",
@@ -229,7 +229,7 @@ GROUPED_GEMM = make_rule(
 """The part of rule G06 that has a fallback."""
 
 RULES: tuple[Rule, ...] = (*te_rules.RULES, *APEX, *LOCAL)
-"""Rules on kernels that Megatron Core does not bring along."""
+"""Rules on kernels that are not part of Megatron Core."""
 
 FALLBACKS: tuple[Rule, ...] = tuple(rule for rule in (*RULES, GROUPED_GEMM) if rule.fallback)
 """Rules with fallbacks, in the order in which they are applied."""

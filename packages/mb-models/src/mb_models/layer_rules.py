@@ -1,4 +1,4 @@
-"""What Megatron Core refuses about fused kernels, offloading and layers that are counted."""
+"""Megatron Core's conditions on fused kernels, offloading and the division of layers over stages."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,18 @@ def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str
     if not on:
         return None
     if activation not in ("gelu", "silu", "quick_gelu"):
-        return f"knows no fused {activation}"
+        return f"has no fused {activation}"
     if not gated and (activation == "quick_gelu" or (activation == "gelu" and not bias)):
-        return f"knows {activation} only gated" + ("" if activation == "quick_gelu" else ", or with a bias")
+        return f"supports {activation} only gated" + (
+            "" if activation == "quick_gelu" else ", or with a bias"
+        )
     return None
 
 
 def _fused_norm(on: bool, normalization: str) -> str | None:
-    return f"does not go with normalization={normalization}" if on and normalization != "RMSNorm" else None
+    return (
+        f"is incompatible with normalization={normalization}" if on and normalization != "RMSNorm" else None
+    )
 
 
 def _offload_modules_named(on: bool, extra: Mapping[str, object]) -> str | None:
@@ -27,7 +31,7 @@ def _even_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: boo
     total, parts = layers + embedding + loss, pp * (vp or 1)
     if not (embedding or loss) or parts < 1 or total % parts == 0:
         return None
-    return f"{layers} layers and {embedding + loss} more cannot be cut into {parts} equal parts"
+    return f"{layers} layers and {embedding + loss} more cannot be divided into {parts} equal parts"
 
 
 RULES: tuple[Rule, ...] = (
@@ -35,7 +39,7 @@ RULES: tuple[Rule, ...] = (
         "K24",
         ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
         _fused_activation,
-        why="Megatron Core has these kernels only",
+        why="Megatron Core has no other fused kernels",
         fix="Set bias_activation_fusion=false.",
         fails=(True, "relu", False, True),
         passes=(True, "silu", True, False),
@@ -53,8 +57,8 @@ RULES: tuple[Rule, ...] = (
         "K26",
         ("fine_grained_activation_offloading", "transformer"),
         _offload_modules_named,
-        why="nothing is moved that is not named",
-        fix="Name modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
+        why="only listed modules are offloaded",
+        fix="List modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
         fails=(True, {}),
         passes=(True, {"offload_modules": ["core_attn"]}),
     ),
@@ -68,7 +72,7 @@ RULES: tuple[Rule, ...] = (
             "account_for_loss_in_pipeline_split",
         ),
         _even_split,
-        why="embedding and output layer count as a layer each, and every stage has the same number",
+        why="embedding and output layer count as one layer each, and every stage has the same number",
         fix="Change num_layers, or count both or neither.",
         fails=(4, 2, None, True, False),
         passes=(4, 2, None, True, True),

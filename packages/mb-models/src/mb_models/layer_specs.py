@@ -1,4 +1,4 @@
-"""Layers that Megatron Core brings along, in the form that the providers take."""
+"""Layer specifications for the providers, from Megatron Core's own modules and Transformer Engine's."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -9,27 +9,27 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 EXPERT_NAMES = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
-"""Prefixes of weights in a layer of experts -> the prefixes that checkpoints have, as under Transformer Engine.
+"""Prefixes of weights in a layer with experts -> their prefixes in checkpoints, as with Transformer Engine.
 
-Megatron's own table for local layers also renames the norm before the experts, which Transformer Engine does not fuse.
+Megatron's table for local layers also renames the norm before the experts, which Transformer Engine does not fuse.
 """
 
 
 def local_spec(
     config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Return layers of Megatron's and torch's own modules, on any device.
+    """Return layers of Megatron's and torch's own modules, for any device.
 
-    They know no sequence parallelism (torch's norms), no context parallelism (unfused attention) and no multi-latent
+    They do not support sequence parallelism (torch's norms), context parallelism (unfused attention) and multi-latent
     attention.
 
     Raises:
-        ValueError: `config` asks for multi-latent attention.
+        ValueError: `config` enables multi-latent attention.
     """
     if config.multi_latent_attention:
         raise ValueError(
-            "model.multi_latent_attention: got True, which Megatron's unfused attention does not know, because its "
-            "values are as wide as its keys. Use Transformer Engine, or mb_host.layers where there is no GPU."
+            "model.multi_latent_attention: True is not supported by Megatron's unfused attention, because its "
+            "values are as wide as its keys. Use Transformer Engine, or mb_host.layers without a GPU."
         )
     block = get_gpt_decoder_block_spec(
         config,
@@ -47,7 +47,7 @@ def local_spec(
 def transformer_engine_spec(
     config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Return layers of Transformer Engine's modules; they run on a GPU only.
+    """Return layers of Transformer Engine's modules, for GPUs only.
 
     Raises:
         ModuleNotFoundError: Transformer Engine is not installed (Megatron would fail later, on a class that is None).

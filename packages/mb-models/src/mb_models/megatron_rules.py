@@ -1,6 +1,6 @@
-"""What Megatron Core's TransformerConfig refuses, as rules: known before launch, all at once, and without Megatron.
+"""Megatron Core's own conditions on TransformerConfig, as rules: checked before launch, all at once, without Megatron.
 
-A test sets each rule's failing example before Megatron Core itself, which must refuse it, and the other, which it must
+A test passes each rule's failing example to Megatron Core, which must reject it, and the passing example, which it must
 accept.
 """
 

@@ -1,9 +1,9 @@
-"""Build a model that sees from its section, and train it: provider, batches and forward step.
+"""Vision-language models: provider, batches and forward step.
 
-Megatron Core calls its MIMO model experimental. Encoder, projection and language model stand on the same ranks.
+Megatron Core calls its MIMO model experimental. Encoder, projection and language model are on the same ranks.
 
-Shapes: B sequences of a microbatch, each with one picture, S tokens of a sequence (all of them, also under context
-parallelism), H pixels of a picture's height and width.
+Shapes: B sequences of a microbatch, each with one image, S tokens of a sequence (all of them, also under context
+parallelism), H pixels of an image's height and width.
 """
 
 import warnings
@@ -37,14 +37,17 @@ from mb_models.provider import ModelProvider
 from mb_models.transformer import transformer_config
 
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "images")
-"""What a microbatch holds."""
+"""Keys of a microbatch."""
 
 VISION, ENCODER = "vision", "patches"
 """Megatron's names of the modality and of its encoder, which are part of the names of weights."""
 
 
 class PatchEncoder(CLIPViTModel):  # type: ignore[misc] # Megatron Core has no types
-    """Megatron's encoder, whose positions start as small as all other weights, and which knows its group when saved."""
+    """Megatron's vision encoder with two changes.
+
+    Its position embeddings are initialised like all other weights, and `tp_group` is set, which saving it requires.
+    """
 
     def __init__(
         self, transformer_config: TransformerConfig, *, pg_collection: ProcessGroupCollection, **settings: Any
@@ -56,7 +59,7 @@ class PatchEncoder(CLIPViTModel):  # type: ignore[misc] # Megatron Core has no t
 
 
 class ColocatedMimoModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
-    """Megatron's MIMO model, all of it on every rank, with what its wrappers and schedules ask of a chunk."""
+    """Megatron's MIMO model with all modules on every rank, and the attributes that wrappers and schedules read."""
 
     def __init__(self, config: MegatronMimoConfig, *, pg_collection: ProcessGroupCollection) -> None:
         super().__init__(config, cp_group=pg_collection.cp, tp_group=pg_collection.tp)
@@ -67,14 +70,14 @@ class ColocatedMimoModel(MimoModel):  # type: ignore[misc] # Megatron Core has n
 
 
 class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoModel]):
-    """Builds a model that sees under explicit process groups, on one pipeline stage.
+    """Builder of a vision-language model under explicit process groups, on one pipeline stage.
 
-    `layer_spec` says what the layers of both transformers are made of. Initial weights of patches and positions, which
-    all ranks have whole, come from torch's generator. `transformer` is the language model's configuration.
+    `layer_spec` specifies the layers of both transformers. Initial weights of patches and positions, which are
+    replicated on all ranks, come from torch's generator. `transformer` is the language model's configuration.
 
     Attributes:
         encoder: Megatron's configuration of the encoder.
-        projection: and of the MLP that leads from it to the language model.
+        projection: Megatron's configuration of the MLP from the encoder to the language model.
     """
 
     def _transformer_config(self) -> TransformerConfig:
@@ -96,7 +99,7 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
             )
 
     def language_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
-        """Say how the language model is built under these groups, which it alone need be part of."""
+        """Return the specification of the language model under these groups, all ranks of which hold it."""
         config = self.config
         return ModuleSpec(
             GPTModel,
@@ -108,12 +111,12 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
                 "rotary_base": config.rotary_base,
                 "rope_scaling": config.rope_scaling,
                 "rope_scaling_factor": config.rope_scaling_factor,
-                "scatter_embedding_sequence_parallel": False,  # pictures come in before the sequence is split
+                "scatter_embedding_sequence_parallel": False,  # images are inserted before the sequence is split
             },
         )
 
     def vision_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
-        """Say how encoder and projection are built under these groups, which they alone need be part of."""
+        """Return the specification of encoder and projection under these groups, all ranks of which hold them."""
         layers = _without_causal_mask(self._layers(self.encoder))
         encoder = ModuleSpec(
             PatchEncoder,
@@ -152,20 +155,20 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRows:
-    """Which rows of a whole microbatch the modules of a rank take, as (number of a part, so many equal parts)."""
+    """Rows of a complete microbatch that the modules of a rank process, as (index of a part, number of equal parts)."""
 
     text: tuple[int, int]
     images: tuple[int, int] | None
-    """None: none, the rank sees nothing."""
+    """None: the rank processes no images."""
 
 
 ALL_ROWS = ModuleRows(text=(0, 1), images=(0, 1))
-"""All rows of both."""
+"""All rows of both modalities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoForwardStep:
-    """Callable forward step; `inspect_loss` sees every microbatch's loss sum, `rows` says what of it is read."""
+    """Callable forward step; `inspect_loss` receives every microbatch's loss sum, `rows` selects this rank's rows."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
     rows: ModuleRows = ALL_ROWS
@@ -179,58 +182,58 @@ class MimoForwardStep:
         """Run one microbatch: token losses, shape [B, S], and the loss function for them.
 
         A microbatch holds `tokens`, `labels`, `position_ids` and `loss_mask`, each [B, S], and `images`, [B, 3, H, H].
-        In each sequence as many tokens are the `image_token_id` as the picture has patches. Under context parallelism
-        the losses are of this rank's part of each sequence. Waits for the device several times, to find and count those
-        tokens. Of modules apart, a rank of the encoder returns what that says of the pictures, by the module's name.
+        Each sequence holds one `image_token_id` per patch of its image. Under context parallelism the losses are those
+        of this rank's part of each sequence. Synchronises with the device several times, to find and count the image
+        tokens. If the modules are on separate ranks, a rank of the encoder returns its output by the module's name.
 
         Raises:
             BatchError: there is no iterator, a key is missing, or `rows` does not divide it.
             ValueError: `return_schedule_plan` is set.
-            ValueError: pictures have another number of patches than places, from Megatron Core.
+            ValueError: the number of patches differs from the number of image tokens, from Megatron Core.
         """
         if return_schedule_plan:
-            raise ValueError(NO_SCHEDULE_PLAN.format("a model of several modules"))
-        whole = next_microbatch(
+            raise ValueError(NO_SCHEDULE_PLAN.format("a vision-language model"))
+        microbatch = next_microbatch(
             data_iterator,
             KEYS,
-            reader="the model sees and reads",
-            remedy="Use a dataset of pictures with captions.",
+            reader="the model reads images and text",
+            remedy="Use a dataset of images with captions.",
         )
         parameter = next(model.parameters())
-        own = {key: _part(whole[key], self.rows.text) for key in KEYS if key != "images"}
-        pictures = None
+        own = {key: _part(microbatch[key], self.rows.text) for key in KEYS if key != "images"}
+        images = None
         if self.rows.images is not None:
-            own["images"] = _part(whole["images"], self.rows.images)
+            own["images"] = _part(microbatch["images"], self.rows.images)
         batch = to_device(own, [*own], device=parameter.device)
         if self.rows.images is not None:
-            pictures = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
+            images = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
         losses, loss_mask = model(
             batch["tokens"],
             batch["position_ids"],
             loss_mask=batch["loss_mask"],
             labels=batch["labels"],
-            modality_inputs=pictures,
+            modality_inputs=images,
         )
         return losses, partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
 
 
-def _part(whole: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
-    """Return the rows of one of so many equal parts, (its number, parts), without a copy.
+def _part(tensor: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
+    """Return the rows of one of several equal parts, (index, number of parts), without a copy.
 
     Raises:
-        BatchError: the rows do not divide.
+        BatchError: the rows are not divisible.
     """
     number, parts = rows
-    if whole.size(0) % parts:
+    if tensor.size(0) % parts:
         raise BatchError(
-            f"batch: {whole.size(0)} rows do not divide by {parts}, because each replica of a module takes as many. "
+            f"batch: {tensor.size(0)} rows are not divisible by {parts}, because the replicas of a module share them. "
             "Set train.micro_batch_size to a multiple."
         )
-    return whole.chunk(parts)[number]
+    return tensor.chunk(parts)[number]
 
 
 def _without_causal_mask(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
-    """Take the causal mask from layers of a GPT, in place: their specs are new."""
+    """Remove the causal mask from layers of a GPT, in place: their specs are new objects."""
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
         attention.params = {**attention.params, "attn_mask_type": AttnMaskType.no_mask}
@@ -239,7 +242,7 @@ def _without_causal_mask(block: TransformerBlockSubmodules) -> TransformerBlockS
 
 @contextmanager
 def suppress_experimental_warnings() -> Iterator[None]:
-    """Silence two notices, that the classes are experimental: this file's docstring says so."""
+    """Suppress Megatron's two warnings that the classes are experimental, which this file's docstring states."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(MimoModel|ModalitySubmodules) is experimental")
         yield

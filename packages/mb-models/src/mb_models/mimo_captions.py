@@ -1,6 +1,6 @@
-"""What a model that sees says of a picture, token by token: a look at what was learned.
+"""Captions from a vision-language model, token by token, for quick inspection.
 
-Shapes: S tokens so far, V rows of the embedding, H pixels of a picture's height and width.
+Shapes: S tokens so far, V rows of the embedding, H pixels of an image's height and width.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mb_models.mimo_config import MimoModelConfig
 
 
 class ImageConditionedModel(torch.nn.Module):
-    """A model with one picture before it, in the shape of a language model that `generate` takes."""
+    """A model with one image in its prompt, with the interface of a language model for `generate`."""
 
     def __init__(self, model: torch.nn.Module, image_13HH: torch.Tensor) -> None:
         super().__init__()
@@ -43,19 +43,19 @@ def caption(
     stop_token: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that follow a picture, up to `stop_token` or the length that the model was trained for.
+    """Yield the tokens that follow an image, up to `stop_token` or the sequence length of training.
 
-    The model is one whole chunk (no tensor parallelism) in evaluation mode. Every token costs a forward pass, encoder
-    included.
+    The model is one complete chunk (no tensor parallelism) in evaluation mode. Every token costs a forward pass,
+    encoder included.
 
     Args:
-        model: what `MimoModelProvider` builds.
-        image_3HH: the picture, from -1 to 1 as in training.
+        model: model from `MimoModelProvider`.
+        image_3HH: the image, with values from -1 to 1 as in training.
         config: the section that the model was built from.
-        vocab_size: tokens that the tokenizer knows.
-        temperature: as in `generate`; 0 takes the likeliest token.
-        stop_token: ends the caption, None for no such token.
-        generator: random numbers for the draw, on the CPU.
+        vocab_size: size of the tokenizer's vocabulary.
+        temperature: as in `generate`; 0 selects the most likely token.
+        stop_token: token that ends the caption; None: no such token.
+        generator: random number generator for sampling, on the CPU.
     """
     weight = next(model.parameters())
     return generate(

@@ -1,4 +1,4 @@
-"""Process groups of modules that have ranks and layouts of their own: which are whose, and who reads which rows."""
+"""Process groups of modules with per-module parallelism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,28 +34,28 @@ EXPERT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGroups:
-    """The process groups of both modules, opened."""
+    """Process groups of both modules."""
 
     ranks: Mapping[str, ModuleRanks]
     """Module -> its ranks."""
     grids: Mapping[str, HyperCommGrid]
-    """Module -> its ranks, as Megatron describes them."""
+    """Module -> its ranks as Megatron's HyperCommGrid."""
     by_module: Mapping[str, ProcessGroupCollection]
-    """Module -> its groups; on ranks outside each of them is None."""
+    """Module -> its groups; on ranks outside of it each group is None."""
     local: Mapping[str, ProcessGroupCollection]
-    """The same for the modules of this rank."""
+    """Module -> its groups, for the modules of this rank."""
 
     @classmethod
     def open(cls, *, vision: ModuleRanks, language: ModuleRanks, backend: str) -> "ModuleGroups":
-        """Open all groups. Collective over the world.
+        """Create all groups. Collective over the world.
 
         Args:
             vision: ranks of encoder and projection.
-            language: ranks of the language model, the same or none of them.
-            backend: of the groups.
+            language: ranks of the language model, identical to those of the encoder or disjoint from them.
+            backend: backend of the groups.
 
         Raises:
-            ModelConfigError: the modules cannot stand on these ranks.
+            ModelConfigError: the modules do not fit on these ranks.
         """
         ranks = {VISION: vision, LANGUAGE: language}
         reject_invalid_ranks(vision, language, world_size=torch.distributed.get_world_size())
@@ -71,17 +71,17 @@ class ModuleGroups:
 
     @property
     def disjoint(self) -> bool:
-        """Whether the modules are on different ranks."""
+        """Return whether the modules are on different ranks."""
         return self.ranks[VISION].ranks != self.ranks[LANGUAGE].ranks
 
     @property
     def main(self) -> ProcessGroupCollection:
-        """The groups of the language model, or of the encoder where this rank has that alone."""
+        """Return the groups of the language model, or of the encoder on ranks without the language model."""
         return self.local[LANGUAGE] if LANGUAGE in self.local else self.local[VISION]
 
     @property
     def rows(self) -> ModuleRows:
-        """Which rows of a microbatch of all replicas this rank takes."""
+        """Return the rows of a microbatch of all replicas that this rank processes."""
         seen = self.local.get(VISION)
         return ModuleRows(
             text=(self.main.dp.rank(), self.main.dp.size()),
@@ -90,7 +90,7 @@ class ModuleGroups:
 
 
 def reject_invalid_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_size: int) -> None:
-    """Refuse ranks on which modules cannot stand.
+    """Reject ranks that the modules do not fit on.
 
     Raises:
         ModelConfigError: with all reasons.
@@ -99,23 +99,23 @@ def reject_invalid_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_si
     here, there = vision.ranks, language.ranks
     if here != there and {*here} & {*there}:
         problems.append(
-            f"vision, language: share some of ranks {list(here)} and {list(there)}, because a rank would have to "
-            "wait for itself. Give both the same ranks, or different ones."
+            f"vision, language: share some of ranks {list(here)} and {list(there)}, because a shared rank would "
+            "wait for itself. Use identical or disjoint ranks."
         )
     if {*here, *there} != {*range(world_size)}:
         problems.append(
-            f"vision, language: are on ranks {sorted({*here, *there})} of {world_size}, because every process "
-            "takes part. Use all of them, and no others."
+            f"vision, language: use ranks {sorted({*here, *there})} of {world_size}, because every process "
+            "takes part. Use exactly these ranks."
         )
     if problems:
         raise ModelConfigError(problems)
 
 
 def _size_problems(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
-    """Return what is wrong with the sizes of two modules."""
+    """Return the errors in the sizes of two modules."""
     problems = [
         f"{name}: tensor_parallel_size={ranks.tensor_parallel_size}, data_parallel_size={ranks.data_parallel_size}, "
-        "because each is a number of ranks. Use 1 or more."
+        "because both are numbers of ranks. Use 1 or more."
         for name, ranks in (("vision", vision), ("language", language))
         if min(ranks.tensor_parallel_size, ranks.data_parallel_size) < 1
     ]
@@ -123,13 +123,13 @@ def _size_problems(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
     if not problems and sizes[1] % sizes[0]:
         problems.append(
             f"vision, language: data_parallel_size={vision.data_parallel_size} and {language.data_parallel_size}, "
-            "because a replica of one takes the pictures of whole replicas of the other. Let one size divide the other."
+            "because a replica of one takes the images of complete replicas of the other. Use a divisor or a multiple."
         )
     return problems
 
 
 def open_groups(ranks: ModuleRanks, *, backend: str) -> tuple[HyperCommGrid, ProcessGroupCollection]:
-    """Open all process groups of a module. Collective over the world; ranks outside get None for each group."""
+    """Create all process groups of a module. Collective over the world; ranks outside of it get None for each group."""
     tp, dp = ranks.tensor_parallel_size, ranks.data_parallel_size
     grid = HyperCommGrid([tp, 1, dp, 1], ["tp", "cp", "dp", "pp"], rank_offset=ranks.first, backend=backend)
     grid.register_view("expert", [tp, 1, dp, 1], ["expt_tp", "ep", "expt_dp", "pp"], shared_dims=["pp"])

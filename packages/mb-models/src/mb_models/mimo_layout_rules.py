@@ -1,4 +1,4 @@
-"""What modules with layouts of their own may not say: rules as data. They speak only where there are such layouts."""
+"""Rules on vision-language models with per-module parallelism; they apply only to different layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
@@ -11,7 +11,7 @@ OFFSET, VISION_TP, TP = LAYOUT = (
     "model.tensor_model_parallel_size",
 )
 PROCESSES = "facts.all_processes"
-"""All processes of a run; to other rules modules with layouts of their own look like one replica."""
+"""World size of a run; other rules treat modules with per-module parallelism as one replica."""
 
 REQUIRED_SETTINGS: Mapping[str, object] = {
     "sequence_parallel": False,
@@ -22,9 +22,9 @@ REQUIRED_SETTINGS: Mapping[str, object] = {
     "fp8": None,
     "fp4": None,
 }
-"""Fields of the section, and the only value that modules with layouts of their own take."""
+"""Fields of the section, and the only value that per-module parallelism supports."""
 
-NO_OVERLAP = "nothing starts an overlapped exchange of two modules in time"
+NO_OVERLAP = "the overlapped exchange of two modules is never started in time"
 LOGITS_OF_ONE_MODEL = "attention logits are compared over the groups of one model"
 EXCHANGE: Mapping[str, str] = {
     "ddp.overlap_grad_reduce": NO_OVERLAP,
@@ -33,7 +33,7 @@ EXCHANGE: Mapping[str, str] = {
     "model.qk_clip": LOGITS_OF_ONE_MODEL,
     "model.log_max_attention_logit": LOGITS_OF_ONE_MODEL,
 }
-"""Switches of the wrapper and of exchanges, and why they are off."""
+"""Switches of the wrapper and of communication, and the reason why they are off."""
 
 PROCESS_WIDE: Mapping[str, object] = {
     "dist.use_torch_fsdp2": False,
@@ -48,16 +48,16 @@ PROCESS_WIDE: Mapping[str, object] = {
     "rng.inference_rng_tracker": False,
     "rng.data_parallel_random_init": False,
 }
-"""Settings of groups, wrappers and generators that only the process-wide ones of Megatron have, with what is left."""
+"""Settings of Megatron's process-wide groups, wrappers and random states, with the only supported value."""
 
 
 def has_layouts(offset: int | None, vision_tp: int | None, tp: int | None) -> bool:
-    """Say whether encoder and language model have layouts of their own; other families have no offset."""
+    """Return whether encoder and language model have different layouts; `offset` is None for other families."""
     return offset is not None and (offset != 0 or vision_tp not in (None, tp))
 
 
 def module_layout_error(offset: int, vision_tp: int, tp: int, world: int) -> str | None:
-    """Say what keeps modules from standing so on so many processes; None: nothing."""
+    """Return the reason why the modules do not fit on that many processes, or None."""
     if offset < 0 or min(vision_tp, tp) < 1:
         return f"is {offset} with tensor parallelism of {vision_tp} and {tp}"
     if offset >= world:
@@ -73,11 +73,11 @@ def module_layout_error(offset: int, vision_tp: int, tp: int, world: int) -> str
 
 
 def unsupported_settings(values: Sequence[object]) -> str | None:
-    """Say which fields of `REQUIRED_SETTINGS` have another value, given in its order; None: none of them."""
+    """Return the fields of `REQUIRED_SETTINGS` with another value, of values in its order; None: there is none."""
     found = [
         f"{name}={value}"
-        for (name, whole), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
-        if value != whole
+        for (name, supported), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
+        if value != supported
     ]
     return ", ".join(found) or None
 
@@ -91,12 +91,12 @@ def _rows(rows: int | None, *layout: int) -> str | None:
     if rows is None or _ranks(*layout) is not None:
         return None
     parts = max((offset or world) // (vision_tp or tp), (world - offset) // tp)
-    return f"{rows} sequences cannot be cut into {parts} equal parts" if rows % parts else None
+    return f"{rows} sequences cannot be divided into {parts} equal parts" if rows % parts else None
 
 
-def _must_be(left: object) -> Callable[[object], str | None]:
-    """Return a test that a value, if there is one, is what is left."""
-    return lambda value: f"is {value}" if value is not None and value != left else None
+def _must_be(supported: object) -> Callable[[object], str | None]:
+    """Return a test that rejects a set value other than the supported one."""
+    return lambda value: f"is {value}" if value is not None and value != supported else None
 
 
 def _layout_rule(
@@ -110,9 +110,9 @@ def _layout_rule(
     passes: Sequence[object],
     also: Sequence[object] = (1, None, 1),
 ) -> Rule:
-    """Write down a rule on fields that applies where the three of a layout, behind them, say that there is one.
+    """Return a rule on fields that applies only if the three fields of a layout, appended to them, define one.
 
-    `also` are the values of these in both examples.
+    `also` are the values of these three in both examples.
     """
     own = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
     named = [*own, *LAYOUT, *(path for path in paths if path == PROCESSES)]
@@ -138,7 +138,8 @@ RULES: tuple[Rule, ...] = (
         "M16",
         (OFFSET, VISION_TP, TP, PROCESSES),
         _ranks,
-        why="each module is whole on its ranks, in replicas that each take the pictures of whole replicas of the other",
+        why="each module is complete on its ranks, in replicas that each take the images of complete replicas of "
+        "the other",
         fix="Let the tensor-parallel sizes divide the ranks of their modules, and one number of replicas the other.",
         fails=(1,),
         passes=(2,),
@@ -156,14 +157,14 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M18{letter}",
             (f"model.{name}",),
-            _must_be(whole),
-            why="modules with layouts of their own have tensor and data parallelism in float32 only",
+            _must_be(supported),
+            why="per-module parallelism supports tensor and data parallelism in float32 only",
             fix=f"Leave {name} at its default, or set language_rank_offset=0 and leave "
             "vision_tensor_model_parallel_size unset.",
             fails=(other,),
-            passes=(whole,),
+            passes=(supported,),
         )
-        for letter, ((name, whole), other) in zip(
+        for letter, ((name, supported), other) in zip(
             ascii_lowercase,
             zip(REQUIRED_SETTINGS.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
             strict=False,
@@ -174,7 +175,7 @@ RULES: tuple[Rule, ...] = (
             number,
             (path, PROCESSES),
             _rows,
-            why="a microbatch is that of all replicas of the modules together, and each of them takes its rows",
+            why="a microbatch holds the rows of all replicas of the modules, and each replica takes its part",
             fix=f"Set {path} to a multiple of the replicas of encoder and language model.",
             fails=(3, 4),
             passes=(4, 4),
@@ -186,7 +187,7 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M21{letter}",
             (path,),
-            _must_be(left=False),
+            _must_be(supported=False),
             why=why,
             fix="Switch it off.",
             fails=(True,),
@@ -198,13 +199,13 @@ RULES: tuple[Rule, ...] = (
         _layout_rule(
             f"M22{letter}",
             (path,),
-            _must_be(left),
-            why="each module has groups and generators of its own, which are always opened alike",
+            _must_be(supported),
+            why="each module has separate groups and generators, which are always created with default settings",
             fix="Leave it at its default.",
             fails=(other,),
-            passes=(left,),
+            passes=(supported,),
         )
-        for letter, ((path, left), other) in zip(
+        for letter, ((path, supported), other) in zip(
             ascii_lowercase,
             zip(
                 PROCESS_WIDE.items(),
@@ -218,7 +219,7 @@ RULES: tuple[Rule, ...] = (
         "M23",
         ("peft",),
         lambda adapters: "is set" if adapters is not None else None,
-        why="adapters go into whole models",
+        why="adapters need the complete model",
         fix="Remove the section peft, or set language_rank_offset=0 and leave vision_tensor_model_parallel_size unset.",
         fails=({},),
         passes=(None,),
@@ -227,7 +228,7 @@ RULES: tuple[Rule, ...] = (
         "M24",
         ("rerun_state_machine.rerun_mode",),
         lambda mode: None if mode in (None, "disabled") else f"is {mode}",
-        why="a step that is run again would need the encoder's ranks, which see no loss, to agree",
+        why="a step that is run again would need agreement with the encoder's ranks, which have no loss",
         fix='Set rerun_state_machine.rerun_mode="disabled".',
         fails=("validate_results",),
         passes=("disabled",),
@@ -236,10 +237,10 @@ RULES: tuple[Rule, ...] = (
         "M25",
         ("train.check_weight_hash_across_dp_replicas_interval",),
         lambda interval: f"is {interval}" if interval is not None else None,
-        why="replicas of the two modules are on different ranks, and those of one only would be compared",
+        why="replicas of the two modules are on different ranks, and those of only one would be compared",
         fix="Leave it unset.",
         fails=(10,),
         passes=(None,),
     ),
 )
-"""Those that ask for the processes are not applied where a model is built, which looks itself."""
+"""Rules that read the number of processes are not applied when a model is built, which checks its ranks itself."""

@@ -1,7 +1,7 @@
-"""A model that sees whose two modules have ranks and layouts of their own: encoder here, language model there.
+"""Vision-language models with per-module parallelism: encoder and language model have separate ranks or layouts.
 
-Where the ranks are the same, Megatron Core exchanges what the encoder says between the two layouts; where they differ,
-it is sent over a bridge, and the two modules are the stages of a pipeline. No process-wide groups are needed.
+On the same ranks, Megatron Core exchanges the encoder's output between the two layouts; on separate ranks it is
+sent over a bridge, and the two modules are the stages of a pipeline. Process-wide groups are not needed.
 """
 
 import copy
@@ -43,15 +43,15 @@ from mb_models.transformer import reject_violations, transformer_config
 
 
 class MimoModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
-    """Megatron's MIMO model with the modules of this rank, and what its schedules and wrappers ask of a chunk.
+    """Megatron's MIMO model with the modules of this rank, and the attributes that schedules and wrappers read.
 
-    The wrappers that reduce gradients stand beside the modules, not around them, so that weights have the names, in
-    memory and in checkpoints, that they have where encoder and language model are one model.
+    The wrappers that reduce gradients are stored alongside the modules instead of enclosing them, so that weights have
+    the same names, in memory and in checkpoints, as in a model without per-module parallelism.
 
     Attributes:
-        pg_collection: groups of the language model, or of the encoder where this rank has that alone.
+        pg_collection: groups of the language model, or of the encoder on ranks without the language model.
         wrapped: module -> the wrapper that reduces its gradients.
-        ddp_config: the wrappers' settings; None: there are none yet.
+        ddp_config: settings of the wrappers; None before `MimoModules.wrap`.
     """
 
     def __init__(self, config: MegatronMimoConfig, *, pg_collection: ProcessGroupCollection) -> None:
@@ -63,7 +63,7 @@ class MimoModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no 
 
     @property
     def modules_here(self) -> Mapping[str, torch.nn.Module]:
-        """The modules of this rank by name, without their wrappers."""
+        """Return the modules of this rank by name, without their wrappers."""
         found = {LANGUAGE: self.language_model, **dict(self.modality_submodules.items())}
         return {name: module for name, module in found.items() if module is not None}
 
@@ -74,7 +74,7 @@ class MimoModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no 
 
 
 class MimoModulesProvider(MimoModelProvider):
-    """Configures each module for its own tensor-parallel ranks; the section's number is the language model's."""
+    """Provider with a tensor-parallel size for each module; the section's size is the language model's."""
 
     def __init__(self, config: MimoModelConfig, *, vision_tensor_parallel_size: int, **settings: Any) -> None:
         self._seen = replace(config, tensor_model_parallel_size=vision_tensor_parallel_size)
@@ -89,25 +89,26 @@ class MimoModulesProvider(MimoModelProvider):
 
 
 class MimoModules:
-    """Builds, wraps and runs a model that sees, on ranks of its modules. Every rank of the world makes the same calls.
+    """Construction, wrapping and schedule of a vision-language model on the ranks of its modules.
 
-    At the end, and not before, `model.destroy()` frees the process groups over which modules on the same ranks
-    exchange; nothing else does. Those of a bridge Megatron keeps as long as the process lives.
+    Every rank of the world makes the same calls. After training, `model.destroy()` frees the process groups over which
+    modules on the same ranks exchange; nothing else does, and it must not be called earlier. Megatron keeps the
+    groups of a bridge until the process ends.
 
     Args:
-        config: the section; layouts are those of `groups`.
-        groups: of both modules.
-        layer_spec: what the layers of both transformers are made of.
-        device: where parameters are.
+        config: the section; its layouts are overridden by `groups`.
+        groups: process groups of both modules.
+        layer_spec: specification of the layers of both transformers.
+        device: device of the parameters.
         tokenizer_vocab_size: as for `MimoModelProvider`.
 
     Attributes:
-        groups: as given.
+        groups: as passed.
         transformer: Megatron's configuration of the language model.
         vocab_size: rows of the embedding over all ranks, padding included.
 
     Raises:
-        ModelConfigError: a rule is broken.
+        ModelConfigError: a rule is violated.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class MimoModules:
                 tensor_model_parallel_size=groups.ranks[LANGUAGE].tensor_parallel_size,
                 language_rank_offset=0,
                 vision_tensor_model_parallel_size=None,  # both are in the groups
-                moe_token_dispatcher_type="alltoall",  # another would refuse parts of unequal length
+                moe_token_dispatcher_type="alltoall",  # others reject parts of unequal length
                 transformer={**config.transformer, "variable_seq_lengths": True},
             ),
             vision_tensor_parallel_size=groups.ranks[VISION].tensor_parallel_size,
@@ -139,10 +140,10 @@ class MimoModules:
         self.vocab_size = self._provider.vocab_size
 
     def provide(self, *, seed: int) -> MimoModulesModel:
-        """Build this rank's modules, with weights drawn from `seed`; replicas are made alike by `wrap`.
+        """Build this rank's modules, with weights initialised from `seed`; `wrap` makes replicas identical.
 
-        Seeds torch's generator anew, alike on all ranks, and Megatron's tracker, for each rank of the world otherwise:
-        a rank may have one place among the tensor-parallel ranks of the encoder and another among the language model's.
+        Seeds torch's generator, identically on all ranks, and Megatron's tracker, differently on each rank of the
+        world: a rank may have different tensor-parallel ranks in the encoder and in the language model.
         """
         here, groups = torch.distributed.get_rank(), self.groups
         torch.manual_seed(seed)
@@ -163,18 +164,18 @@ class MimoModules:
         return model
 
     def wrap(self, model: MimoModulesModel, ddp: DistributedDataParallelConfig) -> None:
-        """Wrap each module in Megatron's data parallelism, and give replicas the weights of the first.
+        """Wrap each module in Megatron's data parallelism, and copy the weights of the first replica to the others.
 
-        `ddp` is not changed: Megatron settles its buckets in a copy for each module.
+        `ddp` is not modified: Megatron resolves its buckets in a copy for each module.
 
         Raises:
-            ValueError: `ddp` asks for overlapped exchange.
+            ValueError: `ddp` enables overlapped communication.
         """
         if ddp.overlap_grad_reduce or ddp.overlap_param_gather:
             raise ValueError(
                 "ddp.overlap_grad_reduce, ddp.overlap_param_gather: at least one is on "
-                f"({ddp.overlap_grad_reduce}, {ddp.overlap_param_gather}), because nothing starts the exchange of two "
-                "modules in time. Switch both off."
+                f"({ddp.overlap_grad_reduce}, {ddp.overlap_param_gather}), because the exchange of two modules is "
+                "never started in time. Switch both off."
             )
         configs = {LANGUAGE: self.transformer, VISION: self._provider.encoder}
         model.wrapped = {
@@ -193,19 +194,19 @@ class MimoModules:
     ) -> MimoModulesOptimizer:
         """Build the optimizers of this rank's modules, with one gradient norm over all of them.
 
-        `overrides` are Megatron's `config_overrides`: for which parameters which settings differ.
+        `overrides` are Megatron's `config_overrides`: settings for selected parameters.
         """
         return MimoModulesOptimizer.build(model.wrapped, config, groups=self.groups, overrides=overrides)
 
     def forward_backward(self) -> Callable[..., Any]:
-        """Return the schedule, which lacks what `forward_backward_no_pipelining` of Megatron Core takes by name.
+        """Return the schedule, with the other arguments of Megatron Core's `forward_backward_no_pipelining`.
 
-        It returns reports on ranks of the language model only. Call this once: on different ranks each call opens the
-        bridge, which is collective over the world.
+        It returns metrics on ranks of the language model only. Call this method once: on separate ranks each call
+        opens the bridge, which is collective over the world.
 
-        Every rank gives the schedule an iterator of the same whole microbatches, those of all replicas together, and a
-        `MimoForwardStep` that takes its `rows` of them: those that `groups.rows` says. The rows of a microbatch divide
-        by the larger of the two data-parallel sizes.
+        Every rank passes the schedule an iterator of the same complete microbatches, with the rows of all replicas,
+        and a `MimoForwardStep` whose `rows` are `groups.rows`. The number of rows of a microbatch is divisible by the
+        larger of the two data-parallel sizes.
         """
         if not self.groups.disjoint:
             return partial(forward_backward_no_pipelining, pg_collection=self.groups.local[LANGUAGE])
@@ -234,9 +235,9 @@ class MimoModules:
         pg_collection: object = None,
         force_all_reduce: bool = False,
     ) -> None:
-        """Add up the gradients of each module's replicas, and divide by the tokens, of which the encoder knows none.
+        """Sum the gradients of each module's replicas, and divide by the tokens, which only the language model counts.
 
-        The schedule hands over the groups of one module, or of both: those of each module are known here.
+        The groups that the schedule passes are ignored, because `groups` holds those of each module.
         """
         own = self.groups.local
         for name, module in model.wrapped.items():
@@ -245,13 +246,14 @@ class MimoModules:
         tokens = torch.zeros(1, device=device) if num_tokens is None else num_tokens.reshape(1).float()
         if LANGUAGE in own:
             torch.distributed.all_reduce(tokens, group=own[LANGUAGE].dp_cp)
+        # ranks of the encoder count 0 tokens: the maximum over the world gives them the language model's number
         torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX)
         for module in model.wrapped.values():
             module.scale_gradients(1.0 / tokens.clamp(min=1))
 
 
 def reject_unsupported(config: MimoModelConfig) -> None:
-    """Refuse what modules with layouts of their own cannot do.
+    """Reject settings that per-module parallelism does not support.
 
     Raises:
         ModelConfigError: with all reasons.
@@ -265,7 +267,7 @@ def reject_unsupported(config: MimoModelConfig) -> None:
     found = unsupported_settings([getattr(config, name) for name in REQUIRED_SETTINGS])
     if found is not None:
         problems.append(
-            f"model: {found}, because modules with layouts of their own have tensor and data parallelism in "
+            f"model: {found}, because per-module parallelism supports tensor and data parallelism in "
             "float32 only. Unset them, or build the model with MimoModelProvider."
         )
     if problems:

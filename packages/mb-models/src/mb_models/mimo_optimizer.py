@@ -1,4 +1,4 @@
-"""The optimizers of modules with layouts of their own: one step, one gradient norm, and a state that can be stored."""
+"""Optimizer of modules with per-module parallelism: one step, one gradient norm, and a state for checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,25 +12,25 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer
 from mb_models.mimo_groups import ModuleGroups
 
 STEP = "common_step"
-"""Megatron's name for the number of steps that all parameters of an optimizer have made."""
+"""Megatron's key of the number of steps of all parameters of an optimizer."""
 
 
 class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core has no types
     """Megatron's optimizer of several modules in float32, whose state each rank stores for its own modules.
 
-    Tensors are stored under the names that they have where encoder and language model are one model, everything else
-    (parameter groups, the number of steps) once for each module, because a rank without the module would not know it.
-    Which parameters a group has is left out, since they have other numbers on each rank.
+    Tensors are stored under the names that they have if encoder and language model are one model. Everything else
+    (parameter groups, the number of steps) is stored once for each module, because a rank without the module does not
+    have it. The parameter indices of a group are omitted, since they differ between ranks.
 
     Attributes:
-        chained_optimizers: those of this rank's modules, in the order of `modules`.
-        modules: for each of them, the name of its module.
+        chained_optimizers: optimizers of this rank's modules, in the order of `modules`.
+        modules: module name of each of them.
     """
 
     def __init__(self, module_infos: dict[str, ModuleOptimizerInfo], config: OptimizerConfig) -> None:
         super().__init__(module_infos, config)
         own = [(name, info.optimizer) for name, info in module_infos.items() if info.optimizer is not None]
-        parts = [(name, part) for name, whole in own for part in optimizer_parts(whole)]
+        parts = [(name, part) for name, optimizer in own for part in optimizer_parts(optimizer)]
         self.modules = [name for name, _ in parts]
         self.chained_optimizers = [part for _, part in parts]
 
@@ -43,7 +43,7 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
         groups: ModuleGroups,
         overrides: Mapping[Any, Any] | None,
     ) -> "MimoModulesOptimizer":
-        """Build an optimizer for each wrapped module of this rank, under the module's own groups."""
+        """Build an optimizer for each wrapped module of this rank, under the module's process groups."""
 
         def info(name: str) -> ModuleOptimizerInfo:
             here = name in wrapped
@@ -67,7 +67,7 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
     def sharded_state_dict(
         self, model_sharded_state_dict: Mapping[str, Any], is_loading: bool = False, **kwargs: Any
     ) -> dict[Any, Any]:
-        """Return what this rank stores or asks for: the state of its optimizer, or of each under its number."""
+        """Return the sharded state of this rank's optimizer, or a dict from index to state if there are several."""
         parts = []
         for number, (name, part) in enumerate(zip(self.modules, self.chained_optimizers, strict=True)):
             groups = self.module_infos[name].pg_collection
@@ -78,30 +78,31 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
                 STEP: state["state"].pop(STEP, None),
             }
             key = f"optimizer.mimo.{name}.{number - self.modules.index(name)}"
+            # the module's rank (0, 0, 0) writes the object, the others are replicas of it
             copies = (groups.tp.rank(), groups.pp.rank(), groups.dp.rank())
             parts.append({**state, "param_groups": ShardedObject(key, plain, (1,), (0,), replica_id=copies)})
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def state_dict(self) -> dict[Any, Any]:
-        """Return the state of this rank's optimizer, or of each under its number."""
+        """Return the state of this rank's optimizer, or a dict from index to state if there are several."""
         parts = [part.state_dict() for part in self.chained_optimizers]
         return parts[0] if len(parts) == 1 else dict(enumerate(parts))
 
     def load_state_dict(self, state_dict: Mapping[Any, Any]) -> None:
-        """Take over what `sharded_state_dict` has asked for and a checkpoint has answered."""
-        alone = len(self.chained_optimizers) == 1
+        """Load a state with the structure that `sharded_state_dict` returns."""
+        single = len(self.chained_optimizers) == 1
         for number, part in enumerate(self.chained_optimizers):
-            own = state_dict if alone else state_dict[number]
+            own = state_dict if single else state_dict[number]
             plain = own["param_groups"]
             here = part.optimizer.state_dict()["param_groups"]
             groups = [
-                {**group, "params": place["params"]}
-                for group, place in zip(plain["param_groups"], here, strict=True)
+                {**group, "params": current["params"]}
+                for group, current in zip(plain["param_groups"], here, strict=True)
             ]
             step = {} if plain[STEP] is None else {STEP: plain[STEP]}
             part.load_state_dict({**own, "state": {**own["state"], **step}, "param_groups": groups})
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
-    """Return the optimizers inside Megatron's chain of some, or the one."""
+    """Return the members of Megatron's chained optimizer, or the single optimizer."""
     return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]

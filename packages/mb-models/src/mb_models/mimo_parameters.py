@@ -1,4 +1,4 @@
-"""How many parameters a model that sees has, by closed formula: no torch, no model built."""
+"""Parameter count of a vision-language model by closed formula, without torch and without building the model."""
 
 from mb_models.mimo_config import MimoModelConfig
 from mb_models.parameters import parameter_count
@@ -7,12 +7,12 @@ IMAGE_CHANNELS = 3
 
 
 def mimo_parameter_count(config: MimoModelConfig, *, vocab_size: int | None = None) -> int:
-    """Count the weights of language model, encoder and projection, over all ranks, each shared weight once.
+    """Return the number of weights of all modules, over all ranks; a shared weight counts once.
 
-    With h the encoder's width, f that of its MLPs, p pixels of a patch's side and n patches of a picture, the encoder
-    has 3 p p h + h weights that make patches into vectors, n h of positions, 4 h (h + 1) + f (2 h + 1) + h in a
-    layer, 2 h for each of its two norms, and a final norm. The projection goes from h over its inner width to the
-    language model's. That is counted as `parameter_count` does.
+    With h the encoder's width, f that of its MLPs, p pixels of a patch's side and n patches of an image, the encoder
+    has 3 p p h + h weights in the patch embedding, n h of positions, 4 h (h + 1) + f (2 h + 1) + h in a
+    layer, 2 h for each of its two norms, and a final norm. The projection leads from h over its inner width to the
+    language model's hidden size. The language model is counted as by `parameter_count`.
 
     Raises:
         ValueError: as `parameter_count`.

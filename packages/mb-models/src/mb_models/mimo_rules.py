@@ -1,4 +1,4 @@
-"""What the section of a model that sees may not say, beyond what holds for every GPT: rules as data."""
+"""Rules on the section of a vision-language model, in addition to those for every GPT."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from mb_models.hybrid_rules import family_rule
 from mb_models.rule import Rule
 
 FAMILY_FIELD = "vision_num_layers"
+"""Field that only vision-language models have."""
 
 
 def _encoder_sizes(
@@ -28,12 +29,12 @@ def _encoder_sizes(
 def _patches(patch: int, size: int, layers: int) -> str | None:
     if patch >= 1 and size >= patch and size % patch == 0:
         return None
-    return f"patches of {patch} pixels do not fill a picture of {size}"
+    return f"patches of {patch} pixels do not fill an image of {size}"
 
 
 def _sequence_longer_than_image(length: int, size: int, patch: int, layers: int) -> str | None:
-    places = (size // patch) ** 2 if patch >= 1 else 0
-    return None if length > places else f"{length} tokens leave no room beside the {places} of a picture"
+    tokens = (size // patch) ** 2 if patch >= 1 else 0
+    return None if length > tokens else f"{length} tokens leave no room after the {tokens} of an image"
 
 
 def _encoder_splits(
@@ -82,20 +83,22 @@ def _negative(number: int | None) -> str | None:
 
 
 def _matches_dataset(name: str) -> Callable[[object, object], str | None]:
-    """Return a test that a field of the model (first) is what the dataset, if it says anything, calls the same."""
+    """Return a test that a field of the model (first) has the dataset's value of that name, if it is set."""
 
-    def test(given: object, drawn: object) -> str | None:
+    def test(given: object, expected: object) -> str | None:
         return (
-            None if None in (given, drawn) or given == drawn else f"is {given}, but dataset.{name} is {drawn}"
+            None
+            if None in (given, expected) or given == expected
+            else f"is {given}, but dataset.{name} is {expected}"
         )
 
     return test
 
 
-def _image_tokens_match(patch: int | None, size: int | None, places: int | None) -> str | None:
-    if not patch or patch < 1 or size is None or places is None or (size // patch) ** 2 == places:
+def _image_tokens_match(patch: int | None, size: int | None, tokens: int | None) -> str | None:
+    if not patch or patch < 1 or size is None or tokens is None or (size // patch) ** 2 == tokens:
         return None
-    return f"cuts {(size // patch) ** 2} patches from a picture, but dataset.image_tokens is {places}"
+    return f"makes {(size // patch) ** 2} patches of an image, but dataset.image_tokens is {tokens}"
 
 
 def _images_without_encoder(number: int | None, layers: int | None) -> str | None:
@@ -103,7 +106,7 @@ def _images_without_encoder(number: int | None, layers: int | None) -> str | Non
 
 
 def _encoder_without_images(blend: object, layers: int | None) -> str | None:
-    return f"belongs to text, but the encoder has {layers} layers" if layers is not None else None
+    return f"is for text, but the encoder has {layers} layers" if layers is not None else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -117,7 +120,7 @@ RULES: tuple[Rule, ...] = (
             "projector_hidden_size",
         ),
         _encoder_sizes,
-        why="the encoder has layers, and its heads share its width",
+        why="the encoder needs layers, and its heads share its width",
         fix="Set positive sizes, and a vision_hidden_size that its heads divide.",
         fails=(2, 64, 3, None, None),
         passes=(2, 64, 4, None, None),
@@ -126,7 +129,7 @@ RULES: tuple[Rule, ...] = (
         "M02",
         ("patch_size", "image_size", FAMILY_FIELD),
         _patches,
-        why="a picture is cut into whole patches",
+        why="an image is divided into complete patches",
         fix="Set image_size to a multiple of patch_size.",
         fails=(14, 32, 2),
         passes=(8, 32, 2),
@@ -135,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         "M03",
         ("seq_length", "image_size", "patch_size", FAMILY_FIELD),
         _sequence_longer_than_image,
-        why="a sequence is a picture and the text about it",
+        why="a sequence holds an image and the text about it",
         fix="Raise seq_length, or choose larger patches.",
         fails=(16, 32, 8, 2),
         passes=(80, 32, 8, 2),
@@ -153,7 +156,8 @@ RULES: tuple[Rule, ...] = (
             FAMILY_FIELD,
         ),
         lambda *values: _encoder_splits(*values[:-1]),
-        why="encoder and projection are split over the ranks of the language model, or over as many of their own",
+        why="encoder and projection are split over the ranks of the language model, or over "
+        "vision_tensor_model_parallel_size",
         fix="Change the sizes, or use fewer tensor-parallel ranks.",
         fails=(2, None, 3, 96, None, None, 64, 2),
         passes=(2, 1, 3, 96, None, None, 64, 2),
@@ -162,8 +166,8 @@ RULES: tuple[Rule, ...] = (
         "M05",
         ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", FAMILY_FIELD),
         _one_stage,
-        why="the stages that Megatron Core's MIMO model has are its modules, each of them whole",
-        fix="Set pipeline_model_parallel_size=1; language_rank_offset gives each module ranks of its own.",
+        why="the pipeline stages of Megatron Core's MIMO model are its modules, each of them complete",
+        fix="Set pipeline_model_parallel_size=1; language_rank_offset puts the modules on separate ranks.",
         fails=(2, None, 2),
         passes=(1, None, 2),
     ),
@@ -171,8 +175,8 @@ RULES: tuple[Rule, ...] = (
         "M06",
         ("sequence_parallel", "hidden_dropout", FAMILY_FIELD),
         _dropout_under_sequence_parallel,
-        why="each rank would drop other numbers of the whole embedding and take its part of it, so that the gradient "
-        "of the other parts would be wrong",
+        why="each rank would apply a different dropout to the full embedding and take its part of it, so that the "
+        "gradients of the other parts would be wrong",
         fix="Set hidden_dropout=0, or sequence_parallel=false.",
         fails=(True, 0.1, 2),
         passes=(True, 0.0, 2),
@@ -181,8 +185,8 @@ RULES: tuple[Rule, ...] = (
         "M07",
         ("mtp_num_layers", "overlap_moe_expert_parallel_comm", FAMILY_FIELD),
         _embedding_inputs,
-        why="Megatron Core's MIMO model hands its language model the embedding of pictures and text, of which neither "
-        "further tokens nor a schedule plan can be made",
+        why="Megatron Core's MIMO model passes its language model the embedding of images and text, from which "
+        "neither multi-token prediction nor a schedule plan can be built",
         fix="Unset mtp_num_layers, and set overlap_moe_expert_parallel_comm=false.",
         fails=(1, False, 2),
         passes=(None, False, 2),
@@ -191,7 +195,8 @@ RULES: tuple[Rule, ...] = (
         "M08",
         ("cuda_graph_impl", FAMILY_FIELD),
         _no_cuda_graph,
-        why="putting patches into the text waits for the device in every step, which a graph cannot hold",
+        why="inserting patches into the text synchronises with the device in every step, which a graph does not "
+        "support",
         fix='Set cuda_graph_impl="none".',
         fails=("local", 2),
         passes=("none", 2),
@@ -200,8 +205,8 @@ RULES: tuple[Rule, ...] = (
         "M09",
         ("calculate_per_token_loss", "context_parallel_size", FAMILY_FIELD),
         _per_token_loss_under_cp,
-        why="only captions are trained, and of them each context-parallel rank has another number of tokens, so that a "
-        "mean over the ranks' means would not be the loss of the sequence",
+        why="only captions are trained, and each context-parallel rank has a different number of their tokens, so "
+        "that the mean of the ranks' means is not the loss of the sequence",
         fix="Set calculate_per_token_loss=true.",
         fails=(False, 2, 2),
         passes=(True, 2, 2),
@@ -210,7 +215,7 @@ RULES: tuple[Rule, ...] = (
         id="M10",
         fields=("model.image_token_id",),
         test=_negative,
-        why="numbers from 0 are rows of the embedding, and the text could not use that one",
+        why="numbers from 0 are rows of the embedding, which the text would lose",
         fix="Set a negative number.",
         fails={"model.image_token_id": 7},
         passes={"model.image_token_id": -200},
@@ -219,8 +224,8 @@ RULES: tuple[Rule, ...] = (
         id="M11",
         fields=("model.image_size", "dataset.image_size"),
         test=_matches_dataset("image_size"),
-        why="the encoder has a position for every patch of pictures of one size",
-        fix="Set both to the same.",
+        why="the encoder has one position embedding per patch, for images of one size",
+        fix="Set both to the same value.",
         fails={"model.image_size": 224, "dataset.image_size": 32},
         passes={"model.image_size": 32, "dataset.image_size": 32},
     ),
@@ -228,7 +233,7 @@ RULES: tuple[Rule, ...] = (
         id="M12",
         fields=("model.patch_size", "model.image_size", "dataset.image_tokens"),
         test=_image_tokens_match,
-        why="each patch has a place in the text",
+        why="each patch needs one token in the text",
         fix="Set dataset.image_tokens to the square of image_size / patch_size.",
         fails={"model.patch_size": 4, "model.image_size": 32, "dataset.image_tokens": 16},
         passes={"model.patch_size": 8, "model.image_size": 32, "dataset.image_tokens": 16},
@@ -237,8 +242,8 @@ RULES: tuple[Rule, ...] = (
         id="M13",
         fields=("model.image_token_id", "dataset.image_token_id"),
         test=_matches_dataset("image_token_id"),
-        why="the model finds the places of a picture by it",
-        fix="Set both to the same.",
+        why="the model finds the tokens of an image by it",
+        fix="Set both to the same value.",
         fails={"model.image_token_id": -200, "dataset.image_token_id": -1},
         passes={"model.image_token_id": -200, "dataset.image_token_id": -200},
     ),
@@ -246,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         id="M14",
         fields=("dataset.image_token_id", f"model.{FAMILY_FIELD}"),
         test=_images_without_encoder,
-        why="a model of text has no place for pictures",
+        why="a text model has no image tokens",
         fix="Use a MimoModelConfig, or a dataset of text.",
         fails={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": None},
         passes={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": 2},
@@ -255,11 +260,11 @@ RULES: tuple[Rule, ...] = (
         id="M15",
         fields=("dataset.blend", f"model.{FAMILY_FIELD}"),
         test=_encoder_without_images,
-        why="each sequence of a model that sees has a picture",
-        fix="Use a dataset of pictures with captions, such as DrawnShapesConfig.",
+        why="each sequence of a vision-language model needs an image",
+        fix="Use a dataset of images with captions, such as DrawnShapesConfig.",
         fails={"dataset.blend": None, f"model.{FAMILY_FIELD}": 2},
         passes={"dataset.blend": None, f"model.{FAMILY_FIELD}": None},
     ),
     *mimo_layout_rules.RULES,
 )
-"""Those on the model alone apply where it has an encoder of pictures, the others to model and dataset together."""
+"""Rules on the model alone apply to sections with an image encoder, the others to model and dataset together."""

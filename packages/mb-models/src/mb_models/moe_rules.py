@@ -1,4 +1,4 @@
-"""What Megatron Core refuses about experts, their router and their balance."""
+"""Megatron Core's conditions on experts, router and load balancing."""
 
 from collections.abc import Sequence
 
@@ -23,20 +23,20 @@ def _shared_width(width: int | None) -> str | None:
 def _shared_overlap(on: bool, width: int | None, dispatcher: str) -> str | None:
     if not on or width is None or dispatcher in ("alltoall", "flex"):
         return None
-    return f"does not go with moe_token_dispatcher_type={dispatcher}"
+    return f"is incompatible with moe_token_dispatcher_type={dispatcher}"
 
 
 def _one_coefficient_per_loss(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
     if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
         return None
-    return f"is {weights} for {len(kinds)} kinds of balancing"
+    return f"is {weights} for {len(kinds)} types of load balancing"
 
 
 def _capacity(factor: float | None, kinds: str | Sequence[str]) -> str | None:
     chosen = [kinds] if isinstance(kinds, str) else list(kinds)
     if factor is None or "sinkhorn" not in chosen:
         return None
-    return f"is {factor} beside moe_router_load_balancing_type=sinkhorn"
+    return f"is {factor} with moe_router_load_balancing_type=sinkhorn"
 
 
 def _padded_to_capacity(pad: bool, factor: float | None) -> str | None:
@@ -46,22 +46,22 @@ def _padded_to_capacity(pad: bool, factor: float | None) -> str | None:
 def _score_bias(on: bool, score: str) -> str | None:
     if not on or score in ("sigmoid", "sqrtsoftplus"):
         return None
-    return f"does not go with moe_router_score_function={score}"
+    return f"is incompatible with moe_router_score_function={score}"
 
 
 def _one_expert(topk: int, score: str, pre: bool, kind: str | Sequence[str]) -> str | None:
     if topk != 1 or score != "softmax" or pre or kind == "sinkhorn":
         return None
-    return "a softmax over the one chosen expert has no gradient"
+    return "a softmax over the single selected expert has no gradient"
 
 
 def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | None:
     if not topk:
         return None
     if not groups or not experts:
-        return f"needs moe_router_num_groups and num_moe_experts (they are {groups} and {experts})"
+        return f"needs moe_router_num_groups={groups} and num_moe_experts={experts} to be set"
     if experts % groups or topk > groups:
-        return f"{topk} of {groups} groups of {experts} experts cannot be"
+        return f"cannot select {topk} of {groups} groups of {experts} experts"
     return None
 
 
@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
         "K14",
         ("num_moe_experts",),
         _positive_experts,
-        why="a layer with experts has at least one",
+        why="a layer with experts needs at least one",
         fix="Set a positive number, or leave it unset for a dense model.",
         fails=(0,),
         passes=(4,),
@@ -84,7 +84,7 @@ RULES: tuple[Rule, ...] = (
             "tensor_model_parallel_size",
         ),
         _expert_bias,
-        why="a bias would be added once by each rank",
+        why="each rank would add the bias once",
         fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
         fails=(4, True, None, 2),
         passes=(4, True, 1, 2),
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
         "K17",
         ("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type"),
         _shared_overlap,
-        why="only these dispatchers leave time while tokens are on their way",
+        why="only these dispatchers overlap computation with the exchange of tokens",
         fix="Set moe_token_dispatcher_type to alltoall or flex, or moe_shared_expert_overlap=false.",
         fails=(True, 64, "allgather"),
         passes=(True, 64, "alltoall"),
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         "K18",
         ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
         _one_coefficient_per_loss,
-        why="each kind of balancing has a weight of its own",
+        why="each type of load balancing has its own weight",
         fix="Give moe_aux_loss_coeff a list of the same length.",
         fails=(["aux_loss", "seq_aux_loss"], 0.1),
         passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         "K19",
         ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
         _capacity,
-        why="sinkhorn gives each expert its even share already",
+        why="sinkhorn already gives each expert its even share",
         fix="Unset moe_expert_capacity_factor, or balance by a loss.",
         fails=(1.0, "sinkhorn"),
         passes=(1.0, "aux_loss"),
@@ -129,7 +129,7 @@ RULES: tuple[Rule, ...] = (
         "K20",
         ("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
         _padded_to_capacity,
-        why="there is no capacity to fill up to",
+        why="there is no capacity to pad to",
         fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity=false.",
         fails=(True, None),
         passes=(True, 1.0),
@@ -138,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         "K21",
         ("moe_router_enable_expert_bias", "moe_router_score_function"),
         _score_bias,
-        why="the bias is added to scores that do not depend on one another",
+        why="the bias is added to scores that are independent of each other",
         fix="Set moe_router_score_function=sigmoid, or moe_router_enable_expert_bias=false.",
         fails=(True, "softmax"),
         passes=(True, "sigmoid"),
@@ -152,7 +152,7 @@ RULES: tuple[Rule, ...] = (
             "moe_router_load_balancing_type",
         ),
         _one_expert,
-        why="it is 1 whatever the scores are",
+        why="the softmax of a single score is always 1",
         fix="Set moe_router_pre_softmax=true.",
         fails=(1, "softmax", False, "aux_loss"),
         passes=(1, "softmax", True, "aux_loss"),
@@ -161,8 +161,9 @@ RULES: tuple[Rule, ...] = (
         "K23",
         ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
         _groups,
-        why="a token chooses groups of equal size first, and experts in them",
-        fix="Set moe_router_num_groups to a divisor of num_moe_experts that is no smaller than moe_router_group_topk.",
+        why="a token selects groups of equal size first, and then experts within them",
+        fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
+        "moe_router_group_topk.",
         fails=(3, 2, 4),
         passes=(1, 2, 4),
     ),

@@ -1,4 +1,4 @@
-"""How many parameters a GPT has, by closed formula: no torch, no model built."""
+"""Parameter count of a GPT by closed formula, without torch and without building the model."""
 
 from mb_models.config import GPTModelConfig
 
@@ -7,7 +7,7 @@ UNCOUNTED_FIELDS = frozenset({"moe_latent_size"})
 
 
 def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) -> int:
-    """Count the weights of the whole model, over all ranks, each shared weight once.
+    """Return the number of weights of the complete model, over all ranks; a shared weight counts once.
 
     With h the hidden size, d the head's width, a query heads and g key/value heads, a layer without biases has
     h d (2 a + 2 g) weights in attention; an MLP of width f has 2 h f, or 3 h f if gated; a norm has h (twice that
@@ -16,7 +16,7 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
     `config.vocab_size`.
 
     Raises:
-        ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not know.
+        ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not cover.
     """
     rows = config.vocab_size if vocab_size is None else vocab_size
     if rows is None:
@@ -27,8 +27,8 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
     unknown = sorted(UNCOUNTED_FIELDS & config.transformer.keys())
     if unknown:
         raise ValueError(
-            f"model.transformer: {', '.join(unknown)} not counted, because the formula covers plain attention and "
-            "MLPs. Count a built model instead."
+            f"model.transformer: {', '.join(unknown)} not supported, because the formula covers plain attention and "
+            "MLPs. Count the parameters of a built model instead."
         )
     kinds = expert_layers(config)
     layers = sum(_layer(config, experts=experts) for experts in kinds)
@@ -47,24 +47,24 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
 
 
 def expert_layers(config: GPTModelConfig) -> list[bool]:
-    """Say for each layer, in order, whether its MLP is a set of experts.
+    """Return for each layer, in order, whether its MLP is a set of experts.
 
     Raises:
-        ValueError: moe_layer_freq is not positive, or lists another number of layers than there are.
+        ValueError: moe_layer_freq is not positive, or its length is not the number of layers.
     """
     if config.num_moe_experts is None:
         return [False] * config.num_layers
     if isinstance(config.moe_layer_freq, int):
         if config.moe_layer_freq < 1:
             raise ValueError(
-                f"model.moe_layer_freq: must be 1 or more, is {config.moe_layer_freq}, because every so many layers "
-                "have experts. Set it higher, or give one entry a layer."
+                f"model.moe_layer_freq: is {config.moe_layer_freq}, because every n-th layer has experts. "
+                "Set 1 or more, or one entry per layer."
             )
         return [layer % config.moe_layer_freq == 0 for layer in range(config.num_layers)]
     if len(config.moe_layer_freq) != config.num_layers:
         raise ValueError(
-            f"model.moe_layer_freq: lists {len(config.moe_layer_freq)} layers of {config.num_layers}, because it says "
-            "for each layer whether it has experts. Give one entry a layer."
+            f"model.moe_layer_freq: lists {len(config.moe_layer_freq)} layers of {config.num_layers}, because it "
+            "selects the layers with experts. Set one entry per layer."
         )
     return [bool(flag) for flag in config.moe_layer_freq]
 

@@ -1,4 +1,4 @@
-"""What Megatron Core refuses about numbers of 8 and 4 bits."""
+"""Megatron Core's conditions on 8-bit and 4-bit formats."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,12 +6,12 @@ from mb_models.rule import Rule, model_rule
 
 
 def _needs(what: str) -> Callable[..., str | None]:
-    """Return a test of a switch (first) that goes only with another (second)."""
+    """Return a test of a switch (first) that requires another setting (second)."""
     return lambda on, other: f"is {on} without {what}" if on and not other else None
 
 
 def _one_narrow_format(fp8: str | None, fp4: str | None) -> str | None:
-    return f"is {fp8} beside fp4={fp4}" if fp8 and fp4 else None
+    return f"is {fp8} with fp4={fp4}" if fp8 and fp4 else None
 
 
 def _custom_quantizer(bits: str) -> Callable[..., str | None]:
@@ -23,14 +23,14 @@ def _custom_quantizer(bits: str) -> Callable[..., str | None]:
 
 
 def _outer_layers(on: bool, fp8: str | None, recipe: str | None) -> str | None:
-    return "does not go with fp8_recipe=delayed" if on and fp8 and recipe == "delayed" else None
+    return "is incompatible with fp8_recipe=delayed" if on and fp8 and recipe == "delayed" else None
 
 
 def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int) -> str | None:
     most = layers // pp if pp > 0 else 0
     if not (on and fp8) or (0 <= start <= most and 0 <= end <= most):
         return None
-    return f"{start} at the start and {end} at the end, where a pipeline stage has {most} layers"
+    return f"{start} at the start and {end} at the end, but a pipeline stage has {most} layers"
 
 
 RULES: tuple[Rule, ...] = (
@@ -65,8 +65,8 @@ RULES: tuple[Rule, ...] = (
         "K10",
         ("fp8_recipe", "fp8", "transformer"),
         _custom_quantizer("8"),
-        why="a custom recipe is a function of yours",
-        fix="Name it there, as package.module.function, or use another fp8_recipe.",
+        why="a custom recipe is a user-defined function",
+        fix="Set it there, as package.module.function, or use another fp8_recipe.",
         fails=("custom", "hybrid", {}),
         passes=("custom", "hybrid", {"fp8_quantizer_factory": "mine.quantizers.make"}),
     ),
@@ -74,8 +74,8 @@ RULES: tuple[Rule, ...] = (
         "K11",
         ("fp4_recipe", "fp4", "transformer"),
         _custom_quantizer("4"),
-        why="a custom recipe is a function of yours",
-        fix="Name it there, as package.module.function, or use another fp4_recipe.",
+        why="a custom recipe is a user-defined function",
+        fix="Set it there, as package.module.function, or use another fp4_recipe.",
         fails=("custom", "e2m1", {}),
         passes=("custom", "e2m1", {"fp4_quantizer_factory": "mine.quantizers.make"}),
     ),
@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
         "K12",
         ("first_last_layers_bf16", "fp8", "fp8_recipe"),
         _outer_layers,
-        why="delayed scales are kept for all layers or for none",
+        why="delayed scaling applies to all layers or to none",
         fix="Use another fp8_recipe, or set first_last_layers_bf16=false.",
         fails=(True, "hybrid", "delayed"),
         passes=(True, "hybrid", "tensorwise"),

@@ -1,4 +1,4 @@
-"""What the providers of all families share: sizes, groups, and the chunks of a pipeline rank."""
+"""Base class of the providers of all model families."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,7 +15,7 @@ from mb_models.vocab import model_vocab_size
 
 
 class LanguageModelSection(Protocol):
-    """What the section of every language model says."""
+    """Fields that the section of every language model has."""
 
     vocab_size: int | None
     make_vocab_size_divisible_by: int
@@ -33,13 +33,13 @@ Chunk = TypeVar("Chunk", bound=torch.nn.Module)
 
 
 class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
-    """Builds chunks that share one TransformerConfig, under explicit process groups; a family adds two methods.
+    """Builder of chunks that share one TransformerConfig, under explicit groups; a family implements two methods.
 
     Attributes:
-        config: the section, unchanged.
+        config: the section, unmodified.
         transformer: Megatron's configuration; the trainer sets its run-time hooks (grad_scale_func, no_sync_func, ...).
         vocab_size: rows of the embedding over all ranks, padding included.
-        device: where parameters are.
+        device: device of the parameters.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         vp_stage: int | None,
         groups: ProcessGroupCollection,
     ) -> Chunk:
-        """Build one chunk, wherever its parameters are."""
+        """Build one chunk; its parameters may be on any device."""
 
     def _drop_unused_output_weight(self, chunk: Chunk) -> None:
-        """Drop the output layer's weight where the chunk has one that it never uses."""
+        """Drop the output layer's weight if the chunk has one that it never uses."""
 
     def provide(
         self,
@@ -90,8 +90,8 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         """Build one chunk, with the embedding if `pre_process` and the output layer if `post_process`.
 
         Initial weights come from Megatron's random-state tracker, which the caller has seeded. Without
-        `pg_collection` the groups are those of Megatron's parallel_state; where layers of multi-token prediction
-        stand, Megatron reads from parallel_state in any case. With tied embeddings, collective over the embedding
+        `pg_collection` the groups are those of Megatron's parallel_state; a chunk with layers of multi-token prediction
+        reads from parallel_state in any case. With tied embeddings, collective over the embedding
         group: every rank builds its chunks in the same order.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -104,11 +104,11 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         return chunk.to(self.device)
 
     def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[Chunk]:
-        """Build this rank's chunks in the order of their virtual stages: one without interleaving.
+        """Build this rank's chunks in the order of their virtual stages; without interleaving, a single chunk.
 
-        All ranks of the model call it. Hooks that change modules (heads, adapters) go between this and
-        `mb_models.wrap.wrap_ddp`. What routers and predictions of an earlier model of this process measured is
-        forgotten: Megatron keeps it in process-wide arrays of that model's size.
+        All ranks of the model call it. Hooks that modify modules (heads, adapters) are called between this method and
+        `mb_models.wrap.wrap_ddp`. Clears the router and prediction metrics of previous models in this process, because
+        Megatron keeps them in process-wide arrays with the size of that model.
         """
         destroy_moe_metrics_tracker()
         MTPLossLoggingHelper.tracker.clear()
@@ -118,7 +118,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
     def _arguments(
         self, *, pre_process: bool, post_process: bool, groups: ProcessGroupCollection
     ) -> dict[str, Any]:
-        """Return what Megatron's language models all take."""
+        """Return the arguments that all of Megatron's language models take."""
         config = self.config
         return {
             "config": self.transformer,
@@ -135,10 +135,10 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
 
 
 def drop_unused_output_weight(chunk: Any) -> None:
-    """Take the output layer of a GPT or hybrid its weight where it computes with a copy of the embedding instead.
+    """Set the output layer's weight of a GPT or hybrid to None if it computes with a copy of the embedding instead.
 
-    A last stage with tied embeddings and further tokens has both. Megatron Core never uses the first of them, and
-    refuses to store a chunk that has it.
+    This is so on a last stage with tied embeddings and multi-token prediction, which has both. Megatron Core never uses
+    the output layer's own weight, and rejects a chunk that has it when saving.
     """
     ahead = chunk.post_process and not chunk.pre_process and chunk.mtp_process
     if ahead and chunk.share_embeddings_and_output_weights:

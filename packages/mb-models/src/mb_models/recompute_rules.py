@@ -1,17 +1,17 @@
-"""What Megatron Core refuses about computing activations again."""
+"""Megatron Core's conditions on activation recomputation."""
 
 from collections.abc import Mapping, Sequence
 
 from mb_models.rule import Rule, model_rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
-"""Parts of any layer that can be computed again."""
+"""Modules of any layer that can be recomputed."""
 
 
 def _selective_takes_no_layers(layers: int | None, granularity: str | None) -> str | None:
     if granularity != "selective" or layers is None:
         return None
-    return f'"selective" takes modules, not layers (recompute_num_layers={layers})'
+    return f'"selective" selects modules, not layers (recompute_num_layers={layers})'
 
 
 def _recompute_modules(
@@ -22,7 +22,7 @@ def _recompute_modules(
     gated = extra.get("experimental_attention_variant") == "gated_delta_net"
     known = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
     wrong = [name for name in modules or () if name not in known]
-    return f"cannot compute {', '.join(wrong)} again, only {', '.join(known)}" if wrong else None
+    return f"cannot recompute {', '.join(wrong)}, only {', '.join(known)}" if wrong else None
 
 
 def _recompute_expert_activation(
@@ -38,7 +38,7 @@ def _recompute_shared_experts(
 ) -> str | None:
     if granularity != "selective" or "shared_experts" not in (modules or ()) or not overlap or width is None:
         return None
-    return "shared_experts does not go with moe_shared_expert_overlap"
+    return "shared_experts is incompatible with moe_shared_expert_overlap"
 
 
 def _recompute_under_delayed_scaling(
@@ -47,12 +47,12 @@ def _recompute_under_delayed_scaling(
     chosen = {"moe_act", "layernorm"} & {*(modules or ())}
     if granularity != "selective" or not chosen or not fp8 or recipe != "delayed":
         return None
-    return f"{', '.join(sorted(chosen))} cannot be computed again under fp8_recipe=delayed"
+    return f"{', '.join(sorted(chosen))} cannot be recomputed under fp8_recipe=delayed"
 
 
 def _spread_activations(spread: bool | None, sequence: bool, granularity: str | None) -> str | None:
     on = spread and sequence and granularity is not None
-    return "does not go with sequence_parallel" if on else None
+    return "is incompatible with sequence_parallel" if on else None
 
 
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         "K01",
         ("recompute_num_layers", "recompute_granularity"),
         _selective_takes_no_layers,
-        why="what is computed again is chosen by module",
+        why="recomputation is selected by module",
         fix='Leave it unset, or set recompute_granularity to "full".',
         fails=(1, "selective"),
         passes=(None, "selective"),
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
         "K02",
         (*_RECOMPUTE, "multi_latent_attention", "transformer"),
         _recompute_modules,
-        why="Megatron Core knows these parts of the layers by name",
+        why="Megatron Core identifies these modules by name",
         fix="Use names from the list.",
         fails=(["mla_up_proj"], "selective", False, {}),
         passes=(["mlp", "core_attn"], "selective", False, {}),
@@ -80,8 +80,8 @@ RULES: tuple[Rule, ...] = (
         "K03",
         (*_RECOMPUTE, "moe_grouped_gemm"),
         _recompute_expert_activation,
-        why="only the grouped experts can compute their activation again by itself",
-        fix="Set moe_grouped_gemm=true, or leave moe_act out.",
+        why="only grouped experts can recompute their activation separately",
+        fix="Set moe_grouped_gemm=true, or remove moe_act.",
         fails=(["moe_act"], "selective", False),
         passes=(["moe_act"], "selective", True),
     ),
@@ -89,8 +89,8 @@ RULES: tuple[Rule, ...] = (
         "K04",
         (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
         _recompute_shared_experts,
-        why="they run in pieces while tokens are on their way",
-        fix="Set moe_shared_expert_overlap=false, or leave shared_experts out.",
+        why="they run in parts while tokens are exchanged",
+        fix="Set moe_shared_expert_overlap=false, or remove shared_experts.",
         fails=(["shared_experts"], "selective", True, 64),
         passes=(["shared_experts"], "selective", False, 64),
     ),
@@ -98,8 +98,8 @@ RULES: tuple[Rule, ...] = (
         "K05",
         (*_RECOMPUTE, "fp8", "fp8_recipe"),
         _recompute_under_delayed_scaling,
-        why="a second pass would enter its values into the history of the scales",
-        fix="Use another fp8_recipe, or leave these modules out.",
+        why="recomputation would enter its values into the history of the scales a second time",
+        fix="Use another fp8_recipe, or remove these modules.",
         fails=(["layernorm"], "selective", "hybrid", "delayed"),
         passes=(["mlp"], "selective", "hybrid", "delayed"),
     ),
@@ -107,7 +107,7 @@ RULES: tuple[Rule, ...] = (
         "K06",
         ("distribute_saved_activations", "sequence_parallel", "recompute_granularity"),
         _spread_activations,
-        why="the inputs are split over the tensor-parallel ranks already",
+        why="the inputs are already split over the tensor-parallel ranks",
         fix="Set distribute_saved_activations=false.",
         fails=(True, True, "selective"),
         passes=(False, True, "selective"),

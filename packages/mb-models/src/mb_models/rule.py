@@ -1,4 +1,4 @@
-"""The record of a rule, and a short way to write down one of Megatron Core's own."""
+"""Record of a rule, and constructors for rules on fields of the model section."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,26 +8,26 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that must hold, with the reason, the remedy, and an example of each side."""
+    """A condition on fields, with its reason, a fix, and an example of each outcome."""
 
     id: str
-    """Its number, such as `G02`."""
+    """Identifier, such as `G02`."""
     fields: tuple[str, ...]
-    """Paths that it reads, such as `model.num_layers`, the one to blame first."""
+    """Paths of the fields that the test reads, such as `model.num_layers`; errors are reported on the first."""
     test: Callable[..., str | None]
-    """Takes their values in that order; returns None, or what is wrong with them."""
+    """Function of their values, in that order; returns None, or a description of the problem."""
     why: str
-    """Completes "because ..."."""
+    """Reason; completes "because ..."."""
     fix: str
-    """What to do, as a sentence."""
+    """Instruction to the user, as a sentence."""
     severity: Literal["error", "warning"] = "error"
-    """Whether it refuses the model."""
+    """An error rejects the model, a warning does not."""
     fails: Mapping[str, object]
-    """Path -> value: an example that it refuses."""
+    """Path -> value: an example that the rule rejects."""
     passes: Mapping[str, object]
-    """Path -> value: an example that it accepts."""
+    """Path -> value: an example that the rule accepts."""
     fallback: Mapping[str, object] = MappingProxyType({})
-    """Path -> value that replaces what it rejects where the user did not set it; empty: it only rejects."""
+    """Path -> value that replaces a rejected value which the user did not set; empty: the rule only rejects."""
 
 
 def model_rule(
@@ -41,7 +41,7 @@ def model_rule(
     passes: Sequence[object],
     severity: Literal["error", "warning"] = "error",
 ) -> Rule:
-    """Write down one limit; the examples are in the order of the fields."""
+    """Return a rule on fields of the model section; the examples are in the order of the fields."""
     paths = [f"model.{name}" for name in fields]
     rule = make_rule(number, paths, test, why=why, fix=fix, fails=fails, passes=passes)
     return replace(rule, severity=severity)
@@ -58,7 +58,7 @@ def make_rule(
     passes: Sequence[object],
     fallback: Mapping[str, object] | None = None,
 ) -> Rule:
-    """Write down one rule on any sections and facts; the examples are in the order of the paths."""
+    """Return a rule on any sections and facts; the examples are in the order of the paths."""
     return Rule(
         id=number,
         fields=tuple(paths),

@@ -1,4 +1,4 @@
-"""What a GPT section may not say: rules as data, for a check before launch and again when the model is built."""
+"""Rules on model sections, for a check before launch and again when the model is built."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -30,10 +30,10 @@ class ModelConfigError(ValueError):
 
 
 def violated_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
-    """Return one line for each error among `rules` that `values` (field path -> value) break.
+    """Return one line for each error among `rules` that `values` (field path -> value) violate.
 
-    A rule is applied where the first of its paths is there, and some path of each section that it reads; another path
-    that `values` lack reads as None.
+    A rule applies if `values` hold the first of its paths, and any path of each section that it reads; a missing path
+    reads as None.
     """
     problems = []
     sections = {path.partition(".")[0] for path in values}
@@ -55,17 +55,17 @@ IGNORED_BY_LOCAL_LAYERS = (
     "layernorm_zero_centered_gamma",
     "moe_grouped_gemm",
 )
-"""Switches that only Transformer Engine's layers heed."""
+"""Switches that only Transformer Engine's layers support."""
 
 UNSUPPORTED_FIELDS = {
-    "experimental_attention_variant": "its layers need a block specification of their own",
-    "heterogeneous_block_specs": "layers of different shapes need a configuration class of their own",
+    "experimental_attention_variant": "its layers need a separate block specification",
+    "heterogeneous_block_specs": "layers of different shapes need a separate configuration class",
     "is_hybrid_model": "hybrid models are another class",
     "init_model_with_meta_device": "parameters are created on their device",
-    "hybrid_context_parallel": "every sequence is cut over all context-parallel ranks",
+    "hybrid_context_parallel": "every sequence is split over all context-parallel ranks",
     "use_mup": "the optimizer's learning rates are not scaled by width",
 }
-"""Fields of Megatron's TransformerConfig that the GPT provider does not build, and why."""
+"""Fields of Megatron's TransformerConfig that the GPT provider does not support, and the reason."""
 
 
 def _positive_sizes(layers: int, hidden: int, heads: int) -> str | None:
@@ -85,7 +85,7 @@ def _heads_divide_hidden(
 ) -> str | None:
     if latent or kv_channels is not None or heads < 1 or hidden % heads == 0 or not has_attention(pattern):
         return None
-    return f"must divide by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
+    return f"must be divisible by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
 
 
 def _positions_reach(positions: int | None, seq_length: int) -> str | None:
@@ -97,14 +97,14 @@ def _positions_reach(positions: int | None, seq_length: int) -> str | None:
 
 
 def _known_positions(kind: str) -> str | None:
-    return f"{kind!r} is not built" if kind == "mrope" else None
+    return f"{kind!r} is not supported" if kind == "mrope" else None
 
 
 def _local_layers_support(impl: str, *switches: bool) -> str | None:
     ignored = [name for name, on in zip(IGNORED_BY_LOCAL_LAYERS, switches, strict=True) if on]
     if impl != "local" or not ignored:
         return None
-    return f"local layers do not heed {', '.join(ignored)}"
+    return f"local layers ignore {', '.join(ignored)}"
 
 
 def _local_layers_precision(impl: str, fp8: str | None, fp4: str | None) -> str | None:
@@ -126,8 +126,8 @@ def _transformer_names(extra: Mapping[str, object]) -> str | None:
     private = sorted(name for name in extra if name.startswith("_"))
     if private:
         return f"{', '.join(private)}: private to Megatron"
-    refused = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
-    return "; ".join(refused) or None
+    unsupported = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
+    return "; ".join(unsupported) or None
 
 
 def _experts_need_sequence_parallel(experts: int | None, tp: int, sequence_parallel: bool) -> str | None:
@@ -139,7 +139,7 @@ def _experts_need_sequence_parallel(experts: int | None, tp: int, sequence_paral
 def _topk_fits(topk: int, experts: int | None) -> str | None:
     if experts is None or 1 <= topk <= experts:
         return None
-    return f"a token cannot visit so many experts (moe_router_topk={topk}, num_moe_experts={experts})"
+    return f"a token cannot use that many experts (moe_router_topk={topk}, num_moe_experts={experts})"
 
 
 def _expert_sizes_need_experts(experts: int | None, width: int | None, shared: int | None) -> str | None:
@@ -156,13 +156,13 @@ def _full_recompute_is_complete(
 ) -> str | None:
     if granularity != "full" or (method is not None and layers is not None):
         return None
-    return f'"full" needs both others (recompute_method={method}, recompute_num_layers={layers})'
+    return f'"full" needs both other fields (recompute_method={method}, recompute_num_layers={layers})'
 
 
 def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
     if vpp is None or vpp == 1 or pp == 1 or (overlap and not batch) or (pp > 2 and not overlap):
         return None
-    return f"exchange would mix microbatches up (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
+    return f"the exchange would mix up microbatches (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
 
 
 RULES: tuple[Rule, ...] = (
@@ -194,7 +194,7 @@ RULES: tuple[Rule, ...] = (
             "model.hybrid_layer_pattern",
         ),
         test=_heads_divide_hidden,
-        why="the width of a head is hidden_size / num_attention_heads unless kv_channels says otherwise",
+        why="the width of a head is hidden_size / num_attention_heads unless kv_channels is set",
         fix="Change hidden_size or num_attention_heads, or set kv_channels.",
         fails={
             "model.hidden_size": 100,
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         id="G05",
         fields=("model.position_embedding_type",),
         test=_known_positions,
-        why="it needs three rows of position ids, which the batches of text do not have",
+        why="it needs three rows of position ids, which text batches do not have",
         fix='Use "rope", "yarn", "learned_absolute" or "none".',
         fails={"model.position_embedding_type": "mrope"},
         passes={"model.position_embedding_type": "rope"},
@@ -233,7 +233,7 @@ RULES: tuple[Rule, ...] = (
         id="G06",
         fields=("model.transformer_impl", *(f"model.{name}" for name in IGNORED_BY_LOCAL_LAYERS)),
         test=_local_layers_support,
-        why="only Transformer Engine has them, and Megatron builds the model as if they were off",
+        why="only Transformer Engine supports them, and Megatron builds the model as if they were off",
         fix='Switch them off, or use transformer_impl "transformer_engine" on a GPU.',
         fails={
             "model.transformer_impl": "local",
@@ -248,7 +248,7 @@ RULES: tuple[Rule, ...] = (
         id="G07",
         fields=("model.transformer_impl", "model.fp8", "model.fp4"),
         test=_local_layers_precision,
-        why="8-bit and 4-bit arithmetic is Transformer Engine's",
+        why="8-bit and 4-bit arithmetic needs Transformer Engine",
         fix='Unset fp8 and fp4, or use transformer_impl "transformer_engine" on a GPU.',
         fails={"model.transformer_impl": "local", "model.fp8": "hybrid", "model.fp4": None},
         passes={"model.transformer_impl": "local", "model.fp8": None, "model.fp4": None},
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
         id="G08",
         fields=("model.transformer_impl", "model.fp32_residual_connection", "model.bf16", "model.fp16"),
         test=_local_residual,
-        why="their linear layers take inputs of the parameters' type only",
+        why="their linear layers only accept inputs of the parameters' type",
         fix="Switch fp32_residual_connection off.",
         fails={
             "model.transformer_impl": "local",
@@ -276,7 +276,7 @@ RULES: tuple[Rule, ...] = (
         id="G09",
         fields=("model.transformer",),
         test=_transformer_names,
-        why="it holds only fields of Megatron's TransformerConfig that the section lacks and a GPT can honour",
+        why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
         fix="Remove them.",
         fails={"model.transformer": {"use_mup": True}},
         passes={"model.transformer": {"glu_linear_offset": 1.0}},
@@ -302,7 +302,7 @@ RULES: tuple[Rule, ...] = (
         id="G11",
         fields=("model.moe_router_topk", "model.num_moe_experts"),
         test=_topk_fits,
-        why="the router chooses among the experts there are",
+        why="the router selects among the existing experts",
         fix="Lower moe_router_topk or raise num_moe_experts.",
         fails={"model.moe_router_topk": 3, "model.num_moe_experts": 2},
         passes={"model.moe_router_topk": 2, "model.num_moe_experts": 2},
@@ -332,7 +332,7 @@ RULES: tuple[Rule, ...] = (
         id="G13",
         fields=("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
         test=_full_recompute_is_complete,
-        why="it must know which layers to compute again, and how many at a time",
+        why="Megatron needs the layers to recompute, and their number per group",
         fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
         fails={
             "model.recompute_granularity": "full",
@@ -348,8 +348,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="G26",
         fields=("dataset.inter_document_masking",),
-        test=lambda masking: "documents of a sample would arrive as packed sequences" if masking else None,
-        why="the forward steps refuse packed sequences: attention would run across their borders",
+        test=lambda masking: "the documents of a sample would be packed sequences" if masking else None,
+        why="the forward steps reject packed sequences: attention would cross their boundaries",
         fix="Set dataset.inter_document_masking=false.",
         fails={"dataset.inter_document_masking": True},
         passes={"dataset.inter_document_masking": False},
@@ -364,7 +364,7 @@ RULES: tuple[Rule, ...] = (
     *mimo_rules.RULES,
     *peft_rules.RULES,
 )
-"""Rules on a section as a user writes it."""
+"""Rules on a section as written by the user."""
 
 INTERLEAVING = Rule(
     id="G20",
@@ -375,8 +375,8 @@ INTERLEAVING = Rule(
         "model.batch_p2p_comm",
     ),
     test=_interleaving_is_safe,
-    why="two stages would send and receive several tensors between the same two ranks in one batch, "
-    "and the model would train wrongly without an error",
+    why="two stages would send and receive several tensors between the same two ranks in one batch, and the model "
+    "would train incorrectly without an error",
     fix="Set overlap_p2p_comm=true and batch_p2p_comm=false.",
     fails={
         "model.virtual_pipeline_model_parallel_size": 2,
@@ -391,7 +391,7 @@ INTERLEAVING = Rule(
         "model.batch_p2p_comm": False,
     },
 )
-"""Holds for a resolved section only: the overlap section may still write the two switches."""
+"""Applies to a resolved section only, because the overlap section may still change the two switches."""
 
 BUILD_RULES: tuple[Rule, ...] = (*RULES, INTERLEAVING)
-"""What must hold when the model is built."""
+"""Rules that hold when the model is built."""

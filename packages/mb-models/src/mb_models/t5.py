@@ -1,6 +1,6 @@
-"""Build a T5 from its section, and train it: provider, batches and forward step.
+"""T5 models: provider, batches and forward step.
 
-Shapes: B pairs of a microbatch, E tokens that the encoder reads, D tokens that the decoder writes.
+Shapes: B pairs of a microbatch, E tokens of the encoder's input, D tokens of the decoder's output.
 """
 
 import copy
@@ -24,20 +24,20 @@ from mb_models.t5_config import T5ModelConfig
 from mb_models.transformer import reject_violations, transformer_config
 
 KEYS = ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask")
-"""What a microbatch holds, as Megatron's T5 dataset names it."""
+"""Keys of a microbatch, as named by Megatron's T5 dataset."""
 
 
 class T5LayerSpec(Protocol):
-    """Says which modules make up the layers of encoder and decoder."""
+    """Specification of the modules that make up the layers of encoder and decoder."""
 
     def __call__(
         self, config: TransformerConfig, /, *, vp_stage: int | None, pp_rank: int | None
     ) -> tuple[TransformerBlockSubmodules, TransformerBlockSubmodules]:
-        """Return the layers of the encoder and of the decoder; the first layer of each stands for all."""
+        """Return the layers of the encoder and of the decoder; the first layer of each is used for all."""
 
 
 class T5ModelProvider(ModelProvider[T5ModelConfig, T5LayerSpec, T5Model]):
-    """Builds a T5 under explicit process groups, on one pipeline stage; `transformer` is the decoder's."""
+    """Builder of a T5 under explicit groups, on one pipeline stage; `transformer` is the decoder's configuration."""
 
     def _transformer_config(self) -> TransformerConfig:
         return t5_transformer_config(self.config, device=self.device)
@@ -66,7 +66,7 @@ class T5ModelProvider(ModelProvider[T5ModelConfig, T5LayerSpec, T5Model]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5ForwardStep:
-    """Callable forward step; `inspect_loss` sees every microbatch's loss sum."""
+    """Callable forward step; `inspect_loss` receives every microbatch's loss sum."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
 
@@ -87,10 +87,10 @@ class T5ForwardStep:
         """
         if return_schedule_plan:
             raise ValueError(NO_SCHEDULE_PLAN.format("a T5"))
-        whole = next_microbatch(
+        microbatch = next_microbatch(
             data_iterator, KEYS, reader="a T5 reads and writes", remedy="Use a dataset for T5."
         )
-        batch = to_device(whole, KEYS, device=next(model.parameters()).device)
+        batch = to_device(microbatch, KEYS, device=next(model.parameters()).device)
         chunk = get_attr_wrapped_model(model, "encoder", return_model_obj=True)
         kernels = chunk.config.transformer_impl == "transformer_engine"
         masks = kernel_masks(batch) if kernels else attention_masks(batch)
@@ -99,7 +99,7 @@ class T5ForwardStep:
 
 
 def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the masks of encoder [B, 1, E, E], decoder [B, 1, D, D] and between them [B, 1, D, E]: True is hidden."""
+    """Return masks of encoder [B, 1, E, E], decoder [B, 1, D, D] and cross-attention [B, 1, D, E]; True is masked."""
     padding_B11E = (batch["enc_mask"] == 0)[:, None, None]
     (pairs, read), written = batch["text_enc"].shape, batch["text_dec"].size(1)
     later_DD = torch.ones(written, written, dtype=torch.bool, device=padding_B11E.device).triu(1)
@@ -113,10 +113,11 @@ def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, to
 def kernel_masks(
     batch: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the same masks as Transformer Engine (1.10 and later) takes them, by key and query instead of by pair.
+    """Return the same masks in the form of Transformer Engine (1.10 and later), by key and query instead of by pair.
 
-    The encoder's, [B, 1, 1, E]; none for the decoder, whose layers are causal; between them those of queries,
-    [B, 1, 1, D], none of which is hidden (what the decoder's padding writes is not counted), and of keys, [B, 1, 1, E].
+    The encoder's mask is [B, 1, 1, E]. The decoder, whose layers are causal, has none. Cross-attention has a mask of
+    queries, [B, 1, 1, D], which masks none (the decoder's padding does not count in the loss), and of keys, [B, 1, 1,
+    E].
     """
     padding_B11E = (batch["enc_mask"] == 0)[:, None, None]
     queries_B11D = torch.zeros_like(batch["text_dec"], dtype=torch.bool)[:, None, None]
@@ -127,7 +128,7 @@ def t5_transformer_config(config: T5ModelConfig, *, device: torch.device) -> Tra
     """Build Megatron's configuration of the decoder; the encoder's differs in its number of layers.
 
     Raises:
-        ModelConfigError: as `mb_models.transformer_config`, and where a rule on T5 sections is broken.
+        ModelConfigError: as `mb_models.transformer_config`, or a rule on T5 sections is violated.
     """
     reject_violations(config, device=device)
     shared = {item.name: getattr(config, item.name) for item in fields(TransformerFields)}

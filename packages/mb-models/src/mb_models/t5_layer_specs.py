@@ -1,4 +1,4 @@
-"""The layers of a T5 that Transformer Engine brings along."""
+"""Layer specification of a T5 with Transformer Engine's modules."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 def t5_transformer_engine_spec(
     config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> tuple[TransformerBlockSubmodules, TransformerBlockSubmodules]:
-    """Return layers of encoder and decoder of Transformer Engine's modules; they run on a GPU only.
+    """Return layers of Transformer Engine's modules for encoder and decoder, for GPUs only.
 
     Raises:
         ModuleNotFoundError: Transformer Engine is not installed (Megatron would fail later, on a class that is None).
@@ -21,7 +21,7 @@ def t5_transformer_engine_spec(
     if find_spec("transformer_engine") is None:
         raise ModuleNotFoundError(
             "t5_transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require it. "
-            "Install mb-models[te], or use mb_host.t5 where there is no GPU."
+            "Install mb-models[te], or use mb_host.t5 without a GPU."
         )
     layers = config.num_layers
     return (

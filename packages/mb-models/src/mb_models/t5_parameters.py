@@ -1,10 +1,10 @@
-"""How many parameters a T5 has, by closed formula: no torch, no model built."""
+"""Parameter count of a T5 by closed formula, without torch and without building the model."""
 
 from mb_models.t5_config import T5ModelConfig
 
 
 def t5_parameter_count(config: T5ModelConfig, *, vocab_size: int | None = None) -> int:
-    """Count the weights of the whole model, over all ranks, each shared weight once.
+    """Return the number of weights of the complete model, over all ranks; a shared weight counts once.
 
     With h the hidden size, w the heads' width together and f the MLP's inner width, an attention without biases has
     4 h w weights, an MLP 2 h f, or 3 h f if gated; a norm has h (twice that for LayerNorm). A layer of the encoder has

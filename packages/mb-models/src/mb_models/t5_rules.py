@@ -1,4 +1,4 @@
-"""What a T5 section may not say, beyond what holds for every family: rules as data."""
+"""Rules on the section of a T5, in addition to those for every family."""
 
 from mb_models.hybrid_rules import family_rule
 from mb_models.rule import Rule
@@ -21,7 +21,7 @@ def _whole_sequences(cp: int, written: int) -> str | None:
 def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | None:
     if not together or (length % tp == 0 and written % tp == 0):
         return None
-    return f"{length} and {written} tokens do not divide by tensor_model_parallel_size={tp}"
+    return f"{length} and {written} tokens are not divisible by tensor_model_parallel_size={tp}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
         "TF03",
         ("context_parallel_size", "decoder_seq_length"),
         _whole_sequences,
-        why="masks of encoder and cross-attention are not cut over context-parallel ranks",
+        why="masks of encoder and cross-attention are not split over context-parallel ranks",
         fix="Set context_parallel_size=1.",
         fails=(2, 128),
         passes=(1, 128),
@@ -65,8 +65,8 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF05",
         ("position_embedding_type", "decoder_seq_length"),
-        lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not built",
-        why="attention without Transformer Engine takes no bias of relative positions, and would fail or ignore it",
+        lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not supported",
+        why="attention without Transformer Engine has no bias of relative positions, and would fail or ignore it",
         fix='Use "learned_absolute" or "rope".',
         fails=("relative", 128),
         passes=("rope", 128),
@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
         "TF06",
         ("num_moe_experts", "decoder_seq_length"),
         lambda experts, written: f"is {experts}" if experts is not None else None,
-        why="the blocks of a T5 are dense",
+        why="T5 layers are dense",
         fix="Unset it.",
         fails=(4, 128),
         passes=(None, 128),
@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
             if norms or latent or ahead
             else None
         ),
-        why="T5 layers are built without them, and Megatron would ignore the setting",
+        why="T5 layers do not support them, and Megatron would ignore the setting",
         fix="Leave all three unset.",
         fails=(True, False, None, 128),
         passes=(False, False, None, 128),
@@ -112,7 +112,7 @@ RULES: tuple[Rule, ...] = (
             if longest is not None and longest < written
             else None
         ),
-        why="the decoder would look up positions that the embedding does not have",
+        why="the decoder would read positions that the embedding does not have",
         fix="Raise it to the longer of the two lengths, or leave it unset.",
         fails=(512, 600),
         passes=(600, 600),
@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
             if window is not None or gate or softmax != "vanilla"
             else None
         ),
-        why="neither an encoder nor cross-attention is built with a window, a gate or a sink",
+        why="neither the encoder nor cross-attention supports a window, a gate or a sink",
         fix='Leave all three unset (softmax_type="vanilla").',
         fails=((64, 0), False, "vanilla", 128),
         passes=(None, False, "vanilla", 128),
@@ -136,10 +136,10 @@ RULES: tuple[Rule, ...] = (
         lambda implementation, written: (
             f"is {implementation}" if implementation == "transformer_engine" else None
         ),
-        why="a decoder layer also takes what the encoder made, which Megatron's graphs of layers do not take",
+        why="a decoder layer also takes the encoder's output, which Megatron's graphs of layers do not support",
         fix='Set it to "full_iteration" or "none".',
         fails=("transformer_engine", 128),
         passes=("full_iteration", 128),
     ),
 )
-"""Apply where the section has a decoder_seq_length."""
+"""Rules that apply to sections with a decoder_seq_length."""

@@ -1,7 +1,8 @@
-"""Rules on settings that need Transformer Engine, or a version of it, whatever the layers are.
+"""Rules on settings that need Transformer Engine, or a version of it, with any kind of layers.
 
-Megatron Core imports the kernels when the model is built or in the first step, and fails there. Where only speed is
-lost, a rule has a fallback. Without a GPU these settings are replaced when the model is built, and no rule applies.
+Megatron Core imports the kernels when the model is built or in the first step, and fails there. Rules on settings that
+only affect speed have a fallback. Without a GPU these settings are replaced when the model is built, and no rule
+applies.
 """
 
 from mb_models.rule import Rule, make_rule
@@ -47,7 +48,7 @@ def _formats_without_engine(fp8: str | None, fp4: str | None, engine: bool, cpu:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version; of a number that is not there, 0."""
+    """Return the major and the minor number of a version; a missing number is 0."""
     parts = version.partition("+")[0].split(".")
     digits = ["".join(char for char in part if char.isdecimal()) for part in parts[:2]]
     major, minor = (int(number or 0) for number in [*digits, "0"][:2])
@@ -86,7 +87,7 @@ LAYERS = make_rule(
     passes=("local", False, False),
     fallback={_LAYERS: "local"},
 )
-"""The first that is applied: other rules read whose layers there are."""
+"""Applied first, because other rules read `transformer_impl`."""
 
 PACKAGE: tuple[Rule, ...] = (
     make_rule(
@@ -142,14 +143,14 @@ PACKAGE: tuple[Rule, ...] = (
         "KN02e",
         ("model.use_te_rng_tracker", "rng.te_rng_tracker", _ENGINE, _CPU),
         _random_without_engine,
-        why="Megatron Core would take its own tracker without a word",
+        why="Megatron Core would silently use its own tracker",
         fix=f"{_INSTALL}, or set model.use_te_rng_tracker=false and rng.te_rng_tracker=false.",
         fails=(True, False, False, False),
         passes=(True, False, True, False),
         fallback={"model.use_te_rng_tracker": False, "rng.te_rng_tracker": False},
     ),
 )
-"""Settings that need Transformer Engine, whatever the layers are."""
+"""Rules on settings that need Transformer Engine, with any kind of layers."""
 
 VERSIONS: tuple[Rule, ...] = (
     make_rule(
@@ -198,7 +199,7 @@ VERSIONS: tuple[Rule, ...] = (
         fallback={"model.cross_entropy_fusion_impl": "native"},
     ),
 )
-"""Settings that need a version of Transformer Engine."""
+"""Rules on settings that need a minimum version of Transformer Engine."""
 
 RULES: tuple[Rule, ...] = (LAYERS, *PACKAGE, *VERSIONS)
-"""Every rule of this file, the one on layers first: a fallback decides whose layers there are."""
+"""All rules of this file; the rule on layers is first, because its fallback changes the kind of layers."""

@@ -1,4 +1,4 @@
-"""From a model section to Megatron's TransformerConfig: names become dtypes and functions, and nothing is dropped."""
+"""Conversion of a model section to Megatron's TransformerConfig, without dropping any field."""
 
 import difflib
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ ACTIVATIONS = MappingProxyType(
         "fast_gelu": fast_gelu,
     }
 )
-"""Name -> function. Megatron compares with these very objects when it decides what it can fuse."""
+"""Name -> function. Megatron compares with these objects when it decides which operations to fuse."""
 
 NAMED_VALUES = MappingProxyType(
     {
@@ -43,18 +43,18 @@ NAMED_VALUES = MappingProxyType(
         "attention_backend": AttnBackend.__members__,
     }
 )
-"""Field whose value is a name -> what the names stand for."""
+"""Field whose value is a name -> table of the values by name."""
 
 SECTION_ONLY_FIELDS = frozenset({"transformer", "tp_comm_overlap_cfg"})
-"""Fields of the section that Megatron's TransformerConfig is not meant to have."""
+"""Fields of the section that are not passed to Megatron's TransformerConfig."""
 
 LATENT = frozenset(item.name for item in fields(LatentAttentionFields))
-"""Fields that only Megatron's MLATransformerConfig has, and the switch between the two."""
+"""Fields that only Megatron's MLATransformerConfig has, and the switch between the two classes."""
 
 
 @dataclass
 class YarnTransformerConfig(TransformerConfig):  # type: ignore[misc]
-    """Megatron's configuration with what its GPT looks up for YaRN's positions; others may not have these fields."""
+    """Megatron's configuration with the fields that its GPT reads for YaRN; other models may not have these fields."""
 
     yarn_rotary_scaling_factor: float = 1.0
     yarn_original_max_position_embeddings: int = 4096
@@ -66,16 +66,16 @@ class YarnTransformerConfig(TransformerConfig):  # type: ignore[misc]
 
 
 def transformer_config(config: TransformerFields, *, device: torch.device) -> TransformerConfig:
-    """Build Megatron's configuration from a model section; the section is not changed.
+    """Build Megatron's configuration from a model section; the section is not modified.
 
     On a device without CUDA the settings of `mb_models.gpu_only.gpu_only_settings` are replaced. A single virtual
-    stage counts as none, an unset pipeline_dtype is params_dtype, and cuda_graph_modules "full" is the empty list,
-    as Megatron now calls it. Reads no process group.
+    stage counts as none, an unset pipeline_dtype is params_dtype, and cuda_graph_modules "full" becomes the empty list,
+    Megatron's current form. Reads no process group.
 
     Raises:
-        ModelConfigError: a rule of `mb_models.rules` is broken, a name stands for nothing, or the installed Megatron
+        ModelConfigError: a rule of `mb_models.rules` is violated, a name is unknown, or the installed Megatron
             Core lacks a field (it would be dropped); all reasons at once.
-        ValueError: Megatron's own checks refuse the values.
+        ValueError: Megatron's own checks reject the values.
     """
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
@@ -95,7 +95,7 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
 def reject_violations(
     config: TransformerFields, *, device: torch.device, rules: Sequence[Rule] = BUILD_RULES
 ) -> None:
-    """Refuse a section, of any family, that breaks rules as it would be built on the device.
+    """Reject a section of any family that violates rules, with the values that it would be built with on the device.
 
     Raises:
         ModelConfigError: all reasons at once.
@@ -110,7 +110,7 @@ def reject_violations(
 
 
 def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], list[str]]:
-    """Return Megatron's class for a section, and the fields of the section that it is given."""
+    """Return Megatron's configuration class for a section, and the fields of the section that are passed to it."""
     names = [item.name for item in fields(TransformerFields) if item.name not in SECTION_ONLY_FIELDS | LATENT]
     if config.multi_latent_attention:
         rotary = [item.name for item in fields(config) if item.name in ("rotary_base", "rotary_percent")]
@@ -121,27 +121,27 @@ def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], 
 
 
 def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerConfig) -> list[str]:
-    """Return one line for each name that is no field of the installed TransformerConfig, or of a kind of it."""
+    """Return one line for each name that is no field of the installed TransformerConfig, or of a subclass."""
     known = [item.name for item in fields(kind)]
     problems = []
     for name in names:
         if name not in known:
             near = ", ".join(difflib.get_close_matches(str(name)[:100], known, n=3)) or "nothing like it"
             problems.append(
-                f"model.transformer.{name}: no such field, because Megatron Core's TransformerConfig has none of that "
-                f"name and would never see the value. Nearest: {near}."
+                f"model.transformer.{name}: no such field, because Megatron Core's TransformerConfig has no field of "
+                f"that name and would ignore the value. Nearest: {near}."
             )
     return problems
 
 
 def resolve_names(values: dict[str, object]) -> dict[str, object]:
-    """Replace names by the dtypes, functions and enum members that they stand for; other values pass as they are.
+    """Replace names by the dtypes, functions and enum members that they denote; other values are unchanged.
 
     Raises:
-        ModelConfigError: a name stands for nothing.
+        ModelConfigError: a name is unknown.
     """
     problems = [
-        f"model.{field}: {values[field]!r} stands for nothing, because it is none of {', '.join(table)}. "
+        f"model.{field}: {values[field]!r} is unknown, because it is none of {', '.join(table)}. "
         "Use one of them."
         for field, table in NAMED_VALUES.items()
         if isinstance(values.get(field), str) and values[field] not in table

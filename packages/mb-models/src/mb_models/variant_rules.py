@@ -1,4 +1,4 @@
-"""Rules on latent attention, positions, windows, multi-token prediction, and on layers that are not split evenly."""
+"""Rules on latent attention, positions, windows, multi-token prediction and uneven pipelines."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from mb_models.rule import Rule, model_rule
 def _positions_of_latent_attention(kind: str, latent: bool) -> str | None:
     if not latent or kind in ("rope", "none"):
         return None
-    return f"{kind!r} would come on top of the rotation inside latent attention"
+    return f"{kind!r} would be added to the rotation inside latent attention"
 
 
 def _fused_rotation(fused: bool, latent: bool, rope: str) -> str | None:
-    return f"does not go with rope_type={rope}" if fused and latent and rope != "yarn" else None
+    return f"is incompatible with rope_type={rope}" if fused and latent and rope != "yarn" else None
 
 
 def _gate(gate: bool, latent: bool) -> str | None:
-    return "does not go with multi_latent_attention" if gate and latent else None
+    return "is incompatible with multi_latent_attention" if gate and latent else None
 
 
 def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:
@@ -29,7 +29,9 @@ def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> 
 def _sinks(kind: str, impl: str, cp: int, latent: bool) -> str | None:
     if kind == "vanilla" or impl != "local" or (cp == 1 and not latent):
         return None
-    return f"local layers have no {kind} under context_parallel_size={cp}, multi_latent_attention={latent}"
+    return (
+        f"local layers do not support {kind} with context_parallel_size={cp}, multi_latent_attention={latent}"
+    )
 
 
 def _norm_of_queries(norm: bool, rank: int | None, latent: bool, impl: str) -> str | None:
@@ -61,11 +63,11 @@ def _further_tokens(number: int | None) -> str | None:
 
 
 def _weights_of_further_tokens(mtp: int | None, cp: int) -> str | None:
-    return f"{mtp} further tokens under context_parallel_size={cp}" if mtp and cp > 1 else None
+    return f"is {mtp} with context_parallel_size={cp}" if mtp and cp > 1 else None
 
 
 def _dispatcher(kind: str, impl: str, experts: int | None) -> str | None:
-    return "flex has no local layers" if kind == "flex" and impl == "local" and experts else None
+    return "flex is not supported by local layers" if kind == "flex" and impl == "local" and experts else None
 
 
 def _layout(
@@ -86,10 +88,10 @@ def _layout(
         wanted = [part for part, count in counts.items() if count > 0]
         counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(wanted + parts))
         return (
-            f"is not embedding, {layers} layers, {mtp or 0} for further tokens and loss, in order ({counted})"
+            f"is not embedding, {layers} decoder layers, {mtp or 0} mtp layers and loss, in order ({counted})"
         )
     if len(rows) != pp * (vp or 1):
-        return f"has {len(rows)} stages, where pp={pp} and vpp={vp} make {pp * (vp or 1)}"
+        return f"has {len(rows)} stages, but pp={pp} and vpp={vp} make {pp * (vp or 1)}"
     return None
 
 
@@ -101,14 +103,18 @@ def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp:
     except ValueError:
         return None
     return (
-        None if not rows or "mtp" in rows[-1] else "puts the layers for further tokens before the last stage"
+        None
+        if not rows or "mtp" in rows[-1]
+        else "has layers of multi-token prediction before the last stage"
     )
 
 
 def _uneven_with_accounting(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:
     if (first is None and last is None) or not (embedding or loss):
         return None
-    return f"does not go with account_for_embedding_in_pipeline_split={embedding}, account_for_loss={loss}"
+    return (
+        f"is incompatible with account_for_embedding_in_pipeline_split={embedding}, account_for_loss={loss}"
+    )
 
 
 def _one_split(
@@ -116,7 +122,7 @@ def _one_split(
 ) -> str | None:
     if layout is None or (first is None and last is None and not embedding and not loss):
         return None
-    return f"is set beside another split (first={first}, last={last}, embedding={embedding}, loss={loss})"
+    return f"is set with another split (first={first}, last={last}, embedding={embedding}, loss={loss})"
 
 
 def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp: int | None) -> str | None:
@@ -124,13 +130,13 @@ def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp:
         return None
     ends = [size for size in (first, last) if size is not None]
     middle, stages = layers - sum(ends), pp - len(ends)
-    whole = (middle > 0) == (stages > 0) and (stages <= 0 or middle % stages == 0)
+    even = (middle > 0) == (stages > 0) and (stages <= 0 or middle % stages == 0)
     each = [*ends, middle // stages if stages > 0 else 0]
     if (
         min(ends) >= 1
         and middle >= 0
         and stages >= 0
-        and whole
+        and even
         and all(size % (vp or 1) == 0 for size in each)
     ):
         return None
@@ -142,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         "G14",
         ("position_embedding_type", "multi_latent_attention"),
         _positions_of_latent_attention,
-        why="latent attention rotates a part of each head by itself, as rope_type says",
+        why="latent attention rotates a part of each head itself, as set by rope_type",
         fix="Set position_embedding_type=rope.",
         fails=("learned_absolute", True),
         passes=("rope", True),
@@ -151,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         "G15",
         ("num_query_groups", "num_attention_heads", "multi_latent_attention"),
         _heads_of_latent_attention,
-        why="every query head has a key and a value of its own, made from the latent vector",
+        why="every query head has a separate key and value, computed from the latent vector",
         fix="Leave num_query_groups unset.",
         fails=(2, 4, True),
         passes=(None, 4, True),
@@ -160,7 +166,8 @@ RULES: tuple[Rule, ...] = (
         "G16",
         ("softmax_type", "transformer_impl", "context_parallel_size", "multi_latent_attention"),
         _sinks,
-        why="Megatron Core's unfused attention, which alone has sinks there, takes whole sequences and equal widths",
+        why="Megatron Core's unfused attention, the only one of local layers, supports sinks with complete "
+        "sequences and equal widths only",
         fix='Set softmax_type=vanilla, or use transformer_impl "transformer_engine" on a GPU.',
         fails=("learnable", "local", 2, False),
         passes=("learnable", "local", 1, False),
@@ -169,7 +176,7 @@ RULES: tuple[Rule, ...] = (
         "G17",
         ("window_attn_skip_freq", "window_size", "num_layers"),
         _windowed_layers,
-        why="it says which layers leave their window out",
+        why="it selects the layers without a window",
         fix="Set window_size, and a positive number or one entry for each layer, or unset window_attn_skip_freq.",
         fails=(2, None, 4),
         passes=([1, 1, 1, 0], (8, 0), 4),
@@ -178,7 +185,7 @@ RULES: tuple[Rule, ...] = (
         "G18",
         ("moe_layer_freq", "num_moe_experts", "num_layers"),
         _layers_of_experts,
-        why="it says which layers have experts",
+        why="it selects the layers with experts",
         fix="Set a positive number, or one entry for each layer.",
         fails=([0, 1], 4, 4),
         passes=([0, 1, 1, 1], 4, 4),
@@ -196,7 +203,7 @@ RULES: tuple[Rule, ...] = (
         "G21",
         ("moe_token_dispatcher_type", "transformer_impl", "num_moe_experts"),
         _dispatcher,
-        why="it is made of kernels for GPUs (DeepEP, HybridEP)",
+        why="it consists of GPU kernels (DeepEP, HybridEP)",
         fix="Set moe_token_dispatcher_type=alltoall.",
         fails=("flex", "local", 4),
         passes=("flex", "transformer_engine", 4),
@@ -211,7 +218,7 @@ RULES: tuple[Rule, ...] = (
             "virtual_pipeline_model_parallel_size",
         ),
         _layout,
-        why="every part stands on exactly one stage, in the order of the model",
+        why="every part is on exactly one stage, in the order of the model",
         fix="Correct the layout, or the numbers.",
         fails=("Et|tL", 4, None, 2, None),
         passes=("Et|tttL", 4, None, 2, None),
@@ -229,8 +236,8 @@ RULES: tuple[Rule, ...] = (
         "G25",
         ("mtp_num_layers", "context_parallel_size"),
         _weights_of_further_tokens,
-        why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the sequence's "
-        "last ones, so that gradients differ a little from those without context parallelism",
+        why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the last "
+        "tokens of the sequence, so that gradients differ slightly from those without context parallelism",
         fix="Compare such runs only with each other.",
         fails=(1, 2),
         passes=(1, 1),
@@ -258,7 +265,7 @@ RULES: tuple[Rule, ...] = (
         "K38",
         ("attention_output_gate", "multi_latent_attention"),
         _gate,
-        why="Megatron Core has no gate there",
+        why="Megatron Core does not support a gate there",
         fix="Set attention_output_gate=false.",
         fails=(True, True),
         passes=(True, False),
@@ -272,8 +279,8 @@ RULES: tuple[Rule, ...] = (
             "account_for_loss_in_pipeline_split",
         ),
         _uneven_with_accounting,
-        why="both say how many layers the outer stages have",
-        fix="Use one of the two.",
+        why="both determine the number of layers of the outer stages",
+        fix="Use only one of them.",
         fails=(1, None, True, False),
         passes=(None, None, False, False),
     ),
@@ -287,8 +294,8 @@ RULES: tuple[Rule, ...] = (
             "account_for_loss_in_pipeline_split",
         ),
         _one_split,
-        why="the layout says what every stage holds",
-        fix="Keep the layout, or the others.",
+        why="the layout already determines the contents of every stage",
+        fix="Keep only the layout, or only the others.",
         fails=("Et|tttL", 1, None, False, False),
         passes=(None, None, None, False, False),
     ),
@@ -302,10 +309,10 @@ RULES: tuple[Rule, ...] = (
             "virtual_pipeline_model_parallel_size",
         ),
         _uneven_split,
-        why="the stages between have equal numbers of layers, and each number divides by the virtual stages",
+        why="intermediate stages have equal numbers of layers, and each number is divisible by the virtual stages",
         fix="Change one of the numbers.",
         fails=(2, None, 4, 4, None),
         passes=(1, None, 4, 2, None),
     ),
 )
-"""Rules on the fields of `mb_models.variant_fields` and on uneven pipelines; those named K are Megatron Core's own."""
+"""Rules on `mb_models.variant_fields` and uneven pipelines; ids with K are Megatron Core's own conditions."""

@@ -1,12 +1,12 @@
-"""Sizes of the vocabulary: the tokenizer's, and the embedding's that a model is built with."""
+"""Vocabulary sizes: the tokenizer's, and that of the model's embedding."""
 
 
 class VocabularyError(ValueError):
-    """A size of the vocabulary that the model cannot be built with."""
+    """A vocabulary size that the model cannot be built with."""
 
 
 def padded_vocab_size(vocab_size: int, *, divisible_by: int, tensor_parallel_size: int) -> int:
-    """Round a vocabulary up to a multiple of `divisible_by` times the tensor-parallel size.
+    """Return a vocabulary size rounded up to a multiple of `divisible_by` times the tensor-parallel size.
 
     Every tensor-parallel rank then holds the same number of rows, a multiple of `divisible_by`.
 
@@ -33,11 +33,11 @@ def model_vocab_size(
     divisible_by: int,
     tensor_parallel_size: int,
 ) -> int:
-    """Return the rows of the embedding: `vocab_size` as it is, or the tokenizer's size padded where that is None.
+    """Return the rows of the embedding: `vocab_size` without padding, or the tokenizer's size padded if that is None.
 
     Raises:
-        VocabularyError: neither size is given; the model's is smaller than the tokenizer's, so that some tokens have no
-            row; or it does not divide by the tensor-parallel size.
+        VocabularyError: no size is given; the model's is smaller than the tokenizer's, so that some tokens have no
+            row; or it is not divisible by the tensor-parallel size.
     """
     if vocab_size is None:
         if tokenizer_vocab_size is None:

@@ -1,4 +1,4 @@
-"""Settings that decide which weights a model has and of which shape. Standard library only."""
+"""Settings that determine the shapes of weights. Standard library only."""
 
 from collections.abc import Iterable
 
@@ -69,9 +69,9 @@ ADAPTER_SHAPE_FIELDS = frozenset({"dim", "target_modules", "exclude_modules", "_
 
 
 def fixed_by_weights(paths: Iterable[str]) -> list[str]:
-    """Return those of some dotted paths that cannot change where weights of the same run are loaded.
+    """Return the dotted paths that cannot change if weights of the same run are loaded.
 
-    The kind of the model or of the adapters, and adapters where there were none, count too.
+    The kind of the model or of the adapters, and adding adapters, count too.
     """
     found = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Rules on widths that tensor-parallel ranks share evenly, and on combinations that no Megatron Core layer computes."""
+"""Rules on widths that tensor-parallel ranks share evenly, and on combinations that no Megatron Core layer supports."""
 
 from collections.abc import Sequence
 
@@ -105,9 +105,11 @@ def _rotated(
     if kind not in ("rope", "yarn") or latent or heads < 1 or not 0 <= percent <= 1:
         return None
     width = hidden // heads if channels is None else channels
-    turned = int(width * percent) if percent < 1 else width
+    rotated = int(width * percent) if percent < 1 else width
     return (
-        f"{kind} rotates {turned} channels of a head of {width}" if turned % 2 and turned >= width else None
+        f"{kind} rotates {rotated} channels of a head of {width}"
+        if rotated % 2 and rotated >= width
+        else None
     )
 
 
@@ -118,11 +120,11 @@ def _fused_experts(fused: bool, experts: int | None, activation: str, gated: boo
 
 
 def _interleaved_rotation(interleaved: bool, latent: bool) -> str | None:
-    return "does not go with multi_latent_attention" if interleaved and latent else None
+    return "is incompatible with multi_latent_attention" if interleaved and latent else None
 
 
 def _split_logits(split: bool, iters: int | None) -> str | None:
-    return None if split else "is off in a training"
+    return None if split else "is off during training"
 
 
 _TP = "tensor_model_parallel_size"
@@ -177,7 +179,7 @@ RULES: tuple[Rule, ...] = (
         "G30",
         ("moe_shared_expert_intermediate_size", "num_moe_experts", _TP),
         _shared_width,
-        why="shared experts are split over the tensor-parallel ranks, whatever the other experts are",
+        why="shared experts are split over the tensor-parallel ranks, independently of the other experts",
         fix="Set it to a multiple of tensor_model_parallel_size.",
         fails=(129, 8, 2),
         passes=(128, 8, 2),
@@ -193,7 +195,7 @@ RULES: tuple[Rule, ...] = (
             "transformer_impl",
         ),
         _latent_widths,
-        why="local layers split the projections down to latent vectors over the tensor-parallel ranks",
+        why="local layers split the down projections over the tensor-parallel ranks",
         fix="Make q_lora_rank and the sum of kv_lora_rank and qk_pos_emb_head_dim multiples of "
         'tensor_model_parallel_size, or use transformer_impl "transformer_engine" on a GPU.',
         fails=(24, 9, 8, 2, True, "local"),
@@ -239,7 +241,7 @@ RULES: tuple[Rule, ...] = (
         "G34",
         ("bias_activation_fusion", "num_moe_experts", "activation_func", "gated_linear_unit"),
         _fused_experts,
-        why="the kernel that also weighs an expert's output exists for gated silu and gated quick_gelu only",
+        why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
         fix="Set bias_activation_fusion=false.",
         fails=(True, 4, "gelu", True),
         passes=(True, 4, "silu", True),

@@ -1,4 +1,4 @@
-"""Wrap model chunks for training: half precision, then data parallelism."""
+"""Wrappers of model chunks for training: half precision, then data parallelism."""
 
 import copy
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from megatron.core.utils import get_model_config
 
 
 def wrap_half_precision(chunks: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Convert chunks to bfloat16 or float16, as their configuration says; float32 chunks come back as they are.
+    """Convert chunks to bfloat16 or float16 according to their configuration; float32 chunks are returned unchanged.
 
     The last stage's output is float32 again. Expert biases of a router stay in float32.
     """
@@ -22,6 +22,7 @@ def wrap_half_precision(chunks: Sequence[torch.nn.Module]) -> list[torch.nn.Modu
     wrapped = [Float16Module(config, chunk) for chunk in chunks]
     for chunk in wrapped:
         for module in chunk.modules():
+            # Float16Module also converts expert biases, whose updates are too small for half precision
             if hasattr(module, "_maintain_float32_expert_bias"):
                 module._maintain_float32_expert_bias()
     return wrapped
@@ -37,34 +38,35 @@ def wrap_ddp(
 ) -> list[DistributedDataParallel]:
     """Wrap a rank's chunks in half precision and in Megatron's data parallelism, in order.
 
-    Only the first chunk of the first stage has buckets, and only with overlap_grad_reduce: elsewhere reduction is not
-    on the critical path. `disable_bucketing` takes them from it as well (overlap_param_gather_with_optimizer_step).
-    `calculate_per_token_loss` is read here: set later, it would scale gradients wrongly. `ddp_config` is not changed.
+    Only the first chunk of the first stage has buckets, and only with overlap_grad_reduce: elsewhere the reduction is
+    not on the critical path. `disable_bucketing` also disables these buckets
+    (overlap_param_gather_with_optimizer_step). `calculate_per_token_loss` is read here: a later change would scale
+    gradients incorrectly. `ddp_config` is not modified.
 
-    All ranks call it. With `broadcast_parameters` it is collective over the data-parallel groups, and gives all
-    replicas the weights of the first.
+    All ranks call it. With `broadcast_parameters` it is collective over the data-parallel groups, and copies the
+    weights of the first replica to the others.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-    settled = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
+    resolved = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
-        whole = disable_bucketing or number > 0
+        single_bucket = disable_bucketing or number > 0
         layout = None
-        if settled.use_distributed_optimizer:
-            bucket_size = None if whole or groups.pp.rank() > 0 else settled.bucket_size
+        if resolved.use_distributed_optimizer:
+            bucket_size = None if single_bucket or groups.pp.rank() > 0 else resolved.bucket_size
             layout = DistributedOptimizer.compute_full_param_layout(
                 [parameter for parameter in chunk.parameters() if parameter.requires_grad],
                 bucket_size,
                 groups.intra_dp_cp.size(),
-                settled,
+                resolved,
                 expert_data_parallel_world_size=groups.intra_expt_dp.size(),
             )
         wrapped.append(
             DistributedDataParallel(
                 config=get_model_config(chunk),
-                ddp_config=settled,
+                ddp_config=resolved,
                 module=chunk,
-                disable_bucketing=whole,
+                disable_bucketing=single_bucket,
                 pg_collection=groups,
                 full_param_layout=layout,
             )
@@ -81,14 +83,14 @@ def resolve_bucket_size(
     chunks: Sequence[torch.nn.Module],
     groups: ProcessGroupCollection,
 ) -> DistributedDataParallelConfig:
-    """Return a copy whose bucket size, in parameters, is the one that DDP will use; None is one bucket for all."""
-    settled = copy.copy(ddp_config)
-    if not settled.overlap_grad_reduce:
-        settled.bucket_size = None
-    elif settled.num_buckets is not None:
-        settled.bucket_size = (
-            sum(p.numel() for chunk in chunks for p in chunk.parameters()) // settled.num_buckets
+    """Return a copy with the bucket size, in parameters, that DDP uses; None is one bucket for all parameters."""
+    resolved = copy.copy(ddp_config)
+    if not resolved.overlap_grad_reduce:
+        resolved.bucket_size = None
+    elif resolved.num_buckets is not None:
+        resolved.bucket_size = (
+            sum(p.numel() for chunk in chunks for p in chunk.parameters()) // resolved.num_buckets
         )
-    elif settled.bucket_size is None:
-        settled.bucket_size = max(40_000_000, 1_000_000 * groups.dp_cp.size())
-    return settled
+    elif resolved.bucket_size is None:
+        resolved.bucket_size = max(40_000_000, 1_000_000 * groups.dp_cp.size())
+    return resolved

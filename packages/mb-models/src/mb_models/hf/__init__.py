@@ -1,1 +1,1 @@
-"""Weights in and out of folders in Hugging Face's form: `shapes` (config.json), `names`, `load`, `save`."""
+"""Conversion of weights from and to folders in the Hugging Face format."""

@@ -1,6 +1,6 @@
-"""config.json to a model section and back, for Llama, Qwen2, Qwen3 and Mixtral. No torch.
+"""Conversion between config.json and a model section, for Llama, Qwen2, Qwen3 and Mixtral. No torch.
 
-What Megatron would compute otherwise than transformers is refused, never dropped.
+Settings that Megatron would compute differently from transformers are rejected, never dropped.
 """
 
 import json
@@ -17,14 +17,14 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
 }
-"""model_type of config.json -> the class that it names."""
+"""model_type of config.json -> its architecture class."""
 
 LLAMA3_SCALING: Mapping[str, float] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What Megatron Core's `rope_scaling` computes with; only the factor can be chosen there."""
+"""Constants of Megatron Core's `rope_scaling`; only the factor is configurable."""
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -33,10 +33,10 @@ MUST_BE: Mapping[str, tuple[object, ...]] = {
     "use_sliding_window": (False, None),
     "router_jitter_noise": (0, None),
 }
-"""Fields of config.json with the values that can be converted; absent counts as what `DEFAULTS` says, else as None."""
+"""Fields of config.json with their convertible values; a missing field has the value in `DEFAULTS`, or None."""
 
 REQUIRED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-"""Fields of config.json that say how large the weights are; nothing is assumed of them."""
+"""Fields of config.json that determine the shapes of the weights; they have no defaults."""
 
 _COMMON: Mapping[str, object] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 _QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -56,7 +56,7 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "router_aux_loss_coef": 0.001,
     },
 }
-"""model_type of config.json -> what transformers takes for fields that it leaves out."""
+"""model_type of config.json -> values that transformers uses for missing fields."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise HuggingFaceError(
-            f"{path}: does not exist, because {folder} is no folder of a Hugging Face model. Give one that holds "
+            f"{path}: does not exist, because {folder} is no folder of a Hugging Face model. Pass one that holds "
             "config.json and *.safetensors."
         ) from error
     except json.JSONDecodeError as error:
-        raise HuggingFaceError(f"{path}: is no JSON ({error}). Fetch the file again.") from error
+        raise HuggingFaceError(f"{path}: is no JSON ({error}). Download the file again.") from error
     kind = content.get("model_type") if isinstance(content, dict) else None
     if kind not in ARCHITECTURES:
         raise HuggingFaceError(
@@ -86,26 +86,26 @@ def read_config(folder: Path) -> dict[str, Any]:
 def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
     """Return the model section of a config.json; `dtype` is that of the weights.
 
-    Dropout is 0, as in transformers; sequences are as long as the model takes, which the caller may shorten.
+    Dropout is 0, as in transformers; seq_length is the model's maximum, which the caller may reduce.
 
     Raises:
-        HuggingFaceError: fields of `REQUIRED` are missing, or ask for what Megatron Core would compute otherwise; all
-            of either kind at once.
+        HuggingFaceError: fields of `REQUIRED` are missing, or fields have values that Megatron Core would compute
+            differently; lists all fields of either kind.
     """
     missing = [key for key in REQUIRED if key not in content]
     if missing:
         raise HuggingFaceError(
-            f"config.json: lacks {', '.join(missing)}, without which the shape of the weights is not known. "
-            "Fetch the file again."
+            f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
+            "Download the file again."
         )
     content = {**DEFAULTS[content["model_type"]], **content}
     wrong = [f"{key}={content[key]!r}" for key, fine in MUST_BE.items() if content.get(key) not in fine]
-    # qwen2 and qwen3 write a window that use_sliding_window=false switches off; mixtral's and llama's counts
+    # qwen2 and qwen3 write a window that use_sliding_window=false disables; for mixtral and llama it applies
     if content.get("sliding_window") is not None and "use_sliding_window" not in content:
         wrong.append(f"sliding_window={content['sliding_window']!r}")
     if wrong:
         raise HuggingFaceError(
-            f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute something else."
+            f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute different results."
         )
     kind = content["model_type"]
     experts = content["num_local_experts"] if kind == "mixtral" else None
@@ -152,7 +152,7 @@ def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
     if base != int(base) or share != 1.0:
         raise HuggingFaceError(
             f"config.json: rope_theta={base!r}, partial_rotary_factor={share!r} cannot be converted, because the "
-            "base must be a whole number and whole heads are rotated."
+            "base must be an integer, and partial rotation is not supported."
         )
     if kind == "default":
         return {"rotary_base": int(base)}
@@ -169,13 +169,13 @@ def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
             "rope_scaling_factor": float(rotary["factor"]),
         }
     raise HuggingFaceError(
-        f"config.json: the rotary embedding {rotary!r} cannot be converted, because Megatron Core computes default, "
+        f"config.json: the rotary embedding {rotary!r} cannot be converted, because Megatron Core supports default, "
         f"linear, and llama3 with {dict(LLAMA3_SCALING)}."
     )
 
 
 def _unconvertible_fields(config: GPTModelConfig) -> list[str]:
-    """Return the fields with which no model of `ARCHITECTURES` computes the same."""
+    """Return the fields with values that no model of `ARCHITECTURES` supports."""
     needed: dict[str, object] = {
         "position_embedding_type": "rope",
         "rotary_percent": 1.0,
@@ -215,10 +215,10 @@ def _unconvertible_fields(config: GPTModelConfig) -> list[str]:
 
 
 def config_of(config: GPTModelConfig, *, vocab_size: int, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a model section: Mixtral's with experts, Qwen's with their marks, else Llama's.
+    """Return the config.json of a model section: Mixtral's with experts, Qwen's with its biases or norms, else Llama's.
 
     Raises:
-        HuggingFaceError: no model of `ARCHITECTURES` computes the same; names the fields.
+        HuggingFaceError: no model of `ARCHITECTURES` computes the same; lists the fields.
     """
     wrong = _unconvertible_fields(config)
     if wrong:
@@ -248,7 +248,7 @@ def config_of(config: GPTModelConfig, *, vocab_size: int, dtype: str) -> dict[st
         "hidden_act": "silu",
         "max_position_embeddings": config.max_position_embeddings or config.seq_length,
         "rms_norm_eps": config.layernorm_epsilon,
-        # both spellings: transformers 5 reads the first, earlier ones the others
+        # both spellings: transformers 5 reads the first, earlier versions the others
         "rope_parameters": {"rope_theta": float(config.rotary_base), **rotary},
         "rope_theta": float(config.rotary_base),
         "rope_scaling": None if rotary["rope_type"] == "default" else rotary,

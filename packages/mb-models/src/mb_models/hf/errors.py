@@ -1,4 +1,4 @@
-"""What can be wrong with a folder in Hugging Face's form, or with a model that is to become one. No torch."""
+"""Error of a folder in the Hugging Face format, or of a model that cannot be exported to it. No torch."""
 
 
 class HuggingFaceError(ValueError):

@@ -1,4 +1,4 @@
-"""Fill model chunks of any layout from a folder in Hugging Face's form.
+"""Loading of model chunks of any parallel layout from a folder in the Hugging Face format.
 
 Shape letters: G query groups on this rank, R queries in a group, D channels of a head, H hidden size.
 """
@@ -22,18 +22,18 @@ def load_hf_weights(
 ) -> None:
     """Copy the weights of a Hugging Face folder into this rank's chunks, under any layout.
 
-    Each rank reads its own parts, parameter by parameter, so that no more than one parameter is held beside the model.
-    Rows of the embedding beyond the folder's vocabulary become 0. Not collective. A single rank also looks for tensors
-    that no parameter takes.
+    Each rank reads its own parts, parameter by parameter, so that at most one parameter is held in addition to the
+    model. Rows of the embedding beyond the folder's vocabulary become 0. Not collective. A model on a single rank is
+    also checked for tensors that no parameter uses.
 
     Args:
         chunks: this rank's model chunks.
-        folder: has a `config.json` and safetensors.
-        pg_collection: process groups with `tp`, `pp`, `ep` and `expt_tp`; None takes those that the chunks were
+        folder: folder with a `config.json` and safetensors.
+        pg_collection: process groups with `tp`, `pp`, `ep` and `expt_tp`; None: those that the chunks were
             built with.
 
     Raises:
-        HuggingFaceError: a tensor is missing, is left over, or has another shape than the model expects.
+        HuggingFaceError: a tensor is missing, is unused, or has another shape than the model expects.
     """
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
     taken: set[str] = set()
@@ -45,8 +45,8 @@ def load_hf_weights(
                 _part(stored, name, origin, rank=ranks.rank(), size=ranks.size(), rows=rows)
                 for name in origin.tensors
             ]
-            whole = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
-            _copy(value, whole, parameter=parameter, padded=rows is not None)
+            source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
+            _copy(value, source, parameter=parameter, padded=rows is not None)
             taken.update(origin.tensors)
         left = {name for name in stored.names() - taken if not name.endswith("rotary_emb.inv_freq")}
     if chunks[0].share_embeddings_and_output_weights:
@@ -54,7 +54,7 @@ def load_hf_weights(
     if left and groups.pp.size() == groups.ep.size() == 1:
         raise HuggingFaceError(
             f"{folder}: {', '.join(sorted(left)[:4])} ({len(left)} tensors) belong to no parameter of the model, "
-            "because it is of another kind than its config.json says."
+            "because it is of another kind than its config.json. Build the model from that file."
         )
 
 
@@ -66,12 +66,12 @@ def groups_of_chunks(chunks: Sequence[Any]) -> ProcessGroupCollection:
     """Return the process groups that the chunks were built with.
 
     Raises:
-        HuggingFaceError: they keep none.
+        HuggingFaceError: the chunks do not keep them.
     """
     groups = getattr(chunks[0], "pg_collection", None)  # of Megatron's language modules
     if groups is None:
         raise HuggingFaceError(
-            f"pg_collection: not given, and {type(chunks[0]).__name__} keeps none, because each rank finds its part of "
+            f"pg_collection: not set, and {type(chunks[0]).__name__} keeps none, because each rank finds its part of "
             "the weights by its rank in these groups. Pass pg_collection."
         )
     found: ProcessGroupCollection = groups
@@ -102,13 +102,13 @@ def parameter_origins(
 def _part(
     stored: TensorFolder, name: str, origin: TensorOrigin, *, rank: int, size: int, rows: int | None
 ) -> torch.Tensor:
-    """Read this rank's part of a tensor: `rows` rows or as many as there are, or an even share where that is None."""
+    """Read this rank's part of a tensor: at most `rows` rows, or an even share if that is None."""
     if origin.split is None:
         return stored.part(name, split=None, start=0, stop=0)
     length = stored.shape(name)[origin.split]
     if rows is None and length % size:
         raise HuggingFaceError(
-            f"{name}: {length} does not divide by tensor_model_parallel_size={size}, because each rank holds the same "
+            f"{name}: {length} is not divisible by tensor_model_parallel_size={size}, because each rank holds an equal "
             "part. Use a smaller one."
         )
     each = length // size if rows is None else rows
@@ -118,7 +118,7 @@ def _part(
 
 
 def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size: int) -> torch.Tensor:
-    """Put query, key and value (group by group), or gate and up projection, together as Megatron does."""
+    """Fuse query, key and value (group by group), or gate and up projection, as Megatron does."""
     if origin.form == "plain":
         return parts[0]
     if origin.form == "glu":
@@ -131,15 +131,15 @@ def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size
 
 
 @torch.no_grad()
-def _copy(value: torch.Tensor, whole: torch.Tensor, *, parameter: str, padded: bool) -> None:
-    rows = whole.shape[0]
-    fits = whole.shape == value.shape or (
-        padded and whole.shape[1:] == value.shape[1:] and rows <= value.shape[0]
+def _copy(value: torch.Tensor, source: torch.Tensor, *, parameter: str, padded: bool) -> None:
+    rows = source.shape[0]
+    fits = source.shape == value.shape or (
+        padded and source.shape[1:] == value.shape[1:] and rows <= value.shape[0]
     )
     if not fits:
         raise HuggingFaceError(
-            f"{parameter}: has shape {list(value.shape)}, and the folder's tensors {list(whole.shape)}, because the "
+            f"{parameter}: has shape {list(value.shape)}, and the folder's tensors {list(source.shape)}, because the "
             "model section is not that of its config.json."
         )
-    value[:rows].copy_(whole)
+    value[:rows].copy_(source)
     value[rows:].zero_()

@@ -1,4 +1,4 @@
-"""Parameters that live in files: the system moves them out of memory when it needs room."""
+"""Memory-mapped parameters, which the operating system can evict from memory."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 
 @torch.no_grad()
 def memory_map_parameters(modules: Iterable[torch.nn.Module], folder: Path) -> None:
-    """Put the parameters of modules on the host into files, of content 0; a shared parameter stays shared.
+    """Replace the parameters of modules on the host by zeros in memory-mapped files; a shared parameter stays shared.
 
-    The files must outlive the modules. They take as much disk as the parameters have bytes.
+    The files must outlive the modules. They occupy as much disk space as the parameters have bytes.
     """
     for module_number, module in enumerate(modules):
         for number, parameter in enumerate(module.parameters()):

@@ -1,4 +1,4 @@
-"""safetensors files, one tensor at a time: the only file that imports safetensors."""
+"""Reader and writer of safetensors files, one tensor at a time. The only module that imports safetensors."""
 
 import json
 from contextlib import ExitStack
@@ -16,10 +16,10 @@ INDEX = "model.safetensors.index.json"
 
 
 class TensorFolder:
-    """The tensors of all safetensors files of a folder. Files are mapped, and read where a tensor is asked for.
+    """Reader of all safetensors files of a folder. Files are memory-mapped, and a tensor is read on access.
 
     Raises:
-        HuggingFaceError: there is no such file, or one that cannot be read or that the index names is missing.
+        HuggingFaceError: there is no such file, one cannot be read, or one that the index names is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class TensorFolder:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         if not names:
             raise HuggingFaceError(
-                f"{folder}: holds no *.safetensors, because the weights are in another form or elsewhere. Save the "
+                f"{folder}: holds no *.safetensors, because the weights are in another format or elsewhere. Save the "
                 "model with safe serialization."
             )
         try:
@@ -42,7 +42,7 @@ class TensorFolder:
         except (OSError, SafetensorError) as error:
             self._stack.close()
             raise HuggingFaceError(
-                f"{folder / name}: cannot be read ({error}). Fetch the file again."
+                f"{folder / name}: cannot be read ({error}). Download the file again."
             ) from error
 
     def __enter__(self) -> Self:
@@ -58,16 +58,16 @@ class TensorFolder:
         return set(self._files)
 
     def dtype(self) -> torch.dtype:
-        """Return the type of the first tensor by name."""
+        """Return the data type of the first tensor by name."""
         name = min(self._files)
         return self.part(name, split=0, start=0, stop=1).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor; reads the header alone."""
+        """Return the shape of a tensor; reads only the header."""
         return tuple(self._slice(name).get_shape())
 
     def part(self, name: str, *, split: int | None, start: int, stop: int) -> torch.Tensor:
-        """Read `start` to `stop` along the dimension `split`, or the whole where that is None."""
+        """Read `start` to `stop` along the dimension `split`, or the complete tensor if that is None."""
         stored = self._slice(name)
         if split is None:
             part: torch.Tensor = stored[:]
@@ -78,13 +78,13 @@ class TensorFolder:
     def _slice(self, name: str) -> Any:
         if name not in self._files:
             raise HuggingFaceError(
-                f"{self._folder}: has no tensor {name}, although config.json asks for it. Fetch the folder again."
+                f"{self._folder}: has no tensor {name}, which config.json requires. Download the folder again."
             )
         return self._files[name].get_slice(name)
 
 
 class ShardWriter:
-    """Writes tensors into numbered files of bounded size, then the index. Holds one file's tensors at a time."""
+    """Writer of tensors into numbered files of bounded size, and of their index. Holds one file's tensors at a time."""
 
     def __init__(self, folder: Path, *, shard_bytes: int) -> None:
         self._folder, self._limit = folder, shard_bytes
@@ -93,7 +93,7 @@ class ShardWriter:
         self._held_bytes = self._total = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a tensor; may write a file."""
+        """Add a tensor; writes a file when the held tensors reach the size limit."""
         size = tensor.numel() * tensor.element_size()
         if self._held and self._held_bytes + size > self._limit:
             self._flush()
@@ -102,7 +102,7 @@ class ShardWriter:
         self._total += size
 
     def finish(self) -> None:
-        """Write the last file, give all files their names, and write the index where there are several."""
+        """Write the last file, rename all files to their final names, and write the index if there are several."""
         if self._held:
             self._flush()
         count = len(self._shards)

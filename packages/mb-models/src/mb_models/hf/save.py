@@ -1,4 +1,4 @@
-"""Write a folder in Hugging Face's form from a model that one rank holds whole."""
+"""Export of a model on a single rank to a folder in the Hugging Face format."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from mb_models.hf.safetensors_files import ShardWriter
 from mb_models.hf.tensor_names import TensorOrigin
 
 SHARD_BYTES = 2 * 2**30
-"""Size of a file, unless one tensor is larger."""
+"""Maximum size of a file, unless one tensor is larger."""
 
 
 def save_hf_model(
@@ -26,27 +26,27 @@ def save_hf_model(
     pg_collection: ProcessGroupCollection | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json and the weights of a whole model; the index or the single file comes last.
+    """Write config.json and the weights of a complete model; the index or the single file is written last.
 
-    Holds one file's tensors beside the model. Not collective.
+    Holds one file's tensors in addition to the model. Not collective.
 
     Args:
-        chunk: the model, built by one rank.
-        folder: is made; must be empty.
+        chunk: the model, built on one rank.
+        folder: output folder, which is created and must be empty.
         config: the section that the chunk was built from.
-        pg_collection: groups of one rank each; None takes those that the model was built with.
-        shard_bytes: size of a file.
+        pg_collection: groups of one rank each; None: those that the model was built with.
+        shard_bytes: maximum size of a file.
 
     Raises:
-        HuggingFaceError: no model in that form computes the same, or the model is spread over several ranks.
+        HuggingFaceError: no model in that format computes the same, or the model is distributed over several ranks.
         FileExistsError: the folder holds files.
     """
     groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
-            f"save_hf_model: the model is spread over {sizes} ranks (tensor, pipeline, expert), because it was built "
-            "so. Load its checkpoint into a model on one rank."
+            f"save_hf_model: the model is distributed over {sizes} ranks (tensor, pipeline, expert), because it was "
+            "built so. Load its checkpoint into a model on one rank."
         )
     target = Path(folder)
     dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
@@ -55,7 +55,7 @@ def save_hf_model(
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):
         raise FileExistsError(
-            f"{target}: holds files, which would be mixed with the new ones. Name another folder."
+            f"{target}: holds files, because they would be mixed with the new ones. Use another folder."
         )
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
@@ -66,15 +66,15 @@ def save_hf_model(
     writer.finish()
 
 
-def split_parts(whole: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin) -> list[torch.Tensor]:
-    """Take a parameter of a whole model apart; the order is that of `origin.tensors`."""
+def split_parts(parameter: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin) -> list[torch.Tensor]:
+    """Split a parameter of a complete model into tensors, in the order of `origin.tensors`."""
     if origin.form == "plain":
-        return [whole]
+        return [parameter]
     if origin.form == "glu":
-        return list(whole.chunk(2))
+        return list(parameter.chunk(2))
     size = config.kv_channels or config.hidden_size // config.num_attention_heads
     groups = config.num_query_groups or config.num_attention_heads
     queries = config.num_attention_heads // groups
-    grouped = whole.reshape(groups, -1, *whole.shape[1:])
+    grouped = parameter.reshape(groups, -1, *parameter.shape[1:])
     parts = torch.split(grouped, [queries * size, size, size], dim=1)
     return [part.flatten(0, 1) for part in parts]

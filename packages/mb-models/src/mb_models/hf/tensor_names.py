@@ -1,6 +1,6 @@
-"""Which tensors of a Hugging Face folder a parameter of a Megatron GPT is made of, and how. No torch.
+"""Mapping from parameters of a Megatron GPT to tensors of a Hugging Face folder. No torch.
 
-Megatron fuses query, key and value group by group, and gate and up projection one after the other; in both, a
+Megatron fuses query, key and value group by group, and concatenates gate and up projection; in both, a
 tensor-parallel rank's part is the fusion of its parts of the single tensors.
 """
 
@@ -17,13 +17,13 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOrigin:
-    """Where a parameter comes from."""
+    """Tensors that a parameter is made of, and their fusion."""
 
     tensors: tuple[str, ...]
     """Names in the folder, in the order of the fusion."""
     form: Form = "plain"
     split: int | None = None
-    """Dimension that tensor-parallel ranks share, in each of the tensors; None: all have the whole."""
+    """Dimension of each tensor that tensor-parallel ranks share; None: the tensors are replicated."""
 
 
 _ATTENTION = "model.layers.{layer}.self_attn."
@@ -58,7 +58,7 @@ LAYER_ORIGINS: dict[str, TensorOrigin] = {
         tensors=(_EXPERT + "w2.weight",), split=1
     ),
 }
-"""Rest of a parameter's name after `decoder.layers.N.` -> where it comes from."""
+"""Suffix of a parameter's name after `decoder.layers.N.` -> its origin."""
 
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
 _LAYER_ORIGINS = {re.compile(pattern): origin for pattern, origin in LAYER_ORIGINS.items()}
@@ -67,16 +67,16 @@ _LAYER_ORIGINS = {re.compile(pattern): origin for pattern, origin in LAYER_ORIGI
 def origin_of(
     parameter: str, *, layer: Callable[[int], int], expert: Callable[[int], int], tied: bool
 ) -> TensorOrigin:
-    """Return where a parameter comes from.
+    """Return the tensors that a parameter is made of.
 
     Args:
-        parameter: its name in the chunk.
-        layer: from a layer's number in the chunk to that in the model.
-        expert: from an expert's number on this rank to that in the model.
-        tied: the output layer is the embedding.
+        parameter: name in the chunk.
+        layer: function from a layer's number in the chunk to that in the model.
+        expert: function from an expert's number on this rank to that in the model.
+        tied: whether the output layer is tied to the embedding.
 
     Raises:
-        HuggingFaceError: the models that can be converted have no such parameter.
+        HuggingFaceError: the supported models have no such parameter.
     """
     if parameter == "embedding.word_embeddings.weight" or (tied and parameter == "output_layer.weight"):
         return TensorOrigin(tensors=(EMBEDDING,), split=0)
@@ -88,12 +88,12 @@ def origin_of(
     for pattern, origin in _LAYER_ORIGINS.items():
         found = pattern.fullmatch(inside["rest"]) if inside else None
         if inside is not None and found is not None:
-            place = {"layer": layer(int(inside["layer"]))}
+            indices = {"layer": layer(int(inside["layer"]))}
             if "expert" in found.groupdict():
-                place["expert"] = expert(int(found["expert"]))
-            names = tuple(name.format(**place) for name in origin.tensors)
+                indices["expert"] = expert(int(found["expert"]))
+            names = tuple(name.format(**indices) for name in origin.tensors)
             return TensorOrigin(tensors=names, form=origin.form, split=origin.split)
     raise HuggingFaceError(
-        f"{parameter}: has no counterpart in Hugging Face's form, because Llama, Qwen and Mixtral have no such "
-        "parameter. Merge adapters first, and train without further heads."
+        f"{parameter}: has no counterpart in the Hugging Face format, because Llama, Qwen and Mixtral have no such "
+        "parameter. Merge adapters first, and train without additional heads."
     )

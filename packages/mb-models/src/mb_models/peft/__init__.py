@@ -1,1 +1,1 @@
-"""Adapters: small matrices that are trained in place of a model's own weights. `config` holds the sections."""
+"""Parameter-efficient fine-tuning with adapters, trained while the model's own weights are frozen."""

@@ -1,4 +1,4 @@
-"""The section `peft`: which adapters a model gets. Standard library only."""
+"""Section `peft`: the adapters of a model. Standard library only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,66 +20,67 @@ CANONICAL_TARGETS = (
     "linear_fc1_gate",
     "linear_fc2",
 )
-"""The same, with the layers apart that Megatron fuses."""
+"""The same, with separate names for the layers that Megatron fuses."""
 
 CANONICAL_NAMES = {
     "linear_qkv": {"q": "linear_q", "k": "linear_k", "v": "linear_v"},
     "linear_fc1": {"gate": "linear_fc1_gate", "up": "linear_fc1_up"},
 }
-"""Fused layer -> part -> name of the part, as canonical LoRA knows it."""
+"""Fused layer -> part -> name of the part in canonical LoRA."""
 
 
 @dataclass(kw_only=True)
 class PEFT(StrictFields):
-    """What every way of adapting a model can do; the base of a class of one's own.
+    """Base class of all methods, including custom ones.
 
     `install` is called on every rank, after the model is built and before it is wrapped for data parallelism.
     """
 
     def install(self, chunks: Sequence[Any]) -> None:
-        """Freeze what is not to be trained, and add what is, named as `is_adapter` says."""
+        """Freeze the weights that are not trained, and add adapters with names that `is_adapter` recognises."""
         raise NotImplementedError(
             f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks)."
         )
 
     def is_adapter(self, name: str) -> bool:
-        """Say whether a parameter, by its name in the model, was added; checkpoints hold only these."""
+        """Return whether a parameter, by its name in the model, is an adapter; checkpoints hold only adapters."""
         return ".adapter." in name
 
     def start(self, chunks: Sequence[Any]) -> None:
-        """Called once the model's own weights are loaded, where no adapters are; collective."""
+        """Initialise adapters from the model's weights, if these are loaded without adapters. Collective."""
 
 
 @dataclass(kw_only=True)
 class LoRA(PEFT):
-    """Low-rank adapters: each target computes W x + alpha / dim * B A x, where A and B alone are trained.
+    """Low-rank adapters: each target computes W x + alpha / dim * B A x, where only A and B are trained.
 
-    One pair for each of Megatron's layers, also where it fuses query, key and value, or gate and up projection.
+    Each of Megatron's layers has one pair, including layers that fuse query, key and value, or gate and up projection.
     """
 
     dim: int = 32
     """Rank of the product B A."""
     alpha: float = 32.0
-    """Scale of the product, over `dim`."""
+    """Numerator of the product's scale, alpha / dim."""
     dropout: float = 0.0
-    """Probability with which an input of A is set to 0 in training."""
+    """Probability of zeroing an input of A during training."""
     target_modules: list[str] = field(default_factory=lambda: list(TARGETS))
-    """Layers that get adapters, by the last part of their name, or by their whole name with `*` for any text, as in
-    "*.layers.0.*.linear_proj"; those of experts too. Each must match a layer, on any rank; of the default list, which
-    is for many models, at least one.
+    """Layers with adapters, by the last part of their name, or by their full name with `*` for any text, as in
+    "*.layers.0.*.linear_proj"; experts included. Each pattern must match a layer on some rank; of the default list,
+    which is for many models, at least one pattern must.
 
-    A T5's cross-attention has linear_q and linear_kv besides, which are adapted only if they are named."""
+    A T5's cross-attention has additional layers linear_q and linear_kv, which are adapted only if they are named.
+    """
     exclude_modules: list[str] = field(default_factory=list)
-    """Layers that get no adapters, in the same form, where `target_modules` is empty: all others get some."""
+    """Layers without adapters, in the same form, if `target_modules` is empty: all others get adapters."""
 
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the model and add the adapters."""
-        import_module("mb_models.peft.lora").install(chunks, self)  # brings torch, which sections do without
+        import_module("mb_models.peft.lora").install(chunks, self)  # sections do not import torch
 
 
 @dataclass(kw_only=True)
 class CanonicalLoRA(LoRA):
-    """LoRA with a pair of its own for query, key, value, gate and up projection, as outside of Megatron.
+    """LoRA with a separate pair for query, key, value, gate and up projection, as outside of Megatron.
 
     Their names are linear_q, linear_k, linear_v, linear_fc1_gate and linear_fc1_up. linear_qkv and linear_fc1 select
     all parts.
@@ -91,32 +92,32 @@ class CanonicalLoRA(LoRA):
 
 @dataclass(kw_only=True)
 class DoRA(LoRA):
-    """LoRA whose sum is scaled, row by row, to a trained length: m (W + B A) / |W + B A|.
+    """LoRA whose sum is scaled, row by row, to a trained magnitude: m (W + B A) / |W + B A|.
 
-    The length is taken for constant in the backward pass, as its authors propose (arXiv 2402.09353, section 4.3).
+    The norm is treated as a constant in the backward pass, as in section 4.3 of arXiv 2402.09353.
     """
 
     alpha: float = 64.0
-    """Scale of the product, over `dim`."""
+    """Numerator of the product's scale, alpha / dim."""
 
     def start(self, chunks: Sequence[Any]) -> None:
-        """Set the trained lengths to those of the loaded weights; collective over the tensor-parallel groups."""
+        """Set the magnitudes to the row norms of the loaded weights; collective over the tensor-parallel groups."""
         import_module("mb_models.peft.lora").init_magnitudes(chunks)  # as above
 
 
 KINDS: dict[str, type[LoRA]] = {"lora": LoRA, "canonical_lora": CanonicalLoRA, "dora": DoRA}
-"""Name, as in `peft=lora` -> section."""
+"""Name, as in `peft=lora` -> section class."""
 
 
 class PeftError(ValueError):
-    """Adapters that cannot be as asked for."""
+    """Adapters that are not supported as configured."""
 
 
 def section_by_name(name: str) -> LoRA:
-    """Return the section that a name stands for, with its defaults.
+    """Return the section with this name, with its defaults.
 
     Raises:
-        PeftError: it stands for none.
+        PeftError: the name is unknown.
     """
     if name not in KINDS:
         raise PeftError(f"peft: {name!r} is none of {', '.join(KINDS)}. Use one of them.")

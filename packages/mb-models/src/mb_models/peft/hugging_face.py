@@ -1,4 +1,4 @@
-"""Adapters in the form of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
+"""Export of adapters in the format of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
 
 import json
 from collections.abc import Iterator
@@ -29,27 +29,28 @@ def save_adapters(
     pg_collection: ProcessGroupCollection | None = None,
     base: str = "",
 ) -> None:
-    """Write the adapters of a whole model so that `peft.PeftModel.from_pretrained` loads them.
+    """Write the adapters of a complete model in the format of `peft.PeftModel.from_pretrained`.
 
-    A pair that is fused in Megatron becomes one for each of its layers, with the same A. Not collective.
+    A pair of a layer that Megatron fuses becomes one pair for each of its parts, with the same A. Not collective.
 
     Args:
-        chunk: the model with adapters, built by one rank.
-        folder: is made.
-        section: what the adapters were made from.
-        config: the model's section.
-        pg_collection: groups of one rank each; None takes those that the model was built with.
-        base: where the model is that they belong to, for adapter_config.json.
+        chunk: the model with adapters, built on one rank.
+        folder: output folder, which is created.
+        section: section of the adapters.
+        config: section of the model.
+        pg_collection: groups of one rank each; None: those that the model was built with.
+        base: path of the base model, for adapter_config.json.
 
     Raises:
-        HuggingFaceError: the model is spread over ranks, or experts have adapters, which that form has no place for.
+        HuggingFaceError: the model is distributed over ranks, or experts have adapters, which the format does not
+        support.
     """
     groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
-            f"save_adapters: the model is spread over {sizes} ranks (tensor, pipeline, expert). Load its checkpoint "
-            "into a model on one rank."
+            f"save_adapters: the model is distributed over {sizes} ranks (tensor, pipeline, expert). Load its "
+            "checkpoint into a model on one rank."
         )
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def save_adapters(
     for name, layer in adapted_layers([chunk]):
         if ".experts." in name:
             raise HuggingFaceError(
-                f"{name}: adapters on experts have no place in that form. Merge them, or leave experts out."
+                f"{name}: adapters on experts are not supported by the format. Merge them, or exclude experts."
             )
         origin = origin_of(f"{name}.weight", layer=partial(add, 0), expert=partial(add, 0), tied=False)
         for tensor, value in adapter_tensors(layer, origin, config):
@@ -82,16 +83,16 @@ def save_adapters(
 
 
 PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
-"""Form of a fused layer -> its adapters in a canonical LoRA."""
+"""Form of a fused layer -> its adapters in canonical LoRA."""
 
 
 def adapter_tensors(
     layer: Any, origin: TensorOrigin, config: GPTModelConfig
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of one layer's adapters by their names in that form."""
-    whole = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
+    """Yield the tensors of one layer's adapters by their names in that format."""
+    fused_pair = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
-    if whole is None:
+    if fused_pair is None:
         adapted = [
             (name, part)
             for name, part in zip(names, PARTS[origin.form], strict=True)
@@ -100,8 +101,8 @@ def adapter_tensors(
         names, pairs = [name for name, _ in adapted], [layer.adapter[part] for _, part in adapted]
         b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
     else:
-        b_parts = split_parts(whole.lora_b, config, origin)
-        a_parts = [whole.lora_a] * len(b_parts)
+        b_parts = split_parts(fused_pair.lora_b, config, origin)
+        a_parts = [fused_pair.lora_a] * len(b_parts)
     for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):
         yield f"{name}.lora_A.weight", a_RI
         yield f"{name}.lora_B.weight", b_OR

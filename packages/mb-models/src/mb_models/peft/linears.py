@@ -1,4 +1,4 @@
-"""The linear layers that can have adapters: Megatron's own, and those that it derives from Transformer Engine's."""
+"""Linear layers that can have adapters: Megatron's own, and its classes derived from Transformer Engine's."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,32 +14,34 @@ ROW = {
     "TELayerNormColumnParallelLinear": False,
     "TERowParallelLinear": True,
 }
-"""Class of Megatron's -> whether inputs, not outputs, are spread over ranks. By name: Transformer Engine's cannot be
-imported where it is not installed."""
+"""Megatron's class -> whether inputs, not outputs, are split over ranks.
+
+By name, because classes of Transformer Engine cannot be imported if it is not installed.
+"""
 
 FUSED_NORM = "TELayerNormColumnParallelLinear"
-"""The class that normalises its input before it multiplies."""
+"""Class with a fused normalisation of its input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearPartition:
-    """How a linear layer is spread over ranks, and what else it does."""
+    """Partition of a linear layer over ranks, and the variant of its output."""
 
     row: bool
-    """Inputs are spread over ranks, not outputs."""
+    """Inputs are split over ranks, not outputs."""
     group: Any
-    """The tensor-parallel group; that of the experts in an expert."""
+    """Tensor-parallel group; for an expert that of the experts."""
     of_experts: bool
-    """The dispatcher of its experts exchanges what their layers do not."""
+    """The layer belongs to an expert, whose dispatcher communicates instead of the layer."""
     scattered: bool
-    """Outside of the layer the sequence is spread over the ranks."""
+    """Outside of the layer the sequence is split over the ranks."""
     own_bias: bool
-    """Its output has the bias in it."""
+    """The output includes the bias."""
     normalises: bool
-    """It normalises its input first."""
+    """The layer normalises its input first."""
 
     def run(self, answer: Any, input_: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return output, bias and what the weight was multiplied with, of a layer's answer to an input."""
+        """Return output, bias and the input of the matrix product, from a layer's return value and its input."""
         if not self.normalises:
             output, bias = answer
             return output, bias, input_
@@ -50,22 +52,22 @@ class LinearPartition:
 
 
 def is_parallel(module: Any) -> bool:
-    """Whether a module is one of Megatron's parallel linear layers and has a weight of its own."""
+    """Return whether a module is one of Megatron's parallel linear layers and has a weight."""
     known = any(cls.__name__ in ROW for cls in type(module).__mro__)
     return known and getattr(module, "weight", None) is not None  # a tied output layer has none
 
 
 def partition_of(name: str, module: Any) -> LinearPartition:
-    """Return the place of a layer, of which `name` is the path in the chunk.
+    """Return the partition of a layer, of which `name` is the path in the chunk.
 
     Raises:
-        PeftError: it is none of the classes of `ROW`, or experts are spread over tensor-parallel ranks.
+        PeftError: it is none of the classes of `ROW`, or experts are split over tensor-parallel ranks.
     """
     kinds = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in ROW]
     if not kinds:
         raise PeftError(
-            f"peft.target_modules: {name} is a {type(module).__name__}, and adapters know Megatron's parallel layers "
-            f"alone ({', '.join(ROW)}). Take {name.rsplit('.', 1)[-1]} out of peft.target_modules, or set "
+            f"peft.target_modules: {name} is a {type(module).__name__}, but adapters support Megatron's parallel "
+            f"layers only ({', '.join(ROW)}). Remove {name.rsplit('.', 1)[-1]} from peft.target_modules, or set "
             "model.moe_grouped_gemm=false for adapters on experts."
         )
     engine = kinds[0].startswith("TE")
@@ -79,8 +81,8 @@ def partition_of(name: str, module: Any) -> LinearPartition:
     )
     if partition.of_experts and partition.group.size() > 1:
         raise PeftError(
-            f"peft.target_modules: {name} is spread over {partition.group.size()} expert-tensor-parallel ranks, "
-            "because nobody adds up their gradients of an adapter. Set model.expert_tensor_parallel_size=1."
+            f"peft.target_modules: {name} is split over {partition.group.size()} expert-tensor-parallel ranks, "
+            "because the gradients of its adapter are not summed. Set model.expert_tensor_parallel_size=1."
         )
     return partition
 

@@ -1,7 +1,8 @@
-"""LoRA, canonical LoRA and DoRA on Megatron's parallel linear layers, its own and Transformer Engine's.
+"""LoRA, canonical LoRA and DoRA on Megatron's parallel linear layers, including Transformer Engine's.
 
-The class of a layer is extended in place, so that its own parameters keep their names (and checkpoints of the model
-fit); adapters are below `<layer>.adapter.`. Shape letters: R rank of the adapter, I inputs and O outputs on this rank.
+The class of a layer is replaced in place, so that its own parameters keep their names (and checkpoints of the model
+stay loadable); adapters are below `<layer>.adapter.`. Shape letters: R rank of the adapter, I inputs and O outputs on
+this rank.
 """
 
 import logging
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Adapter(torch.nn.Module):
-    """scale * B A x for one linear layer, or for one of the layers that are fused in it."""
+    """Low-rank update scale * B A x of one linear layer, or of one of the layers that are fused in it."""
 
     def __init__(self, linear: Any, *, section: LoRA, outputs: int) -> None:
         super().__init__()
@@ -44,11 +45,11 @@ class Adapter(torch.nn.Module):
         self.scale = section.alpha / section.dim
         self.dropout = section.dropout
         self.group = partition.group
-        self.exchanges = not partition.of_experts  # with experts, their dispatcher exchanges
+        self.exchanges = not partition.of_experts  # the dispatcher of experts communicates instead
         self.scattered = partition.scattered and self.exchanges
         a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
         b_OR = torch.zeros(outputs, section.dim, dtype=weight.dtype, device=weight.device)
-        # A is sharded along the input in a row-parallel layer: a draw for each rank; else one for all of them
+        # A is sharded along the input in a row-parallel layer: each rank draws its own values; else all draw the same
         with get_cuda_rng_tracker().fork() if self.row else nullcontext():
             torch.nn.init.kaiming_uniform_(a_RI, a=math.sqrt(5))
         self.lora_a, self.lora_b = torch.nn.Parameter(a_RI), torch.nn.Parameter(b_OR)
@@ -56,14 +57,14 @@ class Adapter(torch.nn.Module):
         set_parallel_attributes(self.lora_b, linear, sharded=None if self.row else 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the layer's output; exchanges R numbers a token where the layer itself exchanges."""
+        """Return the update of the layer's output; communicates R numbers per token if the layer communicates."""
         if self.dropout and self.training:
             with get_cuda_rng_tracker().fork() if self.row or self.scattered else nullcontext():
                 x = F.dropout(x, self.dropout)
         return F.linear(self._exchange(F.linear(x, self.lora_a)), self.lora_b) * self.scale
 
     def delta(self) -> Tensor:
-        """Return the change of the weight, [O, I]."""
+        """Return the update of the weight, [O, I]."""
         return (self.lora_b @ self.lora_a) * self.scale
 
     def _exchange(self, hidden: Tensor) -> Tensor:
@@ -86,11 +87,11 @@ class Adapter(torch.nn.Module):
 
 
 def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> None:
-    """Tell Megatron how a parameter is spread: its optimizer, gradient norm and data parallelism read this."""
+    """Set the attributes that describe a parameter's sharding to Megatron's optimizer, gradient norm and DDP."""
     marked: Any = parameter
     marked.tensor_model_parallel = sharded is not None
     marked.partition_dim, marked.partition_stride = -1 if sharded is None else sharded, 1
-    # replicated, and fed by a part of the sequence: finalize_model_grads adds the ranks' gradients up
+    # replicated, with a part of the sequence as input: finalize_model_grads sums the gradients over the ranks
     marked.sequence_parallel = (
         linear.partition.scattered and sharded is None and not linear.partition.of_experts
     )
@@ -99,7 +100,7 @@ def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, shard
 
 
 class AdaptedLinear:
-    """Goes before the class of a linear layer that has adapters."""
+    """Mixin for linear layers with adapters; precedes the layer's own class in the method resolution order."""
 
     def add_adapters(self: Any, section: LoRA, parts: Sequence[str]) -> None:
         """Add the adapters of the layer, or of the parts that are fused in it."""
@@ -120,7 +121,7 @@ class AdaptedLinear:
             self.adapter.register_parameter("magnitude", magnitude)
 
     def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return output and bias as the layer does, with the adapters' part in the output."""
+        """Return output and bias like the layer itself, with the adapters' update added to the output."""
         answer = super().forward(input_, *args, **options)  # type: ignore[misc]
         output, bias, multiplied = self.partition.run(answer, input_)
         if not hasattr(self, "adapter"):
@@ -153,7 +154,7 @@ class AdaptedLinear:
                 axes[key] = 0
         below = f"{prefix}adapter."
         if self.by_layer and sharded_offsets:
-            # Megatron stores one tensor for all layers and experts, which has gaps where only some have adapters
+            # Megatron stores one tensor for all layers and experts, which has gaps if only some have adapters
             for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
                 below += f"{word}_{number}."
             sharded_offsets = ()
@@ -170,13 +171,13 @@ class AdaptedLinear:
 
 @cache
 def adapted_class(cls: Hashable) -> type:
-    """Return the class of layers of a class that have adapters."""
+    """Return the subclass of a layer's class with adapters."""
     base = cast(type, cls)
     return type(f"Adapted{base.__name__}", (AdaptedLinear, base), {})
 
 
 def fused_part_sizes(linear: Any) -> dict[str, int] | None:
-    """Return the outputs on this rank of each layer that is fused in one, or None where none are."""
+    """Return the outputs on this rank of each layer that is fused in one, or None if none are."""
     config = linear.config
     if linear.glu_halves:
         half = linear.weight.shape[0] // 2
@@ -194,7 +195,7 @@ def fused_part_sizes(linear: Any) -> dict[str, int] | None:
 
 
 def join_parts(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
-    """Put the parts of a fused layer together along `dim`; query, key and value group by group."""
+    """Concatenate the parts of a fused layer along `dim`; query, key and value group by group."""
     if len(parts) == 1:
         return parts[0]
     if not linear.joins_groups:
@@ -206,7 +207,7 @@ def join_parts(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
 
 
 def zero_fill_parts(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
-    """Return one tensor for each part of a layer: those given, and zeros for parts without adapters."""
+    """Return one tensor for each part of a layer: the given ones, and zeros for parts without adapters."""
     like = next(iter(given.values()))
     found = []
     for name, size in linear.part_sizes.items():
@@ -217,13 +218,13 @@ def zero_fill_parts(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> li
 
 
 def weight_delta(linear: Any) -> Tensor:
-    """Return what the adapters add to a layer's weight on this rank, [O, I]."""
+    """Return the adapters' update of a layer's weight on this rank, [O, I]."""
     given = {name: adapter.delta() for name, adapter in linear.adapter.items()}
     return join_parts(linear, zero_fill_parts(linear, given, dim=0), dim=0)
 
 
 def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
-    """Return the length of each row of the whole weight, [O]; collective where rows are spread over ranks."""
+    """Return the norm of each row of the complete weight, [O]; collective if rows are split over ranks."""
     squares = weight_OI.float().pow(2).sum(1)
     if linear.partition.row and linear.partition.group.size() > 1:
         torch.distributed.all_reduce(squares, group=linear.partition.group)
@@ -231,13 +232,14 @@ def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
 
 
 def install(chunks: Sequence[Any], section: LoRA) -> None:
-    """Freeze the chunks and give the layers that the section names adapters.
+    """Freeze the chunks and add adapters to the layers that the section selects.
 
-    All ranks of the default process group call it, seeded alike: what matches on any rank counts, and all raise alike.
+    All ranks of the default process group call it with the same random seed: a match on any rank counts, and all ranks
+    raise the same error.
 
     Raises:
         PeftError: the rank is not positive; a pattern matches no layer of any rank; a layer is none of Megatron's
-            parallel layers; or experts are spread over tensor-parallel ranks.
+            parallel layers; or experts are split over tensor-parallel ranks.
     """
     if section.dim < 1:
         raise PeftError(
@@ -270,7 +272,7 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
 def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Make the input of a stack of layers require a gradient.
 
-    Recomputed layers get gradients only through such an input, and frozen embeddings and encoders give none.
+    Recomputed layers receive gradients only through such an input, and frozen embeddings and encoders provide none.
     """
     input_ = options.get("hidden_states", args[0] if args else None)
     trains = torch.is_grad_enabled() and isinstance(input_, Tensor) and input_.is_floating_point()
@@ -280,20 +282,20 @@ def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSelection:
-    """Layers of one chunk that get adapters, and what there is."""
+    """Layers of one chunk with adapters, and the candidates."""
 
     chosen: Mapping[str, tuple[str, ...]]
     """Path in the chunk -> parts."""
     kinds: Mapping[str, str]
     """Path of every layer that can have adapters -> its name without the numbers of transformer layer and expert."""
     left: frozenset[tuple[str, str]]
-    """Kind and part of each that gets none."""
+    """Kind and part of each candidate without adapters."""
     used: frozenset[str]
-    """Patterns that select something."""
+    """Patterns that select a layer."""
     leaves: frozenset[str]
     """Last parts of the names of all layers that can have adapters."""
     problem: str | None
-    """Why a chosen layer cannot have adapters."""
+    """Reason why a selected layer cannot have adapters; None: there is none."""
 
 
 def _select(
@@ -340,7 +342,7 @@ _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+\.")
 
 
 def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
-    """Return the path of each transformer layer and expert -> its number in the whole model."""
+    """Return the path of each transformer layer and expert -> its number in the complete model."""
     found = {
         path: module.layer_number - 1
         for path, module in modules.items()
@@ -355,14 +357,14 @@ def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
-    """Return part -> name, of a layer by the last part of its name."""
+    """Return part -> name of the part, for the last part of a layer's name."""
     if canonical and leaf == "linear_fc1" and is_parallel(module) and not module.config.gated_linear_unit:
         return {MAIN: CANONICAL_NAMES[leaf]["up"]}
     return CANONICAL_NAMES.get(leaf, {MAIN: leaf}) if canonical else {MAIN: leaf}
 
 
 def _validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> set[tuple[str, str]]:
-    """Raise on all ranks what any rank has to refuse; return kinds and parts that only some layers adapt.
+    """Raise on all ranks the error of any rank; return kinds and parts that only some layers adapt.
 
     Collective over the default process group.
 
@@ -383,7 +385,7 @@ def _validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> 
     )
     if missing and (not dist.is_initialized() or dist.get_rank() == 0):
         logger.warning(
-            "peft.target_modules: %s of the default list match no layer of this model; the others are adapted",
+            "peft.target_modules: %s of the default list match no layer of this model. The others are adapted.",
             ", ".join(missing),
         )
     adapted_kinds = {
@@ -404,7 +406,7 @@ def _gather_selections(own: list[AdapterSelection]) -> list[AdapterSelection]:
 
 
 def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the layers that have adapters, with their names."""
+    """Yield the layers with adapters, with their names."""
     for chunk in chunks:
         for name, module in chunk.named_modules():
             if isinstance(module, AdaptedLinear) and hasattr(module, "adapter"):
@@ -413,17 +415,17 @@ def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 @torch.no_grad()
 def init_magnitudes(chunks: Sequence[Any]) -> None:
-    """Set DoRA's trained lengths to those of the weights as they are; collective over tensor-parallel groups."""
+    """Set DoRA's magnitudes to the row norms of the current weights; collective over tensor-parallel groups."""
     for _, layer in adapted_layers(chunks):
         layer.adapter.magnitude.copy_(row_norms(layer, layer.weight))
 
 
 @torch.no_grad()
 def merge(chunks: Sequence[Any]) -> None:
-    """Write the adapters into the weights and remove them; collective over tensor-parallel groups for DoRA."""
+    """Merge the adapters into the weights and remove them; collective over tensor-parallel groups for DoRA."""
     for _, layer in list(adapted_layers(chunks)):
-        whole = layer.weight + weight_delta(layer)
+        merged = layer.weight + weight_delta(layer)
         if hasattr(layer.adapter, "magnitude"):
-            whole = whole * (layer.adapter.magnitude / row_norms(layer, whole))[:, None]
-        layer.weight.copy_(whole)
+            merged = merged * (layer.adapter.magnitude / row_norms(layer, merged))[:, None]
+        layer.weight.copy_(merged)
         del layer.adapter

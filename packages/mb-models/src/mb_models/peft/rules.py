@@ -1,4 +1,4 @@
-"""What the section `peft` may not say: rules as data, for a check before launch. Standard library only."""
+"""Rules on the section `peft`, for a check before launch. Standard library only."""
 
 from collections.abc import Sequence
 
@@ -37,8 +37,8 @@ RULES: tuple[Rule, ...] = (
         id="PE02",
         fields=("peft.dropout",),
         test=_dropout,
-        why="it is the probability of losing an input, and what is left is scaled up by 1 / (1 - dropout)",
-        fix="Set peft.dropout to 0 or more, and below 1.",
+        why="it is the probability of zeroing an input, and the other inputs are scaled by 1 / (1 - dropout)",
+        fix="Set peft.dropout to at least 0 and below 1.",
         fails={"peft.dropout": 1.0},
         passes={"peft.dropout": 0.0},
     ),
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
         fields=("peft.target_modules", "peft.exclude_modules"),
         test=_targets,
         why="everything but adapters is frozen, so that nothing would be trained",
-        fix="Name layers, such as linear_qkv and linear_proj, or leave peft.target_modules out.",
+        fix="Select layers, such as linear_qkv and linear_proj, or remove peft.target_modules.",
         fails={"peft.target_modules": [], "peft.exclude_modules": []},
         passes={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": []},
     ),
@@ -55,10 +55,10 @@ RULES: tuple[Rule, ...] = (
         id="PE04",
         fields=("peft.target_modules", "peft.exclude_modules"),
         test=_both,
-        why="exclude_modules means all layers but these, and target_modules means these alone",
-        fix="Set peft.target_modules=[] to use peft.exclude_modules, or leave peft.exclude_modules out.",
+        why="exclude_modules selects all other layers, and target_modules selects only its own",
+        fix="Set peft.target_modules=[] to use peft.exclude_modules, or remove peft.exclude_modules.",
         fails={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": ["linear_proj"]},
         passes={"peft.target_modules": [], "peft.exclude_modules": ["linear_proj"]},
     ),
 )
-"""Rules on the section as a user writes it; where adapters cannot go is known when the model is there."""
+"""Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

@@ -1,8 +1,8 @@
-"""Names of the layers that `peft.target_modules` and `peft.exclude_modules` select. Standard library only.
+"""Patterns of `peft.target_modules` and `peft.exclude_modules`. Standard library only.
 
-A pattern is the last part of a module's name ("linear_proj"), or its whole name with `*` for any text
-("*.layers.0.*.linear_proj"), in which layers and experts have their numbers in the whole model, on every rank.
-Canonical LoRA also selects the layers that Megatron fuses, by the name of the fused one or their own: linear_q,
+A pattern is the last part of a module's name ("linear_proj"), or its full name with `*` for any text
+("*.layers.0.*.linear_proj"), in which layers and experts have their numbers in the complete model, on every rank.
+Canonical LoRA also selects the layers that Megatron fuses, by the name of the fused layer or of the part: linear_q,
 linear_k and linear_v in linear_qkv, linear_fc1_gate and linear_fc1_up in linear_fc1.
 """
 
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from mb_models.peft.config import PeftError
 
 MAIN = "main"
-"""Key of the adapter of a layer that is adapted in one piece."""
+"""Key of the adapter of a layer that is adapted as one."""
 
 SHOWN_NAMES = 24
+"""Maximum number of names in an error message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,13 @@ class CandidateLayer:
     path: str
     """Name in the chunk."""
     name: str
-    """Name by which patterns find it: layers and experts have their numbers in the whole model."""
+    """Name for patterns: layers and experts have their numbers in the complete model."""
     parts: Mapping[str, str]
-    """Part -> last part of its name: the layers that are fused in it, or `MAIN` -> its own."""
+    """Part -> last part of its name, for layers that are fused in it; or `MAIN` -> the layer's own name."""
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern selects a module, by its last part or by its whole name."""
+    """Return whether a pattern selects a module, by its last part or by its full name."""
     leaf = name.rsplit(".", 1)[-1]
     text = ".*".join(re.escape(piece) for piece in pattern.split("*"))
     return leaf == pattern or re.fullmatch(text, name) is not None
@@ -41,7 +42,7 @@ def matches(pattern: str, name: str) -> bool:
 def select(
     candidates: Iterable[CandidateLayer], *, targets: Sequence[str], exclude: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return path -> parts to adapt, and the patterns that select something on this rank.
+    """Return path -> parts to adapt, and the patterns that select a layer on this rank.
 
     Without targets, everything is adapted that no pattern of `exclude` selects.
     """
@@ -64,17 +65,17 @@ def select(
 def require_matches(
     patterns: Sequence[str], *, used: Collection[str], leaves: Collection[str], field: str, may_lack: bool
 ) -> list[str]:
-    """Return the patterns that select nothing on any rank.
+    """Return the patterns that select no layer on any rank.
 
     Args:
-        patterns: What was asked for.
-        used: Patterns that select something on any rank.
-        leaves: Last parts of the names of all layers that can have adapters, on any rank.
-        field: Path of the setting, for the message.
-        may_lack: Some may select nothing, but not all: they are the default of a section, which is for many models.
+        patterns: configured patterns.
+        used: patterns that select a layer on some rank.
+        leaves: last parts of the names of all layers that can have adapters, on any rank.
+        field: path of the setting, for the message.
+        may_lack: some patterns may select nothing, but not all: they are a default, which is for many models.
 
     Raises:
-        PeftError: A pattern selects nothing.
+        PeftError: a pattern selects nothing.
     """
     unmatched = [pattern for pattern in patterns if pattern not in used]
     if not unmatched or (may_lack and len(unmatched) < len(patterns)):
@@ -83,8 +84,8 @@ def require_matches(
     more = f", and {len(nearest) - SHOWN_NAMES} more" if len(nearest) > SHOWN_NAMES else ""
     there = ", ".join(nearest[:SHOWN_NAMES]) + more if nearest else "none at all"
     raise PeftError(
-        f"{field}: {', '.join(unmatched)} match no layer of this model. It has these that can have adapters: {there}. "
-        f"Name some of them, or leave {', '.join(unmatched)} out."
+        f"{field}: {', '.join(unmatched)} match no layer of this model. Layers that can have adapters: {there}. "
+        f"Use some of them, or remove {', '.join(unmatched)}."
     )
 
 
@@ -93,11 +94,11 @@ def _likeness(pattern: str, leaf: str) -> float:
 
 
 def numbered(path: str, numbers: Mapping[str, int]) -> str:
-    """Return a module's name with the numbers of layers and experts in the whole model, and without wrappers.
+    """Return a module's name with the numbers of layers and experts in the complete model, and without wrappers.
 
     Args:
-        path: Name in the chunk.
-        numbers: Name in the chunk of each transformer layer and expert -> its number in the whole model, from 0.
+        path: name in the chunk.
+        numbers: name in the chunk of each transformer layer and expert -> its number in the complete model, from 0.
     """
     pieces = path.split(".")
     for end, piece in enumerate(path.split("."), start=1):

@@ -1,7 +1,8 @@
-"""CUDA graphs of a run, as `model.cuda_graph_impl` asks for them. Imports torch and megatron.
+"""CUDA graphs of a run, as set by `model.cuda_graph_impl`. Imports torch and megatron.
 
-Two kinds train: "transformer_engine" captures each layer, or the parts that `model.cuda_graph_modules` names, after
-some steps; "full_iteration" captures all passes of a step in one graph. Where there is no GPU, nothing is captured.
+Two kinds support training: "transformer_engine" captures each layer, or the parts in `model.cuda_graph_modules`,
+after some steps; "full_iteration" captures all forward and backward passes of a step in one graph. Without a GPU
+nothing is captured.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,31 +32,31 @@ from mb_trainer.trainee import Trainee
 LAYERS, STEP = "transformer_engine", "full_iteration"
 
 CAPTURED: dict[str, int] = {}
-"""Stage -> microbatches of the graph that Megatron keeps for it in a class, and so for the whole process."""
+"""Microbatches of the captured graph by stage. Process-wide, because Megatron keeps the graphs in a class."""
 
 
 class GraphHelper(Protocol):
-    """What captures the graphs of layers: Megatron's TECudaGraphHelper."""
+    """Capture helper for graphs of layers; implemented by Megatron's TECudaGraphHelper."""
 
     def create_cudagraphs(self) -> None:
-        """Capture."""
+        """Capture the graphs."""
 
     def cuda_graph_set_manual_hooks(self) -> None:
-        """Let the graphs gather the parameters that they need."""
+        """Register the hooks through which the graphs gather the parameters that they need."""
 
     def graphs_created(self) -> bool:
-        """Say whether there are graphs."""
+        """Return whether there are graphs."""
 
     def delete_cuda_graphs(self) -> None:
-        """Let go of them."""
+        """Delete the graphs."""
 
 
 class LayerGraphs:
     """Graphs of layers, as the training loop captures them.
 
     Args:
-        helper: does it.
-        warmup_steps: to be made before.
+        helper: captures the graphs.
+        warmup_steps: steps before the capture.
     """
 
     def __init__(self, helper: GraphHelper, *, warmup_steps: int) -> None:
@@ -64,27 +65,27 @@ class LayerGraphs:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps to be made before the capture."""
+        """Number of steps before the capture."""
         return self._warmup_steps
 
     def capture(self) -> None:
-        """Capture."""
+        """Capture the graphs."""
         self._helper.create_cudagraphs()
 
     def set_manual_hooks(self) -> None:
-        """Put the gathering of parameters into the graphs."""
+        """Register the parameter gathering of the graphs."""
         self._helper.cuda_graph_set_manual_hooks()
 
     def delete(self) -> None:
-        """Let go of the graphs; there are none where no layer could be captured."""
+        """Delete the graphs; there are none if no layer could be captured."""
         if self._helper.graphs_created():
             self._helper.delete_cuda_graphs()
 
 
 def wanted(config: ConfigContainer) -> str:
-    """Return what captures graphs in this process: the implementation of the section, "none" without a GPU.
+    """Return the graph implementation of this process: that of the section, or "none" without a GPU.
 
-    The whole step may be asked for in the older way, too: "local" with the module "full_iteration".
+    Full-iteration graphs have an older spelling as well: "local" with the module "full_iteration".
     """
     if not torch.cuda.is_available():
         return "none"
@@ -100,9 +101,9 @@ def new_stream() -> torch.cuda.Stream:
 
 @contextmanager
 def graphs_of_this_process(config: ConfigContainer) -> Iterator[None]:
-    """Prepare the process for graphs, and forget them at the end: Megatron keeps some in its classes.
+    """Prepare the process for graphs, and delete them at the end, because Megatron keeps some in its classes.
 
-    Graphs of layers are captured beside the default stream, so that the run leaves it from the start.
+    Graphs of layers are captured on a side stream. The run therefore leaves the default stream from the start.
     """
     kind = wanted(config)
     with ExitStack() as stack:
@@ -116,9 +117,9 @@ def graphs_of_this_process(config: ConfigContainer) -> Iterator[None]:
 
 @contextmanager
 def counted_microbatches(config: ConfigContainer) -> Iterator[None]:
-    """Set Megatron's global number of microbatches, which its helper reads, to the largest of any step.
+    """Set Megatron's global number of microbatches, which its capture helper reads, to the maximum over all steps.
 
-    Graphs of layers are captured for so many; a step with fewer uses the first of them.
+    Graphs of layers are captured for this number; a step with fewer microbatches uses the first graphs.
     """
     destroy_num_microbatches_calculator()
     init_num_microbatches_calculator(
@@ -134,7 +135,7 @@ def counted_microbatches(config: ConfigContainer) -> Iterator[None]:
 
 
 def largest_batch(config: ConfigContainer) -> int:
-    """Return the sequences of the largest step of a run, rounded down where the run rounds down."""
+    """Return the global batch size of the largest step, rounded down if the run rounds down."""
     train = config.train
     plan = BatchPlan.of(
         train.global_batch_size or 0,
@@ -151,24 +152,24 @@ def largest_batch(config: ConfigContainer) -> int:
 def forget_graph_of_stage(stage: str) -> None:
     """Drop the graph and the result of "training" or "validation", so that Megatron warms up and captures again.
 
-    The next capture has a memory pool of its own: torch does not reuse a pool that has no graph left.
+    The next capture uses a new memory pool: torch does not reuse a pool without graphs.
     """
-    torch.cuda.synchronize()  # the last replay may still run
-    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper, stage)  # it uses nothing of an instance
+    torch.cuda.synchronize()  # the last replay may still be running
+    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper, stage)  # reads no instance attribute
     full_cuda_graph._shared_graph_pool = None
 
 
 def forget_graph_of_step() -> None:
     """Drop the graphs, results and input buffers that Megatron keeps in its classes."""
     CAPTURED.clear()
-    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper)  # it uses nothing of an instance
+    FullCudaGraphWrapper.reset_cuda_graph(FullCudaGraphWrapper)  # reads no instance attribute
     for buffers in StaticBufferLoader.static_buffers.values():
         buffers.clear()
 
 
 @contextmanager
 def stream_of_wrapping(config: ConfigContainer) -> Iterator[None]:
-    """Be on the stream on which models are wrapped for data parallelism: gradients then arrive where graphs capture."""
+    """Enter the stream on which models are wrapped for data parallelism: gradients arrive where graphs capture."""
     kind = wanted(config)
     if kind == "none":
         yield
@@ -187,7 +188,7 @@ def graphs_of_layers(
     groups: ProcessGroupCollection,
     helper: Callable[..., GraphHelper] = TECudaGraphHelper,
 ) -> LayerGraphs | None:
-    """Return what captures the graphs of layers; None where they are not asked for."""
+    """Return the layer graphs of a run; None if they are not enabled."""
     if wanted(config) != LAYERS:
         return None
     return LayerGraphs(
@@ -206,9 +207,9 @@ def graphs_of_layers(
 def in_one_graph(
     schedule: Callable[..., Any], config: ConfigContainer, transformer: Any
 ) -> Callable[..., Any]:
-    """Return Megatron's schedule, which after its warm-up runs as one graph where that is asked for.
+    """Return Megatron's schedule, which after its warm-up runs as one graph if full-iteration graphs are enabled.
 
-    A graph is captured again when the number of microbatches changes.
+    The graph is captured again when the number of microbatches changes.
     """
     if wanted(config) != STEP:
         return schedule

@@ -1,4 +1,4 @@
-"""Wiring of mb-launch: process groups and seeds of a configuration, opened for the length of a block."""
+"""Process groups and seeds of a configuration, as context managers over mb-launch."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ from mb_trainer.config import ConfigContainer
 def processes_joined(
     world: World, config: ConfigContainer, *, device: torch.device
 ) -> AbstractContextManager[None]:
-    """Open torch's process group with the backend and the time-out of the configuration. Collective over the world."""
+    """Open torch's process group with the configured backend and timeout. Collective over the world."""
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
     return default_process_group(
         world, device=device, backend=config.dist.distributed_backend, timeout=timeout
@@ -50,7 +50,7 @@ def module_groups(world: World, config: ConfigContainer, *, device: torch.device
 
 
 def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> None:
-    """Seed all generators, Megatron's trackers included, and choose deterministic kernels."""
+    """Seed all generators, including Megatron's trackers, and select deterministic kernels if configured."""
     fix_sums_on_cpu(config)
     model = config.model
     seed_model_parallel(
@@ -62,12 +62,12 @@ def seed_everything(config: ConfigContainer, groups: ProcessGroupCollection) -> 
 
 
 def seed_libraries(config: ConfigContainer) -> None:
-    """Seed Python, NumPy and torch, and choose deterministic kernels."""
+    """Seed Python, NumPy and torch, and select deterministic kernels if configured."""
     fix_sums_on_cpu(config)
     seed_python_and_torch(config.rng.seed, deterministic=config.model.deterministic_mode)
 
 
 def fix_sums_on_cpu(config: ConfigContainer) -> None:
-    """Make sums by index reproducible on the CPU, unless all kernels are deterministic."""
+    """Make index-based sums on the CPU reproducible, unless all kernels are deterministic."""
     if not config.model.deterministic_mode and not torch.cuda.is_available():
         make_index_add_deterministic()

@@ -1,6 +1,7 @@
-"""Checkpoints from folders in Hugging Face's form, and back, on one process. Imports torch and megatron.
+"""Conversion of checkpoints from and to Hugging Face folders, in one process. Imports torch and megatron.
 
-Parameters live in files beside the result while they are converted, so that the system needs not keep them in memory.
+During a conversion the parameters are memory-mapped from files next to the result, so that they need not fit into
+memory.
 """
 
 import re
@@ -46,20 +47,21 @@ from mb_trainer.state import GlobalState
 Result = TypeVar("Result")
 CPU = torch.device("cpu")
 NUMBER = re.compile(r"\.\d+(?=\.)")
-"""Of a layer or an expert, inside a parameter's name."""
+"""Index of a layer or an expert inside a parameter's name."""
 LONGEST = 2048
-"""Tokens of a training sequence after an import, unless the model takes fewer; the user sets more."""
+"""Sequence length after an import, unless the model's maximum is lower; a default for the user to raise."""
 PRECISION = {torch.bfloat16: "bf16_mixed", torch.float16: "fp16_mixed"}
-"""Type of the weights -> how they are trained."""
+"""Mixed-precision settings by the type of the weights."""
 
 
 def import_folder(folder: Path, out: Path) -> int:
-    """Write `out/checkpoints` and `out/run_config.yaml` from a folder of Llama, Qwen or Mixtral; return its parameters.
+    """Write `out/checkpoints` and `out/run_config.yaml` from a folder of Llama, Qwen or Mixtral.
 
-    The checkpoint can be loaded under any layout. run_config.yaml is a whole configuration that starts from it.
+    Return the number of parameters. The checkpoint can be loaded under any parallelism. run_config.yaml is a
+    complete configuration that starts from it.
 
     Raises:
-        mb_models.hf.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute something else.
+        mb_models.hf.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
     """
     content = read_config(folder)
     with TensorFolder(folder) as stored:
@@ -89,18 +91,18 @@ def import_folder(folder: Path, out: Path) -> int:
         return sum(parameter.numel() for parameter in chunk.parameters())
 
     parameters = with_model(config, convert, dtype=dtype, pages=out, vocab_size=None)
-    # a null that is written out would count as chosen
+    # an explicit null would count as set by the user
     config.to_yaml(out / "run_config.yaml", defaults=False)
     return parameters
 
 
 def dtype_name(dtype: torch.dtype) -> Any:
-    """Return the name of a floating-point type in a section."""
+    """Return the configuration name of a floating-point type."""
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> ConfigContainer:
-    """Return a configuration that fine-tunes the imported model; the data are those of the recipe gpt_tiny."""
+    """Return a configuration that fine-tunes the imported model on the data of the recipe gpt_tiny."""
     config = gpt_tiny()
     section.seq_length = min(section.seq_length, LONGEST)
     config.model = section
@@ -119,18 +121,18 @@ def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> 
 
 
 def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: bool = False) -> int:
-    """Write the newest sound checkpoint of a run as a folder of transformers; return its step.
+    """Write the newest intact checkpoint of a run as a transformers folder; return its step.
 
-    `say` is told which checkpoints were passed over as damaged.
+    `say` receives a message for each damaged checkpoint that was skipped.
 
-    Adapters are merged, or with `adapters` they alone are written, in the form of peft. Rows that pad the vocabulary
-    stay. The tokenizer comes along.
+    Adapters are merged; with `adapters`, only the adapters are written, in the format of peft. Padding rows of the
+    vocabulary are kept. The tokenizer is copied.
 
     Raises:
         NoCheckpointError: there is none.
-        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there are only damaged ones.
-        mb_models.hf.errors.HuggingFaceError: no model of transformers that is known here computes the same.
-        mb_models.peft.config.PeftError: adapters are wanted of a run that has none.
+        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: all are damaged.
+        mb_models.hf.errors.HuggingFaceError: no supported transformers model computes the same result.
+        mb_models.peft.config.PeftError: adapters are requested of a run that has none.
     """
     selection = newest_of(run, purpose="export", say=say)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
@@ -149,7 +151,7 @@ def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: 
     def convert(chunk: Any, groups: ProcessGroupCollection) -> None:
         if adapters:
             rows = chunk.embedding.word_embeddings.weight.shape[0]
-            config_of(section, vocab_size=rows, dtype=dtype_name(dtype))  # refuses what transformers has not
+            config_of(section, vocab_size=rows, dtype=dtype_name(dtype))  # rejects unsupported features
             kind = load_adapted(selection, [chunk], config, groups)
             save_adapters(chunk, out, section=kind, config=section, pg_collection=groups)
             return
@@ -165,7 +167,7 @@ def export_run(run: Path, out: Path, *, say: Callable[[str], object], adapters: 
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the files of a tokenizer that are there."""
+    """Copy the tokenizer files that exist."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -174,9 +176,10 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def read_weights(
     selection: SelectedCheckpoint, chunk: Any, config: ConfigContainer, groups: ProcessGroupCollection
 ) -> None:
-    """Load a checkpoint that is sound into a whole model, one kind of parameter after the other.
+    """Load an intact checkpoint into an unsharded model, one kind of parameter at a time.
 
-    Megatron's checkpoints stack the layers of a kind, and what it puts together on the way is as large as that.
+    Megatron's checkpoints stack the layers of a kind, and loading allocates the complete stack. One kind at a time
+    limits that memory.
     """
     state = GlobalState(cfg=config, train_state=TrainState())
     kinds = dict.fromkeys(NUMBER.sub(".*", name) for name, _ in chunk.named_parameters())
@@ -195,7 +198,7 @@ def read_weights(
 
 
 def is_of(kind: str) -> Callable[[str], bool]:
-    """Return what says whether a parameter is of a kind."""
+    """Return a predicate of the parameters of a kind."""
     return lambda name: NUMBER.sub(".*", name) == kind
 
 
@@ -207,7 +210,7 @@ def with_model(
     pages: Path,
     vocab_size: int | None,
 ) -> Result:
-    """Build the whole model on the host with its parameters in files below `pages`, use it, and remove the files."""
+    """Build the unsharded model on the host, its parameters in files below `pages`; use it, and remove the files."""
     family = family_of(config.model)
     implementation, config.model.transformer_impl = config.model.transformer_impl, "local"
     draws, config.model.perform_initialization = config.model.perform_initialization, False

@@ -1,4 +1,4 @@
-"""What a run would prepare before its first step, made ahead of it: a corpus, its tokenizer, sample indices."""
+"""Data preparation ahead of a run: corpus, tokenizer and sample indices."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """Samples of each split that there are indices for; validation sets are counted together."""
+    """Number of indexed samples of each split; validation sets are counted together."""
 
     train: int
     valid: int
@@ -24,19 +24,19 @@ class Indexed:
 
 
 def build_indices(config: ConfigContainer, *, workers: int, progress: Progress) -> Indexed:
-    """Build what the run needs, or find it, in this process.
+    """Build or find everything that the run needs, in this process.
 
-    The run finds it again: names depend on the data, the tokenizer, the number of samples and the settings, not on the
-    number of processes.
+    The run finds the files again, because their names depend on the data, the tokenizer, the number of samples and the
+    settings, but not on the number of processes.
 
     Args:
         config: resolved, and finalized as for a run.
         workers: threads that build the indices of a blend's datasets.
-        progress: called with the stage, what is done of it, and how much that is.
+        progress: called with the stage, the finished amount and the total.
 
     Raises:
         NothingToIndexError: the data have no indices.
-        What building the datasets raises.
+        Errors raised while the datasets are built.
     """
     section = config.dataset
     if not isinstance(section, GPTDatasetConfig):
@@ -74,5 +74,5 @@ def _sizes(*splits: object) -> Indexed:
 
 
 def as_dict(indexed: Indexed) -> dict[str, int]:
-    """Return the samples of each split by its name."""
+    """Return the number of samples by the name of the split."""
     return asdict(indexed)

@@ -1,4 +1,4 @@
-"""What looks into a run on request: profilers, memory history, tensor inspection. Imports torch."""
+"""Optional profilers of a run: PyTorch and CUDA profilers, memory history, tensor inspection. Imports torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from mb_trainer.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruments:
-    """What was asked for in the sections `profiling` and `tensor_inspect`, already watching."""
+    """Active profilers of the sections `profiling` and `tensor_inspect`."""
 
     job: Job
     memory: MemorySnapshot | None
@@ -26,10 +26,10 @@ class Instruments:
 
     @classmethod
     def start(cls, job: Job) -> "Instruments":
-        """Begin to watch; before the model is built, so that its memory is seen.
+        """Start the memory history and the tensor inspection, before the model is built: its memory is recorded, too.
 
         Raises:
-            mb_metrics.TensorInspectError: tensors cannot be looked at as asked.
+            mb_metrics.TensorInspectError: tensors cannot be inspected as configured.
         """
         config, rank = job.config, job.world.rank
         return cls(
@@ -44,7 +44,7 @@ class Instruments:
         )
 
     def watch(self, chunks: Sequence[Any], callbacks: CallbackManager) -> None:
-        """Look at the built model, and hear of each step."""
+        """Attach the profilers to the model, and register their step callbacks."""
         if self.inspection is not None:
             self.inspection.attach(list(chunks))
             callbacks.register("on_train_step_end", self.inspection.on_train_step_end)

@@ -1,4 +1,4 @@
-"""`pretrain(config)`: check everything, then train. What needs torch is imported only after the checks."""
+"""Entry point `pretrain(config)`: check everything, then train. torch is imported only after the checks."""
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -49,7 +49,7 @@ from mb_trainer.weights import where_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run that passed every check: what is to be trained, where, and by which process."""
+    """Run that passed every check: its configuration, its folder and this process's rank."""
 
     name: str
     config: ConfigContainer
@@ -58,15 +58,15 @@ class Job:
     standing: Standing
     world: World
     unwritable: str | None = None
-    """Why nothing is written into the run folder, which only an evaluation does without."""
+    """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
     resume_command: str | None = None
-    """What a user types to go on after a stop; with it, the process is a command's and ends with the run."""
+    """Command that resumes the run after a stop; if set, the process belongs to a command and ends with the run."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Dotted path -> (there, now), for each setting that differs from the run in the folder."""
+    """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
     beginning: Mapping[str, object] = field(default_factory=dict)
-    """The step that the run is told to begin at, and where that lies, for its first event; {}: none."""
+    """Step set by `checkpoint.ckpt_step` and its path, for the first event of the run; {}: none."""
     notes: tuple[str, ...] = ()
-    """What is to be said before the run begins."""
+    """Messages to print before the run starts."""
 
 
 def pretrain(
@@ -80,36 +80,36 @@ def pretrain(
     resume_command: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> TrainOutcome:
-    """Train what the configuration says, in a run folder, from its newest checkpoint if there is one.
+    """Train as configured, in a run folder, from its newest checkpoint if there is one.
 
-    Collective: under torchrun or srun every process calls it. The process has not imported megatron before where
-    there is no GPU.
+    Collective: under torchrun or srun every process calls it. Without a GPU the process must not have imported
+    megatron before.
 
     Args:
         config: resolved in place.
         name: names the run folder and appears in the log.
         out: run folder; None: `runs/<name>`.
-        provenance: where values came from; without it, what was set in code counts as the user's.
+        provenance: origin of the values; without it, values set in code count as set by the user.
         callbacks: called after the trainer's own.
-        resume_with_changes: go on although the run folder's settings differ.
-        resume_command: shown after a stop. With it, the process is taken to end with the run: from the first step on
-            `train.exit_signal` only ever asks for a stop. Without it the handlers found are put back.
-        environment: variables that hold rank and world size; None: `os.environ`.
+        resume_with_changes: resume although the run folder's settings differ.
+        resume_command: shown after a stop. With it, the process is expected to end with the run: from the first step
+            on, `train.exit_signal` only ever requests a stop. Without it the previous signal handlers are restored.
+        environment: variables with rank and world size; None: `os.environ`.
 
     Returns:
-        Why and where training ended. A run that is complete already is "finished" at its last step.
+        Reason and step of the end of training. A run that is already complete is "finished" at its last step.
 
     Raises:
-        mb_config.ConfigError: rules are broken; holds every problem.
-        FileNotFoundError, ValueError: a data file is missing or not what it should be.
+        mb_config.ConfigError: rules are violated; holds every problem.
+        FileNotFoundError, ValueError: a data file is missing or malformed.
         RunFolderError: the run folder holds a run with other settings.
-        NoCheckpointError: an evaluation alone is asked for, and there is nothing to evaluate.
-        mb_checkpoint.CheckpointNotFoundError: no checkpoint is sound.
+        NoCheckpointError: only an evaluation is requested, and there is nothing to evaluate.
+        mb_checkpoint.CheckpointNotFoundError: no checkpoint is intact.
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
     environment = os.environ if environment is None else environment
-    # first of all: threads that libraries start keep the CPUs that they are started with
+    # before everything else: threads that libraries start inherit the CPU affinity of this moment
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(
         config,
@@ -121,7 +121,7 @@ def pretrain(
         environment=environment,
     )
     voice = Voice(rank=job.world.rank, speaks=job.world.is_logging_rank)
-    set_environment(config.env_vars, say=voice.say)  # before torch is imported, which reads some
+    set_environment(config.env_vars, say=voice.say)  # before torch is imported, which reads some of them
     if job.standing == "complete" and job.world.world_size == 1:
         done = outcome_if_complete(job, voice)
         if done is not None:
@@ -135,26 +135,26 @@ def pretrain(
         voice.say(line)
     set_environment(overlap_environment(config, world_size=job.world.world_size), say=voice.say)
     start_flight_recorder(config.dist, say=voice.say)
-    mb_host.install()  # before megatron is imported; with a GPU it applies patches of Megatron alone
-    training = import_module("mb_trainer.training")  # torch and megatron: seconds, and only after all checks
+    mb_host.install()  # before megatron is imported; with a GPU only patches of Megatron are applied
+    training = import_module("mb_trainer.training")  # imports torch; only after all checks
     with voice.warnings_logged(), voice.records_logged(config.logger):
         outcome: TrainOutcome = training.run(job, voice=voice, callbacks=callbacks)
     return outcome
 
 
 def described(job: Job) -> str:
-    """Say what a run finds in its folder; that it is complete, only ranks that compare contents together know."""
+    """Return a description of the run folder's status; only all ranks together can verify that a run is complete."""
     if job.standing == "complete":
         return f"run in {job.folder.path}, whose last step seems to be there"
     return f"{job.standing} run in {job.folder.path}"
 
 
 def outcome_if_complete(job: Job, voice: Voice) -> TrainOutcome | None:
-    """Say that there is nothing to do, and return that as an outcome, if the last step is there and sound; else None.
+    """Report a complete run and return its outcome if the last step exists and is intact; else return None.
 
-    For one process alone; imports torch. Raises as a load would.
+    For a single process; imports torch. Raises the errors of a load.
     """
-    # torch: seconds, and only where the last step seems to be there
+    # imports torch, which takes seconds; only if the last step seems to exist
     finished = import_module("mb_trainer.finished")
     checkpoint, steps = job.config.checkpoint, job.config.train.train_iters or 0
     chosen = finished.last_checkpoint(checkpoint, steps=steps, voice=voice)
@@ -162,7 +162,7 @@ def outcome_if_complete(job: Job, voice: Voice) -> TrainOutcome | None:
 
 
 def say_complete(job: Job, last: Path, voice: Voice) -> TrainOutcome:
-    """Say that there is nothing to do, and return that as an outcome; `last` is the checkpoint that has all steps."""
+    """Report that there is nothing to do, and return the outcome; `last` is the checkpoint with all steps."""
     steps, checkpoint = job.config.train.train_iters or 0, job.config.checkpoint
     if checkpoint.save is not None and last.parent in (
         Path(checkpoint.save),
@@ -188,9 +188,9 @@ def settle_job(
     environment: Mapping[str, str],
     resume_command: str | None = None,
 ) -> Job:
-    """Check everything that can be known now and write nothing; raises as `pretrain`.
+    """Check everything that is known before a start, without writing; raises as `pretrain`.
 
-    A job is "complete" here if its last step seems to be there: what it holds has not been looked at.
+    A job is "complete" here if its last step seems to exist; the content of that checkpoint is not read.
     """
     world = read_world(environment)
     folder = folder_of(out, name=name)
@@ -225,7 +225,7 @@ def settle_job(
         refuse_other_modules(config, folder, changed)
     overrides = bool(changed) or schedule_is_overridden(folder)
     if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
-        config.scheduler.override_opt_param_scheduler = True  # the new schedule, not the checkpoint's
+        config.scheduler.override_opt_param_scheduler = True  # replaces the checkpoint's schedule
     state = standing(
         last_step=last_step(config.checkpoint),
         train_iters=config.train.train_iters or 0,
@@ -250,10 +250,10 @@ def settle_job(
 
 
 def refuse_to_start_over(checkpoint: CheckpointConfig) -> None:
-    """Refuse a run that begins anew and saves where checkpoints are.
+    """Reject a fresh start that would save into a folder with checkpoints.
 
     Raises:
-        RunFolderError: `load` is null, and there are some.
+        RunFolderError: `load` is null, and the folder has checkpoints.
     """
     if checkpoint.load is None and checkpoint.save and why_not_a_checkpoint(Path(checkpoint.save)) is None:
         raise RunFolderError(
@@ -263,12 +263,12 @@ def refuse_to_start_over(checkpoint: CheckpointConfig) -> None:
 
 
 def need_something_to_evaluate(checkpoint: CheckpointConfig) -> None:
-    """Refuse to evaluate random weights.
+    """Reject the evaluation of random weights.
 
-    Temporary checkpoints that lie elsewhere are not looked for: on nodes of their own, or in a folder of their own.
+    Non-persistent checkpoints outside the folder (on the disks of the nodes, or in a separate folder) are not searched.
 
     Raises:
-        NoCheckpointError: there is no checkpoint, and no weights are named.
+        NoCheckpointError: there is no checkpoint, and no weights are configured.
     """
     elsewhere = checkpoint.non_persistent_ckpt_type == "local" or checkpoint.non_persistent_global_ckpt_dir
     if (
@@ -292,7 +292,7 @@ def set_environment(
     say: Callable[[str], None],
     environment: MutableMapping[str, str] | None = None,
 ) -> None:
-    """Set the variables that the shell has not set; say which of the shell's values win."""
+    """Set the variables that the shell has not set; log the shell's values that take precedence."""
     environment = os.environ if environment is None else environment
     for name, value in wanted.items():
         if environment.setdefault(name, str(value)) != str(value):
@@ -305,10 +305,10 @@ def start_flight_recorder(
     say: Callable[[str], None],
     environment: MutableMapping[str, str] | None = None,
 ) -> None:
-    """Tell torch what to record of collectives and where to leave it, and make the folder for that.
+    """Configure torch's flight recorder of collectives and its dump path, and create the folder for the dumps.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
     environment = os.environ if environment is None else environment
     for name, value in conflicting_variables(dist, environment=environment).items():
@@ -326,7 +326,7 @@ def overlap_environment(
     gpu: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables that let communication overlap on this machine's GPU (or on `gpu`), but for those set."""
+    """Return the variables for communication overlap on this machine's GPU (or on `gpu`), without those already set."""
     environment = os.environ if environment is None else environment
     model = config.model
     tp, cp, pp = (
@@ -349,7 +349,7 @@ def overlap_environment(
 def refuse_other_modules(
     config: ConfigContainer, folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Refuse to go on with modules that have layouts of their own where one model was trained, or the other way.
+    """Reject a resume with per-module parallelism of a run that trained one model, and the reverse.
 
     Raises:
         RunFolderError: the optimizer's state would be loaded.
@@ -367,9 +367,9 @@ def refuse_other_modules(
 
 
 def goes_on(checkpoint: CheckpointConfig) -> bool:
-    """Say whether there is a checkpoint to go on from, lasting, temporary or on the disk of this node.
+    """Return whether there is a checkpoint to resume from: persistent, non-persistent or on the disk of this node.
 
-    One on the disks of the nodes may turn out not to be whole: only all ranks together can tell.
+    A checkpoint on the disks of the nodes may be incomplete; only all ranks together can determine that.
     """
     if checkpoint.finetune:
         return False
@@ -382,9 +382,9 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
 
 
 def last_step(checkpoint: CheckpointConfig) -> int | None:
-    """Return the highest step that a load could take, by the names of folders alone; None for none.
+    """Return the highest step that a load could take, by folder names alone; None if there is none.
 
-    Whether it is whole, and what a tracker says, needs torch.
+    Completeness and the tracker's content are not checked, because that requires torch.
     """
     if checkpoint.load is None or checkpoint.finetune:
         return None
@@ -399,4 +399,4 @@ def last_step(checkpoint: CheckpointConfig) -> int | None:
             default=None,
         )
     except OSError:
-        return None  # who loads it says why it cannot be read
+        return None  # the load reports why the folder cannot be read

@@ -1,4 +1,4 @@
-"""Which modules the layers are made of: Transformer Engine's, Megatron's own, or the host's where there is no GPU."""
+"""Choice of layer implementation: Transformer Engine, Megatron's own layers, or the CPU layers without a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from mb_trainer.families import Family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """A choice of layers, with the reason for the log."""
+    """Chosen layers, with the reason for the log."""
 
     spec: StackSpec
     implementation: Literal["transformer_engine", "local"]
-    """What `model.transformer_impl` must say, so that the rules on these layers apply."""
+    """Value of `model.transformer_impl` that makes the rules on these layers apply."""
     why: str
 
 
@@ -27,13 +27,13 @@ def choose_layers(
     """Choose the layers of a family for a device.
 
     Args:
-        family: says which layers there are.
-        device: where the model will be.
+        family: defines the available layers.
+        device: device of the model.
         wanted: `model.transformer_impl`: "transformer_engine" or "local".
-        installed: says whether a module can be imported.
+        installed: returns whether a module can be imported.
 
     Raises:
-        ModelConfigError: the family needs Transformer Engine on a GPU, and it is not wanted or not installed.
+        ModelConfigError: the family needs Transformer Engine on a GPU, and it is not selected or not installed.
     """
     if device.type != "cuda":
         return Layers(spec=family.host, implementation="local", why="host layers (there is no GPU)")

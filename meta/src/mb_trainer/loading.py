@@ -1,4 +1,4 @@
-"""Going on from a checkpoint. Imports torch and megatron."""
+"""Resume from a checkpoint. Imports torch and megatron."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mb_trainer.trainee import Trainee
 
 
 class ManagerStateError(ValueError):
-    """A custom checkpoint manager loaded a step without the counters of the run."""
+    """Error of a custom checkpoint manager that loaded a step without the counters of the run."""
 
 
 def load(
@@ -30,11 +30,11 @@ def load(
     voice: Voice,
     train_data_iterator: Any = None,
 ) -> None:
-    """Go on from the newest whole checkpoint, and say what was taken and what was passed over. Collective.
+    """Resume from the newest intact checkpoint, and report the loaded and the skipped ones. Collective.
 
-    The default manager always loads, because only that finds checkpoints on the disks of the nodes. A custom one is
-    asked on rank 0 whether it has a checkpoint, if it has `has_checkpoint`; without, it loads, and returns (0, 0) where
-    it has none.
+    The default manager always loads, because only its load finds checkpoints on the disks of the nodes. For a custom
+    manager with `has_checkpoint`, rank 0 calls that first. A custom manager without it always loads, and returns (0, 0)
+    if it has no checkpoint.
     """
     custom = not isinstance(manager, DefaultCheckpointManager)
     if custom and isinstance(manager, CheckpointProbe) and not on_rank_zero(manager.has_checkpoint):
@@ -79,10 +79,10 @@ def load(
 
 
 def loaded_anything(manager: CheckpointManager, state: GlobalState, *, step: int, operations: float) -> bool:
-    """Return whether a custom manager loaded a checkpoint, by what its `load` returned.
+    """Return whether a custom manager loaded a checkpoint, according to the result of its `load`.
 
     Raises:
-        ManagerStateError: it returned a step and left the counters of the run as they were.
+        ManagerStateError: it returned a step and left the counters of the run unchanged.
     """
     if step and not state.train_state.step:
         raise ManagerStateError(

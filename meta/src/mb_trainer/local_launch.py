@@ -1,4 +1,4 @@
-"""Wiring of mb-launch: `mb ... --nproc N`, with Megatron Core imported once for all ranks. Imports torch."""
+"""Local launch of `mb ... --nproc N`, with Megatron Core imported once for all ranks. Imports torch."""
 
 import signal
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import mb_host
 from mb_launch import ForkedProgram, LaunchResult, launch_local
 
 PRELOADED = ("mb_trainer.training", "mb_models.gpt", "mb_checkpoint.mcore", "torch._dynamo")
-"""Modules with the imports that nearly every run needs."""
+"""Modules whose imports nearly every run needs."""
 
 
 def launch_mb(
@@ -19,7 +19,7 @@ def launch_mb(
     exit_signal: int = signal.SIGTERM,
     numa_binding: bool = True,
 ) -> LaunchResult:
-    """Run `mb ARGUMENTS` in several processes and wait for them; see `mb_launch.launch_local`."""
+    """Run `mb ARGUMENTS` in several local processes and wait for them; see `mb_launch.launch_local`."""
     return launch_local(
         ["-m", "mb_trainer", *arguments],
         processes=processes,
@@ -31,12 +31,12 @@ def launch_mb(
 
 
 def preload() -> None:
-    """Import what ranks need. Starts no thread, so that a fork afterwards is safe."""
+    """Import the modules that ranks need. Starts no thread, so that a later fork is safe."""
     mb_host.install()
     for module in PRELOADED:
         import_module(module)
 
 
 def run_mb() -> None:
-    """Run the command line of `sys.argv`."""
+    """Run the command line in `sys.argv`."""
     import_module("mb_trainer.cli").main()

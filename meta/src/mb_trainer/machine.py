@@ -1,4 +1,4 @@
-"""What rules may ask about the machine that a run is meant for: this one, or one that a user describes. No torch."""
+"""Facts for rules about the target machine: this one, or one that the user describes. No torch."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ OPTIONAL_PACKAGES = (
     "nvdlfw_inspect",
     "nvidia_resiliency_ext",
 )
-"""Packages whose presence rules may ask about."""
+"""Packages whose presence rules may query."""
 
 
 def gather_facts(
@@ -32,27 +32,26 @@ def gather_facts(
     environment: Mapping[str, str] | None = None,
     sources: GpuSources = THIS_MACHINE,
 ) -> dict[str, object]:
-    """Return what rules may ask. A fact that is not known is None, and rules that need it are left out.
+    """Return the facts for rules. An unknown fact is None, and rules that need it are skipped.
 
     Args:
         world_size: processes of the run.
-        gpu: short name of the GPU ("h100") that the run is meant for; None: the first of this machine, if any.
-        transformer_engine: its version there; None: what is installed here, or unknown where `gpu` speaks of
-            another machine.
-        apex: whether Apex with its CUDA extensions is installed there, where `gpu` speaks of another machine; the
-            modules of this one are looked up.
+        gpu: short name of the target GPU ("h100"); None: the first of this machine, if any.
+        transformer_engine: its version on the target machine; None: the version installed here, or unknown if `gpu`
+            describes another machine.
+        apex: whether Apex with its CUDA extensions is installed on the machine that `gpu` describes; on this machine
+            the modules are searched.
         local_world_size: processes of the run on this machine; None: not known.
-        env_vars: the configuration's, which the shell's `environment` wins over.
+        env_vars: variables of the configuration; the shell's `environment` takes precedence.
         environment: the shell's variables; None: `os.environ`.
-        sources: where facts about the GPUs of this machine come from. Those that CUDA_VISIBLE_DEVICES hides do not
-            count.
+        sources: sources of the facts about this machine's GPUs. GPUs hidden by CUDA_VISIBLE_DEVICES are excluded.
     """
     environment = os.environ if environment is None else environment
     added = env_vars if isinstance(env_vars, Mapping) else {}  # the check reports another type
     variables = {**{str(name): str(value) for name, value in added.items()}, **environment}
     gpus = visible_gpus(read_gpus(sources=sources), variables) if gpu is None else ()
     on_cpu = gpu is None and not gpus
-    # without a GPU the host stands in for CUDA, and Transformer Engine stays unused even where it is installed
+    # without a GPU CUDA calls run on the CPU, and an installed Transformer Engine is not used either
     here = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
     elsewhere = gpu is not None and here is None
     engine = transformer_engine or here
@@ -75,7 +74,7 @@ def gather_facts(
 
 
 def installed_version(module: str, distribution: str) -> str | None:
-    """Return the version of an installed package without importing it; None where it is not installed."""
+    """Return the version of an installed package without importing it; None if it is not installed."""
     if find_spec(module) is None:
         return None
     try:
@@ -85,12 +84,12 @@ def installed_version(module: str, distribution: str) -> str | None:
 
 
 def first_gpu(environment: Mapping[str, str], *, sources: GpuSources = THIS_MACHINE) -> str | None:
-    """Return the short name of the first GPU that CUDA shows; None without one, or for an unknown model."""
+    """Return the short name of the first GPU visible to CUDA; None without a GPU, or for an unknown model."""
     return name_of_first(visible_gpus(read_gpus(sources=sources), environment))
 
 
 def name_of_first(gpus: Sequence[GpuFacts | None]) -> str | None:
-    """Return the short name of the first of the visible GPUs; None without one, or for an unknown model."""
+    """Return the short name of the first of the visible GPUs; None without a GPU, or for an unknown model."""
     if not gpus or gpus[0] is None:
         return None
     try:

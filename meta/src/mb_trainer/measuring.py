@@ -1,4 +1,4 @@
-"""What a run measures and where it is written: metrics, memory per stage, losses of experts. Imports torch."""
+"""Training metrics of a run: throughput, norms, memory per stage, auxiliary losses. Imports torch."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,30 +38,30 @@ _logger = logging.getLogger(__name__)
 
 
 class Norms(Protocol):
-    """L2 norms of a model that is spread over ranks. All calls are collective over its groups."""
+    """L2 norms of a model that is sharded over ranks. All calls are collective over its groups."""
 
     def gradients(self, *, loss_scale: Any) -> Mapping[str, Any]:
-        """Return the norm of each gradient and of all, before the optimizer unscales and clips them."""
+        """Return the norm of each gradient and the total norm, before the optimizer unscales and clips them."""
 
     def parameters(self) -> float:
         """Return the norm of all parameters."""
 
 
 class Measured:
-    """The metrics of a run, and what is measured only at the end of a log interval.
+    """Metrics of a run, including those that are computed only at the end of a log interval.
 
-    Every rank has one and makes the same calls; the rank that speaks writes. See `Metrics` for what is collective.
+    Every rank has one instance and makes the same calls; the logging rank writes. See `Metrics` for collective calls.
 
     Args:
         job: settings and run folder.
         voice: prints the console's lines.
         groups: process groups.
         chunks: this rank's model chunks.
-        device: of this rank.
+        device: device of this rank.
         step: steps done before.
         vocab_size: rows of the output layer.
-        sizes: of training samples, where they differ.
-        norms: measures norms; None: of one model over `groups`.
+        sizes: average sizes of training samples, if they differ.
+        norms: computes norms; None: those of one model over `groups`.
     """
 
     def __init__(  # noqa: PLR0913 (what is measured, each by name)
@@ -121,15 +121,15 @@ class Measured:
             self.metrics.keep_file(job.folder.run_config)
 
     def operations(self, result: StepResult) -> float:
-        """Return the model's floating-point operations of a step over all ranks; 0 where they are not known."""
+        """Return the model's floating-point operations of a step over all ranks; 0 if they are not known."""
         return (self._flops_per_token or 0.0) * (self.tokens(result) or 0)
 
     def tokens(self, result: StepResult) -> int | None:
-        """Return the tokens of a step; of samples of different lengths the average, without padding."""
+        """Return the tokens of a step; for samples of different lengths the average, without padding."""
         return result.tokens if self._sizes is None else round(result.samples * self._sizes.tokens)
 
     def gradient_norms(self, step: int, *, loss_scale: Any) -> Mapping[str, Any]:
-        """Return the norms of the gradients where they are asked for and a log interval ends with this step.
+        """Return the gradient norms if they are enabled and a log interval ends with this step.
 
         Call it before the optimizer step. Collective over the model.
         """
@@ -140,7 +140,7 @@ class Measured:
         )
 
     def at_interval(self, step: int, *, samples: int) -> dict[str, Any]:
-        """Return what is measured at the end of a log interval, empty at other steps. Collective over the model."""
+        """Return the metrics of the end of a log interval; empty at other steps. Collective over the model."""
         train, logger = self._config.train, self._config.logger
         self._microbatches += samples // ((train.micro_batch_size or 1) * self._groups.dp.size())
         if step % logger.log_interval or logger.skip_train_metrics_log:
@@ -151,7 +151,7 @@ class Measured:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the time and the energy in this block out of what a step takes."""
+        """Exclude the time and the energy of this block from the step."""
         for sampler in self._energy:
             sampler.pause()
         try:
@@ -162,19 +162,19 @@ class Measured:
                 sampler.resume()
 
     def keep_checkpoint(self, path: Path) -> None:
-        """Let trackers that keep files have a checkpoint, as "<folder of checkpoints>/iter_0000010"."""
+        """Pass a checkpoint to trackers that store files, under the name "<folder of checkpoints>/iter_0000010"."""
         if self._keeps:
             self.metrics.keep_file(path, f"{path.parent.name}/{path.name}")
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Write down every step so far, which a resumed run will not make again, and pause. Collective as `flush`."""
+        """Flush the metrics of all steps so far, because a resumed run starts after them, and pause. Collective."""
         self.metrics.flush()
         with self.pause():
             yield
 
     def _losses_inside(self, step: int, *, microbatches: int) -> dict[str, Any]:
-        """Losses of routers and of multi-token prediction."""
+        """Return the losses of routers and of multi-token prediction."""
         model, groups = self._config.model, self._groups
         found: dict[str, Any] = {}
         if getattr(model, "num_moe_experts", None):  # families without experts have no such field
@@ -203,7 +203,7 @@ class OneModelNorms:
         self._gradients = GradientNorms(chunks, groups=self._groups) if asked else None
 
     def gradients(self, *, loss_scale: Any) -> Mapping[str, Any]:
-        """Return the norms of the gradients of all stages; tensors, without a host synchronisation."""
+        """Return the gradient norms of all stages, as tensors and without a host synchronisation."""
         return {} if self._gradients is None else self._gradients(loss_scale=loss_scale)
 
     def parameters(self) -> float:
@@ -212,7 +212,7 @@ class OneModelNorms:
 
 
 def per_stage(reductions: Mapping[str, Any], *, stages: int) -> dict[str, Any]:
-    """Return the reductions, with those of memory also for each of several pipeline stages."""
+    """Return the reductions, and those of memory also per stage if there are several pipeline stages."""
     found = dict(reductions)
     for stage in range(stages if stages > 1 else 0):
         found |= {stage_name(name, stage): how for name, how in reductions.items() if name.startswith(MEMORY)}
@@ -220,7 +220,7 @@ def per_stage(reductions: Mapping[str, Any], *, stages: int) -> dict[str, Any]:
 
 
 def of_stage(sampler: Sampler, groups: ProcessGroupCollection) -> Sampler:
-    """Let what a sampler says of memory also be told under the name of this pipeline stage, if there are several."""
+    """Return the sampler, with its memory values also under the name of this pipeline stage if there are several."""
     stage = groups.pp.rank()
 
     def sample(step: int) -> Mapping[str, Any]:
@@ -234,23 +234,23 @@ def of_stage(sampler: Sampler, groups: ProcessGroupCollection) -> Sampler:
 
 
 def stage_name(name: str, stage: int) -> str:
-    """Return the name of a stage's memory: "memory/stage 1/..."."""
+    """Return the name of a memory metric of a stage: "memory/stage 1/..."."""
     return f"{MEMORY}stage {stage}/{name.removeprefix(MEMORY)}"
 
 
 def flops_per_token(
     config: ConfigContainer, *, vocab_size: int, seq_length: float | None = None
 ) -> float | None:
-    """Return the model FLOPs of one token, forward and backward; None, with a note in the log, where none are known.
+    """Return the model FLOPs of one token, forward and backward; None, with a log message, if they are not known.
 
-    `seq_length` is that of a sequence with as much attention per token; None: the model's.
+    `seq_length` is the length of a sequence with the same attention per token; None: the model's.
     """
     try:
         return model_flops_per_token(
             config.model,
             seq_length=config.model.seq_length if seq_length is None else seq_length,
             vocab_size=vocab_size,
-            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has one
+            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has this field
         ).total
     except UnknownFlopsError as error:
         _logger.warning("no TFLOP/s: %s", error)
@@ -265,7 +265,7 @@ def device_peak(config: ConfigContainer) -> float | None:
 
 
 def layer_precision(model: Any) -> str:
-    """Return the precision of the products in most layers, whose peak MFU is a fraction of."""
+    """Return the precision of the matrix products in most layers, whose peak is the reference of MFU."""
     if model.fp4 is not None:
         return "fp4"
     return "fp8" if model.fp8 is not None else str(model.params_dtype)

@@ -1,4 +1,4 @@
-"""The memory that a run must need, and what its GPUs hold, told at the end of its first two log intervals."""
+"""Report of the theoretical and the allocated memory, after each of the first two log intervals of a run."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,16 +20,17 @@ INTERVALS = 2
 
 
 class MemoryReport(Callback):
-    """Says Megatron's two lines on memory. Collective over the world at the end of these intervals.
+    """Callback that prints Megatron's two memory lines. Collective over the world at the end of these intervals.
 
-    The first line has the weights, gradients and optimizer of the rank that has most, and the activations of the first
-    stage where a formula is known for them; the second one, of each first data-parallel rank, has what its GPU holds.
+    The first line has the weights, gradients and optimizer state of the rank with the maximum, and the activations of
+    the first stage if a formula is known for them. The second line, of each first data-parallel rank, has the memory
+    allocated on its GPU.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         chunks: this rank's model chunks.
         groups: process groups.
-        say: prints a line.
+        say: logs a line.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class MemoryReport(Callback):
         self._left = INTERVALS
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Say them if it is time."""
+        """Print the lines if they are due."""
         result = context.result
         if result is None or not self._left or result.step % self._config.logger.log_interval:
             return
@@ -57,7 +58,7 @@ class MemoryReport(Callback):
             self._say(memory_line(report, rank=torch.distributed.get_rank(), steps=result.step))
 
     def _weights(self) -> float:
-        """Return the bytes of the rank that has most."""
+        """Return the maximum over all ranks, in bytes."""
         config, replicas = self._config, self._groups.dp_cp.size()
         everything = config.ddp.use_megatron_fsdp or config.dist.use_torch_fsdp2
         half = config.model.params_dtype != "float32" and not config.ddp.grad_reduce_in_fp32

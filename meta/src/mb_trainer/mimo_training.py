@@ -1,4 +1,4 @@
-"""A model that sees whose modules have layouts of their own, as a run takes it. Imports torch and megatron."""
+"""Training setup for MIMO (vision-language) models with per-module parallelism. Imports torch and megatron."""
 
 import math
 import warnings
@@ -22,60 +22,62 @@ from mb_trainer.layers import Layers
 from mb_trainer.trainee import Trainee, scheduled
 
 PLACES: Mapping[str, str] = {LANGUAGE: "language_model", VISION: f"modality_submodules.{VISION}"}
-"""Module -> where it stands in the whole model."""
+"""Attribute path of each module in the complete model."""
 
 BRIDGED = r"c10d::broadcast_: an autograd kernel was not registered"
-"""Start of a warning of torch's about what comes over Megatron's bridge, whose gradient goes back over that as well."""
+"""Start of torch's warning on tensors that cross Megatron's bridge. Harmless: their gradients cross the bridge, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of so many places, with the two questions that a process group answers."""
+    """Rank and size of one dimension, with the two methods of a process group that readers call."""
 
     number: int
     places: int
 
     def rank(self) -> int:
-        """Return its number."""
+        """Return the rank."""
         return self.number
 
     def size(self) -> int:
-        """Return how many there are."""
+        """Return the size."""
         return self.places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What readers and checkpoints ask of process groups."""
+    """Subset of a process group collection that readers and checkpoints use."""
 
     tp: Place
     pp: Place
     dp: Place
     cp: Place
     dp_cp: Any
-    """A group of this rank alone."""
+    """Process group of this rank alone."""
     module_layouts: Mapping[str, Mapping[str, int]] | None = None
-    """Module -> its parallel sizes, and the first of its ranks; None for readers, who do not ask."""
+    """Parallel sizes and first rank of each module; None for readers, which do not use them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """The modules of a run, ready to train."""
+    """Modules of a run, ready to train."""
 
     groups: ModuleGroups
     trainee: Trainee
     schedule: Mapping[str, Any]
-    """Megatron's schedule with everything that it knows of groups and bridges, and the groups that losses are averaged
-    over."""
+    """Megatron's schedule, with its groups and bridges, and the groups over which losses are averaged."""
 
     @property
     def forward_step(self) -> Callable[..., ForwardStep]:
-        """What makes the forward step, called as (inspect_loss=)."""
+        """Factory of the forward step, called as (inspect_loss=)."""
         return partial(MimoForwardStep, rows=self.groups.rows)
 
     @property
     def stored(self) -> Places:
-        """Every rank has random states of its own in a checkpoint: it may have a place in each module."""
+        """Positions by which checkpoints are written.
+
+        Each rank stores its own random states, because it may have a different position in each module.
+        """
         one = Place(0, 1)
         world = Place(torch.distributed.get_rank(), torch.distributed.get_world_size())
         layouts = {
@@ -103,7 +105,7 @@ class Modules:
         return found
 
     def gradients(self, *, loss_scale: Any) -> dict[str, float]:
-        """Return the norms of the gradients of all modules on every rank, before the optimizer clips them.
+        """Return the gradient norms of all modules on every rank, before the optimizer clips them.
 
         Collective over the world.
         """
@@ -122,7 +124,7 @@ class Modules:
         return {**told, GLOBAL: self._over_modules(totals)}
 
     def _over_modules(self, norms: Mapping[str, float]) -> float:
-        """Return the norm of all modules of those of this rank's."""
+        """Return the norm over all modules, computed from the norms of this rank's modules."""
         device = next(self.trainee.chunks[0].parameters()).device
         squares = torch.tensor(
             [norms.get(name, 0.0) ** 2 for name in PLACES], dtype=torch.float64, device=device
@@ -132,7 +134,7 @@ class Modules:
 
 
 def readers_of(groups: ModuleGroups) -> Places:
-    """Return the groups of readers: every rank reads whole microbatches, and takes its rows in the forward step."""
+    """Return the groups for reading data: every rank reads complete microbatches and uses its rows in the forward."""
     one = Place(0, 1)
     return Places(tp=one, pp=one, dp=one, cp=one, dp_cp=groups.main.pp)
 
@@ -176,7 +178,7 @@ def build_modules(
 
 
 def who_is_where(groups: ModuleGroups) -> str:
-    """Say which ranks have which module, and how they share it."""
+    """Return a description of the ranks of each module and of its parallelism."""
     parts = []
     for name, title in ((VISION, "encoder"), (LANGUAGE, "language model")):
         ranks = groups.ranks[name]

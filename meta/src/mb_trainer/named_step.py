@@ -1,4 +1,4 @@
-"""The step that a run is told to begin at: `checkpoint.ckpt_step` holds until something newer has been saved."""
+"""Handling of `checkpoint.ckpt_step`, the step to start from, which applies until a newer checkpoint is saved."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from mb_trainer.run_folder import rows
 
 
 def beginning(checkpoint: CheckpointConfig) -> dict[str, object]:
-    """Return the step that is named and where it lies, for the event with which a run begins; {} if none is."""
+    """Return the configured step and its path, for the first event of a run; {} if none is set."""
     if checkpoint.ckpt_step is None or checkpoint.finetune:
         return {}
     return {
@@ -20,19 +20,19 @@ def beginning(checkpoint: CheckpointConfig) -> dict[str, object]:
 
 
 def full(path: str) -> str:
-    """Return a path as it is named from anywhere: ways to write one place are one."""
-    return os.path.abspath(path)  # noqa: PTH100  # pathlib's leaves `..` in
+    """Return the absolute path, so that different spellings of one path are equal."""
+    return os.path.abspath(path)  # noqa: PTH100  # pathlib keeps `..`
 
 
 def hold_once(checkpoint: CheckpointConfig, *, events: Path) -> str | None:
-    """Forget the step that is named if a run began there and has saved since; say so, or return None.
+    """Clear the configured step if a run started there and has saved since; return the message, or None.
 
-    The same command, typed or queued again, thus goes on instead of beginning there for ever. What was saved is then
-    where `save` is, wherever the run began.
+    The same command, typed or queued again, thus resumes instead of starting at that step every time. Newer checkpoints
+    are in `save`, whatever folder the run started from.
 
     Args:
         checkpoint: its `ckpt_step` and `load` are set.
-        events: of the run folder; need not be there.
+        events: events file of the run folder; may be missing.
     """
     named = beginning(checkpoint)
     newer = saved_since(named, rows(events)) if named else None
@@ -49,7 +49,7 @@ def hold_once(checkpoint: CheckpointConfig, *, events: Path) -> str | None:
 
 
 def saved_since(named: Mapping[str, object], events: Iterator[Mapping[str, Any]]) -> int | None:
-    """Return the newest step saved by the last run that began where it was told, if that is what is `named` now."""
+    """Return the newest step saved by the last run that started at a configured step, if that step equals `named`."""
     began: Mapping[str, object] = {}
     newest: int | None = None
     for row in events:

@@ -1,4 +1,4 @@
-"""The configuration of a run, as one process takes its weights. No torch."""
+"""Configuration of a run for loading its weights in a single process. No torch."""
 
 from mb_trainer.config import ConfigContainer
 
@@ -18,11 +18,11 @@ UNDIVIDED = {
     "account_for_embedding_in_pipeline_split": False,
     "account_for_loss_in_pipeline_split": False,
 }
-"""Fields of a model that only make sense with several ranks, and their values with one."""
+"""Fields of a model that only apply to several ranks, and their values for one rank."""
 
 
 def single_process(config: ConfigContainer) -> ConfigContainer:
-    """Set every parallel size to one in place, and leave out where stages of a pipeline began."""
+    """Set every parallel size to one in place, and drop the pipeline split."""
     model = config.model
     for name, value in UNDIVIDED.items():
         setattr(model, name, value)

@@ -1,4 +1,4 @@
-"""What a resolved configuration will need: the plan of mb-config with the FLOPs of mb-metrics. No torch."""
+"""Resource estimate of a resolved configuration: the plan of mb-config and the FLOPs of mb-metrics. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,13 +14,13 @@ from mb_trainer.preflight import need_tokenizer_entries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """A plan, and the work of a token."""
+    """Resource plan, with the floating-point operations per token."""
 
     plan: ResourcePlan
     flops: FlopsPerToken | None
-    """Forward and backward; None: not counted, and a note says why."""
+    """FLOPs of forward and backward; None: not counted, and a note states the reason."""
     notes: tuple[str, ...]
-    """What was left out or assumed."""
+    """Omissions and assumptions of the estimate."""
 
     @property
     def flops_per_step(self) -> float | None:
@@ -30,7 +30,7 @@ class Outlook:
         return self.flops.total * self.plan.tokens_per_step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer for programs."""
+        """Return the result as a dict for machine-readable output."""
         plan = self.plan.to_dict()
         flops = None if self.flops is None else {"total": self.flops.total, **self.flops.parts}
         first = {name: plan.pop(name) for name in ("parameters", "bytes_per_rank")}
@@ -38,7 +38,7 @@ class Outlook:
 
 
 def look_ahead(config: ConfigContainer, *, world_size: int) -> Outlook:
-    """Plan a configuration, resolved where it can be.
+    """Plan a configuration, resolved as far as possible.
 
     Raises:
         PlanError: the model's sizes cannot be counted.
@@ -51,7 +51,7 @@ def look_ahead(config: ConfigContainer, *, world_size: int) -> Outlook:
             flat(config.model),
             seq_length=length,
             vocab_size=rows,
-            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has one
+            decoder_seq_length=getattr(config.model, "decoder_seq_length", None),  # only a T5 has this field
         )
     except UnknownFlopsError as error:
         return Outlook(plan=plan, flops=None, notes=(*plan.notes, str(error)))
@@ -59,13 +59,13 @@ def look_ahead(config: ConfigContainer, *, world_size: int) -> Outlook:
 
 
 def flat(model: Any) -> Mapping[str, object]:
-    """Return the model's fields, those in its mapping `transformer` too, by name."""
+    """Return the model's fields by name, including those in its mapping `transformer`."""
     own = {field.name: getattr(model, field.name) for field in fields(model)}
     return {**own, **(own.pop("transformer", None) or {})}
 
 
 def embedding_rows(config: ConfigContainer) -> int | None:
-    """Return the rows of the embedding: the model's, or the tokenizer's, padded; None where neither is known."""
+    """Return the padded rows of the embedding, from the model or the tokenizer; None if neither is known."""
     model = config.model
     if model.vocab_size is not None:
         return int(model.vocab_size)
@@ -80,7 +80,7 @@ def embedding_rows(config: ConfigContainer) -> int | None:
 
 
 def tokenizer_entries(config: ConfigContainer) -> int | None:
-    """Return the entries of the tokenizer, or how many a text corpus asks for; None where it cannot be read here."""
+    """Return the vocabulary size of the tokenizer or of a text corpus; None if it cannot be read here."""
     try:
         return need_tokenizer_entries(config)
     except (TokenizerError, OSError):

@@ -1,4 +1,4 @@
-"""Where the training data stands, for loaders that keep it themselves: `dataset.dataloader_type=external`."""
+"""Positions of stateful data loaders (`dataset.dataloader_type=external`)."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 
 FILES = "train_dataloader_dprank*.pt"
-"""Where the default manager puts positions, in the folder of a checkpoint."""
+"""Folder inside a checkpoint in which the default manager stores positions."""
 
 
 def say_without_position(config: ConfigContainer, iterator: Any, *, voice: Voice) -> None:
-    """Warn that an external loader will begin anew in each job, or refuse where its position is asked for.
+    """Warn that an external loader restarts in each job, or reject the run if its position is required.
 
     Raises:
-        DataloaderStateError: a folder for positions is named, and the loader has none.
+        DataloaderStateError: a folder for positions is configured, and the loader is stateless.
     """
     if iterator is None or positioned(iterator) is not None:
         return
@@ -40,7 +40,7 @@ def say_without_position(config: ConfigContainer, iterator: Any, *, voice: Voice
 
 
 def put_others_alike(iterator: Any) -> None:
-    """Put the iterators of further chunks where that of the first one has been put."""
+    """Set the iterators of further chunks to the restored position of the first one."""
     first = positioned(iterator)
     if first is None or not isinstance(iterator, Sequence):
         return
@@ -51,7 +51,7 @@ def put_others_alike(iterator: Any) -> None:
 
 
 def keep_positions(checkpoint: Path, *, step: int, folder: str) -> None:
-    """Put the positions that a checkpoint holds into a folder of their own, too. Call it on one rank."""
+    """Copy the positions in a checkpoint to the folder that is configured for them. Call it on one rank."""
     place = iteration_directory(Path(folder), step)
     place.mkdir(parents=True, exist_ok=True)
     for file in checkpoint.glob(FILES):

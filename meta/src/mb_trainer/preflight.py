@@ -1,4 +1,4 @@
-"""Everything that can be known before a process group or a model is built: rules and data files. No torch."""
+"""Checks before any process group or model is built: rules and data files. No torch."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -65,7 +65,7 @@ RULES: tuple[RuleLike, ...] = (
     *TRAINER_RULES,
     *VALIDATION_RULES,
 )
-"""Every rule of every package."""
+"""Rules of all packages."""
 
 LESS = {
     "G02": ("P04",),
@@ -80,25 +80,28 @@ LESS = {
     "O04b": ("O04",),
     "O03": ("O04b",),
 }
-"""Rules that are silent beside others, which say the same of the same fields or would refuse what the first advise."""
+"""Dropped problem -> rules whose problems imply it, or that would reject what it advises."""
 
 
 OF_TOKENIZER = tuple(
     rule for rule in RULES if any(path.startswith("facts.tokenizer_") for path in rule.fields)
 )
-"""Rules that read what `tokenizer_facts` returns."""
+"""Rules that read the result of `tokenizer_facts`."""
 
 NO_ENGINE = "resolve: no Transformer Engine on this machine"
-"""Origin of `model.transformer_impl` where a run would take other layers."""
+"""Origin of `model.transformer_impl` where a run would select other layers."""
 
 
 def has_module_layouts(model: object) -> bool:
-    """Say whether a model is one of several modules, with layouts of their own."""
+    """Return whether a model consists of several modules with per-module parallelism."""
     return isinstance(model, MimoModelConfig) and model.has_module_layouts
 
 
 def as_rules_ask(model: Any, facts: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the facts, of modules with layouts of their own as of one replica: each takes its rows of a microbatch."""
+    """Return the facts for rules; modules with per-module parallelism count as one replica.
+
+    Each of these modules takes its rows of the same microbatch.
+    """
     if not has_module_layouts(model):
         return facts
     sizes = (
@@ -113,7 +116,7 @@ def as_rules_ask(model: Any, facts: Mapping[str, object]) -> Mapping[str, object
 
 
 def as_taken(dist: DistributedInitConfig, facts: Mapping[str, object]) -> DistributedInitConfig:
-    """Return the section with the backend that a run takes: gloo where there is no GPU."""
+    """Return the section with the effective backend: gloo without a GPU."""
     if not facts.get("cpu") or not isinstance(dist, DistributedInitConfig):  # the check reports its type
         return dist
     taken = copy(dist)
@@ -138,13 +141,13 @@ def find_tokenizer_problems(
     facts: Mapping[str, object],
     provenance: Provenance | None,
 ) -> list[Problem]:
-    """Read the tokenizer, and apply the rules on what is read; nothing where other problems or facts forbid it.
+    """Read the tokenizer and apply the rules that use it; return nothing if other problems or facts prevent that.
 
     Args:
         config: The configuration, which is not changed.
-        found: Its other problems. With an error in a section that names the tokenizer's files, they are not read.
+        found: Its other problems. After an error in a section with the tokenizer's paths, the files are not read.
         facts: Without `same_machine` the files are on another machine.
-        provenance: Where values came from.
+        provenance: Origin of the values.
     """
     sections = {problem.fields[0].partition(".")[0] for problem in found if problem.severity == "error"}
     if not facts.get("same_machine") or sections & {"tokenizer", "dataset", "checkpoint"}:
@@ -155,7 +158,7 @@ def find_tokenizer_problems(
 
 
 def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
-    """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, why it cannot be read."""
+    """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, the reason why it cannot be read."""
     try:
         return {"tokenizer_entries": need_tokenizer_entries(config)}
     except (OSError, TokenizerError) as error:
@@ -164,42 +167,42 @@ def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What can be said about a configuration before anything runs."""
+    """Results of all checks of a configuration before a start."""
 
     problems: Sequence[Problem]
-    """Every rule that is broken, errors and warnings."""
+    """Problems of all violated rules, errors and warnings."""
     changes: Sequence[Change]
-    """Fields that resolving set, with reasons; none where wishes exclude each other."""
+    """Fields that resolving set, with reasons; none if settings exclude each other."""
     fallbacks: Sequence[Change] = ()
-    """Values of defaults and recipes that this machine cannot honour, replaced before the rules were applied."""
+    """Defaults and recipe values that this machine does not support, replaced before the rules were applied."""
     resolved: bool = True
-    """False: resolving rejected the configuration, which is resolved in part."""
+    """Whether resolving succeeded; False: the configuration is only resolved in part."""
 
     @property
     def notable(self) -> list[Change]:
-        """Changes that a user should see: replaced values, and environment variables that the run sets."""
+        """Changes to report to the user: replaced values, and environment variables that the run sets."""
         return [*self.fallbacks, *(change for change in self.changes if change.field.startswith("env_vars."))]
 
     @property
     def errors(self) -> list[Problem]:
-        """What refuses the run."""
+        """Problems that prevent the run."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def warnings(self) -> list[Problem]:
-        """What was asked for and will not be as asked."""
+        """Problems that let the run start with other settings than requested."""
         return [problem for problem in self.problems if problem.severity == "warning"]
 
 
 def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance) -> Findings:
     """Apply every rule, read the tokenizer, resolve in place, and apply every rule to the resolved configuration.
 
-    Raises nothing.
+    Does not raise.
 
     Args:
-        config: is resolved, or partly resolved where wishes exclude each other.
-        facts: as `mb_trainer.machine.gather_facts` returns them.
-        provenance: where values came from; is told of each change.
+        config: resolved in place, or partly resolved if settings exclude each other.
+        facts: result of `mb_trainer.machine.gather_facts`.
+        provenance: origin of the values; records each change.
     """
     fallbacks = apply_fallbacks(config, FALLBACKS, facts=facts, provenance=provenance)
     asked = find_problems(config, facts=facts, provenance=provenance)
@@ -228,9 +231,9 @@ def inspect(config: ConfigContainer, *, facts: Mapping[str, object], provenance:
 def take_layers_of_this_machine(
     config: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance
 ) -> bool:
-    """Choose the layers that a run without a GPU has; say whether that changed it.
+    """Select the layers of a run without a GPU; return whether that changed the configuration.
 
-    A check then applies the rules of the layers that would be built. With a GPU a fallback chooses them.
+    A check then applies the rules of the layers that would be built. With a GPU a fallback selects them.
     """
     model = config.model
     if not facts["cpu"] or facts["transformer_engine"] or model.transformer_impl == "local":
@@ -241,7 +244,7 @@ def take_layers_of_this_machine(
 
 
 def described(conflicts: Sequence[Conflict], provenance: Provenance) -> list[Problem]:
-    """Return conflicts of overlap as problems, with the origin of their values."""
+    """Return overlap conflicts as problems, with the origin of their values."""
     return [
         Problem(
             id=conflict.id,
@@ -266,16 +269,16 @@ def settle(
     provenance: Provenance,
     local_world_size: int | None = None,
 ) -> Findings:
-    """Inspect for this machine, and refuse a configuration with errors.
+    """Inspect a configuration for this machine, and reject it if it has errors.
 
     Args:
-        config: is resolved.
+        config: resolved in place.
         world_size: processes of the run.
-        provenance: where values came from.
+        provenance: origin of the values.
         local_world_size: processes of the run on this machine; None: not known.
 
     Raises:
-        ConfigError: rules are broken; holds every error.
+        ConfigError: rules are violated; holds every error.
     """
     known = gather_facts(world_size, env_vars=config.env_vars, local_world_size=local_world_size)
     take_layers_of_this_machine(config, facts=known, provenance=provenance)
@@ -286,12 +289,12 @@ def settle(
 
 
 def verify_data(config: ConfigContainer) -> None:
-    """Finalize the dataset's section, and look at every file that it names, before anything is built.
+    """Finalize the dataset section and check every file that it names, before anything is built.
 
     Raises:
         DataPathError: a path does not exist, or one of a `.bin`/`.idx` pair is missing.
-        IndexedFormatError: a file is not what its name says, or is cut short.
-        CorpusError: sources have no text, or too few files with any.
+        IndexedFormatError: a file does not have the format of its name, or is truncated.
+        CorpusError: sources have no text, or too few files with text.
         TokenizerError: the tokenizer cannot be read.
         VocabularyError: the model's embedding has no row for some of its tokens.
     """
@@ -305,13 +308,13 @@ def verify_data(config: ConfigContainer) -> None:
     blends = [dataset.blend, *(dataset.blend_per_split or [])]
     for prefixes, _ in filter(None, blends):
         for prefix in prefixes:
-            mb_data.verify_prefix(prefix)  # brings numpy, which checks without data files do without
+            mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
     if isinstance(dataset, TextCorpusConfig):
         verify_sources(dataset)
 
 
 def verify_tokenizer(config: ConfigContainer) -> None:
-    """Load the tokenizer that a run would take, and compare its entries with the rows of the embedding.
+    """Load the configured tokenizer and compare its size with the rows of the embedding.
 
     Reads the tokenizer's files and imports the library for them, neither torch nor Megatron.
 
@@ -331,7 +334,7 @@ def verify_tokenizer(config: ConfigContainer) -> None:
 
 
 def need_tokenizer_entries(config: ConfigContainer) -> int:
-    """Return the entries of the tokenizer, or how many a text corpus asks for when it brings its own.
+    """Return the vocabulary size of the tokenizer, or of the text corpus that builds its own.
 
     Raises:
         DataPathError: a file does not exist.
@@ -347,10 +350,10 @@ def need_tokenizer_entries(config: ConfigContainer) -> int:
 
 
 def verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:
-    """Look for the files of fine-tuning data, those of validation and test only where something is evaluated.
+    """Check that the files of fine-tuning data exist; those of validation and test only if something is evaluated.
 
     Raises:
-        DataPathError: one is not there.
+        DataPathError: a file does not exist.
     """
     if dataset.made_up and not dataset.dataset_root:
         return

@@ -1,4 +1,4 @@
-"""progress.txt beside the checkpoints: what jobs achieved, over restarts, as other tools read it."""
+"""Writer of progress.txt in the checkpoint folder: progress over restarts, in the format that other tools parse."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,15 +13,15 @@ from mb_trainer.state import GlobalState
 
 
 class ProgressLog:
-    """Writes a line when the job begins and one for each lasting checkpoint. One rank has one.
+    """Log with one line for the start of a job and one for each persistent checkpoint. Used on one rank.
 
-    A line that cannot be written, on a full disk, is said and left out: the run and its other ranks go on.
+    A line that cannot be written, for example on a full disk, is reported and dropped; training continues on all ranks.
 
     Args:
-        state: counters as loaded, configuration, and when the job began.
+        state: counters as loaded, configuration, and start time of the job.
         world_size: ranks of this job.
-        environment: names the scheduler's job, `SLURM_JOB_ID`.
-        say: prints a line.
+        environment: variables; `SLURM_JOB_ID` names the scheduler's job.
+        say: logs a line.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ProgressLog:
         self._try(lambda: self._append(STARTED))
 
     def note(self, outcome: SavedCheckpoint | ScheduledSave, *, later: bool) -> None:
-        """Write what became of a save; `later`: one that was begun before, in the background."""
+        """Record the outcome of a save; `later` marks one that was started before, in the background."""
         if later:
             self._try(lambda: self._append(f"{SAVED_LATER}\tIteration: {outcome.step}"))
         else:

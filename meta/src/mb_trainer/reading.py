@@ -1,4 +1,4 @@
-"""From words on a command line to a configuration that knows where each of its values came from. No torch."""
+"""Parsing of command-line arguments into a configuration that records the origin of its values. No torch."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ DEFAULT_RECIPE = "gpt_tiny"
 
 
 def adapters(name: str) -> object:
-    """Return the section `peft` that a name stands for.
+    """Return the section `peft` by its name.
 
     Raises:
-        ConfigReadError: it stands for none.
+        ConfigReadError: the name is unknown.
     """
     try:
         return section_by_name(name)
@@ -31,19 +31,19 @@ def adapters(name: str) -> object:
 
 
 SECTIONS_BY_NAME = {**SECTION_FACTORIES, "peft": adapters}
-"""Section -> what makes it from a name, as in `peft=lora`."""
+"""Factories of sections from a name, as in `peft=lora`."""
 
 
 class UnknownRecipeError(ConfigReadError, LookupError):
-    """There is neither a recipe nor a file of this name."""
+    """Error for a name that is neither a recipe nor a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a user asked for."""
+    """Requested configuration."""
 
     name: str
-    """The recipe's name, or the YAML file's without its ending."""
+    """Name of the recipe, or of the YAML file without its suffix."""
     config: ConfigContainer
     provenance: Provenance
 
@@ -51,15 +51,17 @@ class Request:
 def read_request(
     words: Sequence[str], *, files: Sequence[Path] = (), unread: list[ConfigReadError] | None = None
 ) -> Request:
-    """Read `[RECIPE] [KEY=VALUE ...]` and overlay files. Low to high: class default, recipe, files in order, words.
+    """Read `[RECIPE] [KEY=VALUE ...]` and overlay files.
+
+    Precedence from low to high: class default, recipe, files in order, arguments.
 
     Args:
         words: Recipe and overrides.
         files: Overlays.
-        unread: Receives the errors of settings, which then keep the value that they had, instead of raising them.
+        unread: Receives the errors of settings, which then keep their previous value, instead of raising them.
 
     Raises:
-        ConfigReadError: an unknown recipe, unknown keys, wrong types or unreadable files; all that were found.
+        ConfigReadError: an unknown recipe, unknown keys, wrong types or unreadable files; holds all errors found.
     """
     reject_spaced(words)
     named = bool(words) and not is_override(words[0])
@@ -80,7 +82,7 @@ def read_request(
 
 @contextmanager
 def collected(errors: list[ConfigReadError] | None) -> Iterator[None]:
-    """Append the errors of reading to a list, if there is one."""
+    """Dropped problem -> rules whose problems imply it, or that would reject what it advises."""
     try:
         yield
     except ConfigReadError as error:
@@ -90,12 +92,12 @@ def collected(errors: list[ConfigReadError] | None) -> Iterator[None]:
 
 
 def is_override(word: str) -> bool:
-    """Say whether a word is an override rather than a recipe."""
+    """Return whether an argument is an override rather than a recipe."""
     return "=" in word or word.startswith(("+", "~"))
 
 
 def from_recipe(name: str, *, unread: list[ConfigReadError] | None = None) -> Request:
-    """Build a recipe by its name, or read a YAML file that holds a whole configuration; `unread` as above."""
+    """Build a recipe by its name, or read a YAML file with a complete configuration; `unread` as in `read_request`."""
     if name in RECIPES:
         config = RECIPES[name].build()
         return Request(name=name, config=config, provenance=Provenance.of(config, origin=f"recipe {name}"))
@@ -118,10 +120,10 @@ def from_recipe(name: str, *, unread: list[ConfigReadError] | None = None) -> Re
 
 
 def read_without(path: Path, error: ConfigReadError) -> ConfigContainer:
-    """Read a configuration without its settings that cannot be read.
+    """Read a configuration without its unreadable settings.
 
     Raises:
-        ConfigReadError: `error`, where there is no configuration without them.
+        ConfigReadError: `error`, if there is no configuration without them.
     """
     if any(not part.path for part in error.errors):
         raise error

@@ -1,4 +1,4 @@
-"""Callbacks that write down what happens: metrics of each step, events, the progress bar."""
+"""Recording callbacks: metrics of each step, events, the progress bar."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from mb_trainer.run_folder import EventLog
 
 
 class MetricsRecorder(Callback):
-    """Hands each step and evaluation to the metrics; values stay on the device until they want them."""
+    """Callback that passes each step and evaluation to the metrics; values stay on the device until they are needed."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class MetricsRecorder(Callback):
         self._gradient_norms: Mapping[str, Any] = {}
 
     def on_before_optimizer_step(self, context: CallbackContext) -> None:
-        """Measure the gradients, which the optimizer unscales and clips in place."""
+        """Compute the gradient norms, because the optimizer unscales and clips the gradients in place."""
         step = context.state.train_state.step + 1
         loss_scale = context.optimizer.get_loss_scale()
         self._gradient_norms = self._measured.gradient_norms(step, loss_scale=loss_scale)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Record the losses, the learning rate, the gradient norm and what was consumed."""
+        """Record the losses, the learning rate, the gradient norm and the consumed samples and tokens."""
         result = context.result
         if result is None:
             return
@@ -70,9 +70,9 @@ class MetricsRecorder(Callback):
         self._pause.enter_context(self._measured.pause())
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """Record the losses of the evaluation, and let the step clock run again.
+        """Record the losses of the evaluation, and restart the step clock.
 
-        A rank without losses, as of an early stage, takes part: metrics may be reduced over all ranks.
+        A rank without losses, as of an early stage, participates because metrics may be reduced over all ranks.
         """
         if context.total_loss_dict is not None:
             self._metrics.evaluation(context.state.train_state.step, context.total_loss_dict)
@@ -80,10 +80,10 @@ class MetricsRecorder(Callback):
 
 
 class EventRecorder(Callback):
-    """Appends validations, with the seconds that they took, and at the end the stop to events.jsonl.
+    """Dropped problem -> rules whose problems imply it, or that would reject what it advises.
 
-    A context: the stop is written when it ends, so that it comes behind a validation after training. Saves are written
-    by whoever knows how they ended.
+    A context manager: the stop is written on exit, so that it follows an evaluation after training. Saves are written
+    by the checkpointer, which knows their outcome.
     """
 
     def __init__(self, events: EventLog, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,22 +99,22 @@ class EventRecorder(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write how the run ended, if it has begun; an exception on its way out is a failure."""
+        """Write how the run ended, if it has started; a propagating exception counts as a failure."""
         if self._stop is not None:
             self._events.write("stop", **{**self._stop, **({} if error is None else {"reason": "failed"})})
         elif error is not None and self._step is not None:
             self._events.write("stop", step=self._step, reason="failed")
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Note the step at which training begins."""
+        """Store the step at which training starts."""
         self._step = context.state.train_state.step
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Note the step, for a stop by an exception."""
+        """Store the step, for a stop by an exception."""
         self._step = context.state.train_state.step
 
     def on_eval_start(self, context: CallbackContext) -> None:
-        """Look at the clock."""
+        """Store the start time of the evaluation."""
         self._evaluation_start = self._clock()
 
     def on_eval_end(self, context: CallbackContext) -> None:
@@ -125,17 +125,17 @@ class EventRecorder(Callback):
         self._events.write("evaluation", step=context.state.train_state.step, losses=losses, **seconds)
 
     def on_train_end(self, context: CallbackContext) -> None:
-        """Note where and why training ended."""
+        """Store the step and the reason of the end of training."""
         reason = context.outcome.reason if context.outcome else "failed"
         self._stop = {"step": context.state.train_state.step, "reason": reason}
 
 
 class ProgressBar(Callback):
-    """Moves a bar forward after each step."""
+    """Callback that advances a progress bar after each step."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Move to the step that was done."""
+        """Advance to the finished step."""
         self._bar.update(context.state.train_state.step)

@@ -1,4 +1,4 @@
-"""Megatron's machine that runs a step again whose loss is suspicious. Imports torch and megatron."""
+"""Construction of Megatron's rerun state machine, which repeats suspicious steps. Imports torch and megatron."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from mb_resilience import RerunStateMachineConfig
 
 
 def build_reruns(section: RerunStateMachineConfig) -> MegatronRerunMachine | None:
-    """Return the machine; None where nothing is asked that needs it. Before a checkpoint is loaded."""
+    """Return the rerun state machine; None if no setting needs it. Call it before a checkpoint is loaded."""
     wanted = section.rerun_mode != "disabled" or section.check_for_spiky_loss
     return MegatronRerunMachine(section) if wanted else None
 
@@ -19,12 +19,12 @@ def build_reruns(section: RerunStateMachineConfig) -> MegatronRerunMachine | Non
 def loss_inspection(
     section: RerunStateMachineConfig, reruns: MegatronRerunMachine | None
 ) -> Callable[[Tensor], object] | None:
-    """Return what looks at the loss of each microbatch; None: nobody does."""
+    """Return the inspection of each microbatch's loss; None: losses are not inspected."""
     if reruns is not None:
         return reruns.inspect_loss
     return require_finite_loss if section.check_for_nan_in_loss else None
 
 
 def evaluating(reruns: MegatronRerunMachine | None) -> AbstractContextManager[None]:
-    """Return a block in which no step is run again."""
+    """Return a context manager in which no step is rerun."""
     return nullcontext() if reruns is None else reruns.paused()

@@ -1,4 +1,4 @@
-"""Rules of the trainer itself: sections that this version does not carry out are refused, never ignored."""
+"""Rules of the trainer: settings that this version does not support are rejected, never ignored."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from mb_config.rules.versions import at_least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that must hold."""
+    """Condition that a configuration must satisfy."""
 
     id: str
     fields: tuple[str, ...]
@@ -32,7 +32,7 @@ def must_stay(
     instead: str,
     why: str = "nothing in this version carries it out",
 ) -> Rule:
-    """Make the rule that refuses any other value of a field that nothing reads."""
+    """Return a rule that rejects every other value of a field that is not implemented."""
     return Rule(
         id=f"T{number:02d}",
         fields=(path,),
@@ -52,7 +52,7 @@ SHARDED = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 
 
 def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> Rule:
-    """Make the rule that model and dataset are both for an encoder and a decoder, seen from one of the two."""
+    """Return the rule that model and dataset are both for an encoder and a decoder, reported on one of the two."""
 
     def differs(one: int | None, other: int | None) -> str | None:
         return f"is {one}, but {second}={other}" if one is not None and one != other else None
@@ -70,12 +70,12 @@ def pairs_for_an_encoder_and_a_decoder(number: int, first: str, second: str) -> 
 
 
 def no_norms_of_shards(wanted: bool | None, *on: bool | None) -> str | None:
-    """Refuse norms of gradients of which a rank may have nothing."""
+    """Reject norms of sharded gradients, of which a rank may have no part."""
     return "is true under Megatron-FSDP" if wanted and any(on) else None
 
 
 def no_forward_passes(on: bool | None, impl: str | None, modules: Any, overlapped: bool | None) -> str | None:
-    """Refuse to time forward passes that are not made one by one."""
+    """Reject timing of forward passes that do not run one by one."""
     whole = full_iteration(impl or "none", modules, None)
     reason = "the step is one CUDA graph" if whole else "they are made together with backward passes"
     return f"is true, but {reason}" if on and (whole or overlapped) else None
@@ -92,7 +92,7 @@ _TIMED = (
 def no_local_layers(
     implementation: str, cpu: bool, latent: bool | None, pattern: str | None, decoder_length: int | None
 ) -> str | None:
-    """Refuse Megatron's local layers on a GPU for models that have no such layers."""
+    """Reject Megatron's local layers on a GPU for models without such layers."""
     kinds = {"multi-latent attention": latent, "a hybrid": pattern, "a T5": decoder_length}
     asked = [kind for kind, there in kinds.items() if there]
     return f"is local for {' and '.join(asked)}" if implementation == "local" and not cpu and asked else None
@@ -107,11 +107,11 @@ _LOCAL = (
 )
 
 LOGITS_SINCE = (2, 9)
-"""Version of Transformer Engine whose attention returns its largest logits."""
+"""Minimum version of Transformer Engine whose attention returns its largest logits."""
 
 
 def engine_without_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
-    """Refuse to look at attention logits that Transformer Engine does not return."""
+    """Reject attention-logit metrics that the installed Transformer Engine does not return."""
     asked = [name for name, on in (("qk_clip", clip), ("log_max_attention_logit", log)) if on]
     if not asked or at_least(version, *LOGITS_SINCE):
         return None
@@ -174,4 +174,4 @@ RULES = (
     pairs_for_an_encoder_and_a_decoder(31, *PAIRED),
     pairs_for_an_encoder_and_a_decoder(32, *reversed(PAIRED)),
 )
-"""Every rule of the trainer."""
+"""Rules of the trainer."""

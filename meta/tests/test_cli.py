@@ -62,7 +62,7 @@ CANNOT_BE_READ = [
     (["optimizer.lr=fast"], "optimizer.lr: expected float or null, not 'fast'"),
     (["mixed_precision=bf17"], "mixed_precision: unknown recipe 'bf17'. Use one of bf16_mixed"),
     (["dataset.sources=[nowhere]"], "dataset.sources: nowhere does not exist"),
-    (["dataset.sources=[/dev/null]"], "dataset.sources: ['/dev/null'] have no text"),
+    (["dataset.sources=[/dev/null]"], "dataset.sources: ['/dev/null'] contain no text"),
     (["--config", "missing.yaml"], "missing.yaml"),
 ]
 

@@ -54,7 +54,7 @@ def test_show_names_a_document_and_a_pair_that_are_not_there(folder):
     code, _, err = mb("show", folder / "play", 30)
     assert (code, "has no document 30; it has 30" in err) == (2, True)
     code, _, err = mb("show", folder / "plya")
-    assert (code, "has play. Correct the path" in err) == (2, True)
+    assert (code, "contains play. Correct the path" in err) == (2, True)
 
 
 def test_verify_finds_tokens_of_another_tokenizer(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""A run whose parts are built: train, evaluate, say what came of it. Imports torch and megatron."""
+"""Execution of a run whose parts are built: train, evaluate, print the summary. Imports torch and megatron."""
 
 import os
 import time
@@ -51,7 +51,7 @@ from mb_trainer.watching import Watch
 
 
 def begin(events: EventLog, job: Job, *, step: int, before: LastRow | None) -> None:
-    """Write that the run starts or goes on, how long that took, and up to where it was before."""
+    """Write the start or resume event: its duration, and the last step recorded by the previous process."""
     known: dict[str, Any] = {"recipe": job.name, "seconds": time.time() - psutil.Process().create_time()}
     known |= job.beginning
     if step and before is not None:
@@ -66,21 +66,21 @@ def nothing(event: str, **fields: object) -> None:
 
 
 def announce_stop(name: str) -> None:
-    """Tell a person at once that the signal has arrived; the step under way is finished first. Safe in a handler."""
+    """Report immediately that the signal has arrived; the current step is finished first. Safe in a handler."""
     os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The parts of a run, ready to train."""
+    """Parts of a run, ready to train."""
 
     job: Job
     voice: Voice
     groups: ProcessGroupCollection
     stored: Any
-    """Groups as checkpoints take them."""
+    """Process groups, or `Places`, by which checkpoints are written."""
     modules: Modules | None
-    """Modules with layouts of their own; None: one model."""
+    """Modules with per-module parallelism; None: one model."""
     family: Family
     trainee: Trainee
     instruments: Instruments
@@ -109,7 +109,7 @@ class Run:
         return outcome
 
     def train_and_evaluate(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
-        """Train, write down what happens, and evaluate at the end."""
+        """Train, record metrics and events, and evaluate at the end."""
         config, counters = self.job.config, self.state.train_state
         events = EventLog(self.job.folder.events)
         own: list[Callback] = [summary]
@@ -162,7 +162,7 @@ class Run:
         return outcome
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
-        """Evaluate what was loaded; nothing is written but the log."""
+        """Evaluate the loaded weights; write nothing but the log."""
         heard = CallbackManager([summary, *callbacks, *self.watch.callbacks()])
         outcome = train(*self.trained(), None, None, self.state, callbacks=heard, **self.schedule())
         self.evaluate(heard, summary)
@@ -170,14 +170,14 @@ class Run:
 
     @property
     def forward_step(self) -> Callable[..., ForwardStep]:
-        """What makes the forward step, called as (inspect_loss=)."""
+        """Factory of the forward step, called as (inspect_loss=)."""
         if self.modules:
             return self.modules.forward_step
         step = self.family.forward_step
         return partial(step, packed=True) if packs(self.job.config) else step
 
     def trained(self) -> tuple[Any, list[Any], Any, Any]:
-        """Return forward step, model, optimizer and scheduler, as the loop takes them."""
+        """Return forward step, model, optimizer and scheduler for the training loop."""
         inspect = loss_inspection(self.job.config.rerun_state_machine, self.reruns)
         trainee = self.trainee
         return (
@@ -188,7 +188,7 @@ class Run:
         )
 
     def evaluate(self, heard: CallbackManager, summary: Summary, *, stops: Stops | None = None) -> None:
-        """Evaluate on validation data, unless the last step has just been, and on test data. Collective."""
+        """Evaluate on validation data, unless the last step already did, and on test data. Collective."""
         with evaluating(self.reruns):
             evaluate_after_training(
                 self.forward_step(),
@@ -206,19 +206,19 @@ class Run:
             self.voice.say("evaluation after training: given up, because the run was to stop")
 
     def after_first_step(self) -> list[Callback]:
-        """Return what sets the shorter time-out of collectives once a step has been made, if one is asked for."""
+        """Return the callback that sets the shorter timeout of collectives after the first step, if configured."""
         seconds = self.job.config.dist.distributed_timeout_seconds_after_init
         return [] if seconds is None else [TimeoutAfterFirstStep(seconds)]
 
     def attention_logits(self) -> AttentionLogits | None:
-        """Return what reads attention logits, and clips weights by them, if either is asked for. Collective."""
+        """Return the monitor that reads attention logits and clips weights by them, if enabled. Collective."""
         model = self.job.config.model
         if not (model.qk_clip or model.log_max_attention_logit):
             return None
         return AttentionLogits(self.trainee.chunks, groups=self.groups, clip=model.qk_clip)
 
     def stragglers(self, measured: Measured) -> AbstractContextManager[Stragglers]:
-        """Return what looks for slow ranks while it is open. Collective."""
+        """Return a context manager that detects slow ranks while it is open. Collective."""
         device = next(self.trainee.chunks[0].parameters()).device
         return look_for_stragglers(
             self.job.config,
@@ -229,14 +229,14 @@ class Run:
         )
 
     def memory_report(self) -> list[Callback]:
-        """Return what tells the memory that the run needs, unless no metrics are wanted."""
+        """Return the callback that reports the run's memory, unless metrics are disabled."""
         config = self.job.config
         if config.logger.skip_train_metrics_log:
             return []
         return [MemoryReport(config, chunks=self.trainee.chunks, groups=self.groups, say=self.voice.say)]
 
     def schedule(self) -> dict[str, Any]:
-        """Return Megatron's schedule for this layout, with its groups and pipeline communication."""
+        """Return Megatron's schedule for this parallelism, with its groups and pipeline communication."""
         if self.modules:
             return dict(self.modules.schedule)
         sizes = self.groups.pp.size(), self.job.config.model.virtual_pipeline_model_parallel_size
@@ -249,7 +249,7 @@ class Run:
         }
 
     def saves(self, events: EventLog, measured: Measured) -> Saves:
-        """Return what writes the checkpoints, and says how that went."""
+        """Return the checkpointer, which also reports the outcome of each save."""
         ddp = self.job.config.ddp
         hooks = ForwardPreHooks(
             self.trainee.chunks,
@@ -273,7 +273,7 @@ class Run:
         )
 
     def keep(self, measured: Measured, saved: SavedCheckpoint) -> None:
-        """Upload a checkpoint to the trackers that keep files, and put positions of the data where they are wanted."""
+        """Upload a checkpoint to the trackers that store files, and copy data positions to the configured folder."""
         measured.keep_checkpoint(saved.path)
         folder = self.job.config.dataset.dataloader_save
         if folder is not None and self.job.world.rank == 0:
@@ -283,14 +283,14 @@ class Run:
                 self.voice.say(f"warning: dataset.dataloader_save: no position of step {saved.step}: {error}")
 
     def progress(self) -> ProgressLog | None:
-        """Return what writes progress.txt, on the rank that speaks, where it is asked for."""
+        """Return the writer of progress.txt, on the logging rank, if it is enabled."""
         if not (self.job.config.logger.log_progress and self.job.world.is_logging_rank):
             return None
         world_size = self.job.world.world_size
         return ProgressLog(self.state, world_size=world_size, environment=os.environ, say=self.voice.say)
 
     def measured(self) -> Measured:
-        """Return the metrics of this rank, which goes on after the steps that are done."""
+        """Return the metrics of this rank, starting after the steps already done."""
         return Measured(
             self.job,
             voice=self.voice,

@@ -1,4 +1,4 @@
-"""The run folder: its files, and whether a run in it is fresh, to be resumed, complete, or another run."""
+"""Run folder: its files, and whether the run in it is fresh, to be resumed, complete, or another run."""
 
 import json
 import os
@@ -41,8 +41,9 @@ NOT_SETTINGS = frozenset(
         "validation.skip_train",
     }
 )
-"""Fields filled in from the folder, the machine or a resume, where to begin, when to leave, and whether to evaluate
-only; they do not make two runs different."""
+"""Fields derived from the folder, the machine or a resume, the start and the end of a run, and evaluation-only mode;
+they do not make two runs different.
+"""
 
 PATH_FIELDS: tuple[str, ...] = (
     *mb_config.rules.local_paths.PATH_FIELDS,
@@ -51,47 +52,47 @@ PATH_FIELDS: tuple[str, ...] = (
     *mb_metrics.rules.PATH_FIELDS,
     *mb_resilience.rules.PATH_FIELDS,
 )
-"""Every field of every section that names files or folders."""
+"""Fields that hold a path to files or folders, of every section."""
 
 Standing = Literal["fresh", "resumable", "complete"]
 
 
 class RunFolderError(ValueError):
-    """The run folder belongs to a run with other settings, or with settings that cannot be read."""
+    """Error for a run folder of a run with other settings, or with unreadable settings."""
 
 
 class NoCheckpointError(FileNotFoundError):
-    """The run has no checkpoint to read."""
+    """Error for a run without a checkpoint to read."""
 
 
 class UnwritableFolderError(OSError):
-    """The run folder cannot be written."""
+    """Error for a run folder that cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The paths of one run, all below `path`."""
+    """Paths of one run, all below `path`."""
 
     path: Path
 
     @property
     def run_config(self) -> Path:
-        """The resolved configuration."""
+        """Resolved configuration."""
         return self.path / "run_config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """A JSON object per step."""
+        """Metrics, one JSON object per step."""
         return self.path / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
-        """Start, resume, save, evaluation and stop, with their times."""
+        """Start, resume, save, evaluation and stop events, with their times."""
         return self.path / "events.jsonl"
 
     @property
     def tensorboard(self) -> Path:
-        """Event files."""
+        """TensorBoard event files."""
         return self.path / "tensorboard"
 
     @property
@@ -101,12 +102,12 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """Everything that was printed."""
+        """Console output."""
         return self.path / "log.txt"
 
 
 def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
-    """Return the run folder that `--out` names, or `runs/<name>`; a leading `~` is the home directory.
+    """Return the run folder given by `--out`, or `runs/<name>`; a leading `~` is the home directory.
 
     Raises:
         RunFolderError: a URL is given.
@@ -114,7 +115,7 @@ def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
     if out is None:
         return RunFolder(Path("runs") / name)
     text = str(out)
-    if is_url(text) or re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path has lost one slash
+    if is_url(text) or re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path collapses the double slash
         raise RunFolderError(
             f"--out: {text} is a URL. Runs are written through the local file system only. Name a local folder, or "
             "one into which the storage is mounted on every node."
@@ -123,15 +124,15 @@ def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
 
 
 def checkpoints_in(folder: Path) -> Path:
-    """Return where the checkpoints of a folder lie: inside a run folder, else in the folder itself.
+    """Return the folder of checkpoints: a subfolder of a run folder, else the folder itself.
 
-    A run folder is known by its `checkpoints`, or by its events where it has no step folders itself.
+    A run folder is identified by its `checkpoints`, or by its events file if it has no step folders itself.
     """
     run = RunFolder(folder)
     try:
         inside = run.checkpoints.is_dir() or (run.events.is_file() and not steps_in(folder))
     except OSError:
-        return folder  # who reads it says why it cannot be read
+        return folder  # reading it reports the reason
     return run.checkpoints if inside else folder
 
 
@@ -143,8 +144,8 @@ def differences(
     Args:
         saved: The one that was written first.
         wanted: The other one.
-        chosen: The part of `wanted` that is not default. A field that `saved` lacks, because an earlier version wrote
-            it, is no difference where it has its default; None counts every such field.
+        chosen: The non-default part of `wanted`. A field that `saved` lacks, because an earlier version wrote it, is no
+            difference if it has its default; None counts every such field.
     """
     old, new = flatten(saved), flatten(wanted)
     paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in NOT_SETTINGS]
@@ -156,7 +157,7 @@ def differences(
 
 
 def _is_chosen(path: str, *, saved: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Whether the section of a field is one that the user added."""
+    """Return whether the section of a field was added by the user."""
     section = path.partition(".")[0]
     return section in chosen and not isinstance(saved.get(section), Mapping)
 
@@ -173,22 +174,22 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def changes_since(
     folder: RunFolder, wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
 ) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (there, wanted) for each setting that differs from the run in the folder; none if fresh.
+    """Return dotted path -> (saved, wanted) for each setting that differs from the run in the folder; none if fresh.
 
     `chosen` is as in `differences`.
 
     Raises:
-        RunFolderError: the settings that are there cannot be read.
+        RunFolderError: the saved settings cannot be read.
     """
     saved = saved_settings(folder)
     return {} if saved is None else differences(saved, wanted, chosen=chosen)
 
 
 def schedule_is_overridden(folder: RunFolder) -> bool:
-    """Whether the run in a folder was resumed with changes: its newest checkpoint may still hold the previous schedule.
+    """Return whether the run in a folder was resumed with changes: its newest checkpoint may hold the old schedule.
 
     Raises:
-        RunFolderError: the settings that are there cannot be read.
+        RunFolderError: the saved settings cannot be read.
     """
     scheduler = (saved_settings(folder) or {}).get("scheduler")
     return isinstance(scheduler, Mapping) and bool(scheduler.get("override_opt_param_scheduler"))
@@ -212,7 +213,7 @@ def saved_settings(folder: RunFolder) -> Mapping[str, Any] | None:
 
 
 def unreadable(folder: RunFolder, reason: str) -> str:
-    """Write the refusal of a run whose settings are damaged."""
+    """Return the error message for a run with damaged settings."""
     return (
         f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), and whether the run there is the one that "
         "is asked for stands in it. Put it back, or remove it to go on with the settings of this command; the "
@@ -221,12 +222,12 @@ def unreadable(folder: RunFolder, reason: str) -> str:
 
 
 def standing(*, last_step: int | None, train_iters: int, more: bool = False) -> Standing:
-    """Say whether a run is fresh, to be resumed, or complete.
+    """Return whether a run is fresh, to be resumed, or complete.
 
     Args:
-        last_step: of the newest lasting checkpoint; None: there is none.
-        train_iters: of the whole run.
-        more: whether there are other checkpoints to go on from.
+        last_step: step of the newest persistent checkpoint; None: there is none.
+        train_iters: steps of the complete run.
+        more: whether there are other checkpoints to resume from.
     """
     if last_step is not None and last_step >= train_iters:
         return "complete"
@@ -238,8 +239,8 @@ def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed
 
     Args:
         folder: The run folder.
-        changed: Dotted path -> (there, wanted).
-        fixed: Those of the paths that cannot change, because the weights of a checkpoint there have their shape.
+        changed: Dotted path -> (saved, wanted).
+        fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
     """
     lines = "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in changed.items())
     fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
@@ -252,7 +253,7 @@ def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed
 
 
 class EventLog:
-    """Appends a JSON object per event to events.jsonl; each line is flushed at once."""
+    """Event log that appends one JSON object per event to events.jsonl; each line is flushed at once."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -265,11 +266,11 @@ class EventLog:
 
 
 def write_missing_stop(folder: RunFolder, *, message: str, clock: Callable[[], float] = time.time) -> None:
-    """Append the stop event of a run whose processes died before they could write it; nothing if it is there.
+    """Append the stop event of a run whose processes died before they could write it; do nothing if it exists.
 
     Args:
-        folder: of the run; need not exist.
-        message: why it ended.
+        folder: run folder; may be missing.
+        message: reason of the end.
         clock: seconds since the epoch.
     """
     marks = [row for row in rows(folder.events) if row.get("event") in (*BEGINNINGS, "stop")]
@@ -281,11 +282,11 @@ def write_missing_stop(folder: RunFolder, *, message: str, clock: Callable[[], f
 
 
 BEGINNINGS = ("start", "resume")
-"""Events with which a process begins to train."""
+"""Events with which a process starts to train."""
 
 
 def rows(events: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of an events file; lines that a kill has cut are left out."""
+    """Yield the rows of an events file; lines truncated by a kill are skipped."""
     if not events.is_file():
         return
     with events.open(encoding="utf-8", errors="replace") as lines:
@@ -298,14 +299,14 @@ def rows(events: Path) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRow:
-    """The last step that metrics.jsonl knows."""
+    """Last step recorded in metrics.jsonl."""
 
     step: int
     time: float
 
 
 def last_row(metrics: Path, *, tail: int = 1 << 16) -> LastRow | None:
-    """Return the last whole row of a metrics file, None without one; reads `tail` bytes from the end."""
+    """Return the last complete row of a metrics file, None if there is none; reads `tail` bytes from the end."""
     if not metrics.is_file():
         return None
     with metrics.open("rb") as file:
@@ -316,14 +317,14 @@ def last_row(metrics: Path, *, tail: int = 1 << 16) -> LastRow | None:
             row = json.loads(line)
             return LastRow(step=row["step"], time=row["time"])
         except (ValueError, KeyError, TypeError):
-            continue  # cut by a kill
+            continue  # truncated by a kill
     return None
 
 
 def why_unwritable(folder: RunFolder) -> str | None:
-    """Say what keeps files from being written into a run folder, which need not exist yet; None if nothing does.
+    """Return why files cannot be written into a run folder, which may not exist yet; None if they can.
 
-    Nothing is left there.
+    The check leaves no file in the folder.
     """
     wanted = folder.path.absolute()
     try:
@@ -336,13 +337,13 @@ def why_unwritable(folder: RunFolder) -> str | None:
 
 @contextmanager
 def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
-    """Keep other trainers out of a run folder while the block runs; a process that dies lets go of it.
+    """Lock a run folder against other trainers while the block runs; the lock ends with the process.
 
-    What a killed run had started holds it some seconds longer, so this waits `patience` seconds at the most. On file
-    systems without locks on folders nobody is kept out.
+    Child processes of a killed run hold the lock some seconds longer, so the caller waits up to `patience` seconds.
+    File systems without locks on folders provide no exclusion.
 
     Raises:
-        RunFolderError: another process is at work in it.
+        RunFolderError: another process uses the folder.
     """
     descriptor = os.open(folder.path, os.O_RDONLY)
     try:
@@ -357,9 +358,9 @@ def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterato
 
 
 def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
-    """Let what has no place yet be in the run folder, and find the checkpoints of a run folder that is named.
+    """Set the unset paths to the run folder, and resolve named run folders to the checkpoints in them.
 
-    The tokenizer of weights that are named is taken with them. What the user set to null has no place, and gets none.
+    The tokenizer of configured weights is taken with them. A path that the user set to null stays null.
     """
     expand_home_in(config, PATH_FIELDS)
     checkpoint, logger = config.checkpoint, config.logger
@@ -374,7 +375,7 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
         name = path.partition(".")[2]
         given = getattr(section, name)
         if path == "checkpoint.load" and checkpoint.save is None and why_not_a_checkpoint(Path(where)):
-            continue  # a run that saves nothing, in a folder without checkpoints: there is nothing to resume
+            continue  # a run without saves, in a folder without checkpoints: there is nothing to resume
         if not given and not (given is None and provenance.by_user(path)):
             setattr(section, name, where)
             provenance.note(path, "resolve: run folder")
@@ -383,5 +384,5 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
         if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):
             setattr(
                 checkpoint, name, str(checkpoints_in(Path(named)))
-            )  # whoever named the run's folder meant these
+            )  # a run folder in the configuration means its checkpoints
     take_tokenizer(config, run_config=folder.run_config, provenance=provenance)

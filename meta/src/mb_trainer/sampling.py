@@ -1,4 +1,4 @@
-"""Text from a run's newest whole checkpoint. Imports torch and megatron."""
+"""Text generation from a run's newest intact checkpoint. Imports torch and megatron."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,24 +29,24 @@ def sample_run(
     seed: int,
     say: Callable[[str], object] = lambda _line: None,
 ) -> Iterator[str]:
-    """Yield the prompt, then the text that follows it, piece by piece.
+    """Yield the prompt, then the generated text, piece by piece.
 
-    One process, whatever the layout of the run was: weights are put together as they are loaded.
+    Runs in one process under any parallelism of the run: the weights are merged while they are loaded.
 
     Args:
-        run: its folder, that of its checkpoints, or one checkpoint.
-        prompt: text that is gone on with.
-        tokens: at the most.
-        temperature: 0 takes the likeliest token.
-        seed: of the choices.
-        say: is told which checkpoints were passed over as damaged, a line each.
+        run: run folder, folder of checkpoints, or one checkpoint.
+        prompt: text to continue.
+        tokens: maximum number of generated tokens.
+        temperature: 0 selects the most likely token.
+        seed: seed of the sampling.
+        say: receives one line per damaged checkpoint that was skipped.
 
     Raises:
         NoCheckpointError: the folder has no checkpoint.
-        mb_checkpoint.CheckpointNotFoundError: it has some, and none is sound.
+        mb_checkpoint.CheckpointNotFoundError: it has some, and none is intact.
         mb_checkpoint.IncompleteCheckpointError: it is one checkpoint, and damaged.
         mb_models.PromptError: the prompt is empty.
-        mb_models.ModelConfigError: the model continues no text.
+        mb_models.ModelConfigError: the model does not generate text.
     """
     selection = newest_of(run, purpose="sample from", say=say)
     config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
@@ -90,11 +90,11 @@ def sample_run(
 
 
 def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> SelectedCheckpoint:
-    """Return the newest sound checkpoint of a run folder, or of a folder of checkpoints; `say` what was passed over.
+    """Return the newest intact checkpoint of a run folder, or of a folder of checkpoints; `say` logs the skipped ones.
 
     Raises:
         NoCheckpointError: there is none.
-        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there are only damaged ones.
+        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: all are damaged.
     """
     checkpoints = checkpoints_in(run)
     selection = newest_intact(checkpoints) if checkpoints.is_dir() else None
@@ -110,7 +110,7 @@ def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> Selec
 
 
 def stream_text(tokenizer: Tokenizer, prompt: str, numbers: Iterator[int]) -> Iterator[str]:
-    """Yield the prompt, then each piece of text as soon as its bytes are whole characters."""
+    """Yield the prompt, then each piece of text as soon as its bytes form complete characters."""
     yield prompt
     pending: list[int] = []
     for number in numbers:

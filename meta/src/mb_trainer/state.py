@@ -1,4 +1,4 @@
-"""What the parts of a run read of it."""
+"""Shared state of a run."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mb_trainer.config import ConfigContainer
 
 @dataclass(slots=True, kw_only=True)
 class GlobalState:
-    """What the parts read of a run; passed to them, never found by them."""
+    """State that the parts of a run share; passed explicitly, never through a global variable."""
 
     cfg: ConfigContainer
     train_state: TrainState

@@ -1,6 +1,6 @@
-"""Why a run stops before its last step: a signal or its time, heard by one rank and agreed by all. Imports torch.
+"""Stop requests before the last step: a signal or the duration limit, agreed by all ranks. Imports torch.
 
-Agreed through the store of the process group, so that no step waits for a collective.
+The ranks agree through the store of the process group, so that no step waits for a collective.
 """
 
 import os
@@ -16,13 +16,15 @@ from mb_resilience import AgreedStop, CombinedWatcher, DeadlineWatcher, SignalWa
 
 
 class Stops:
-    """What the loop asks after each step, and within evaluations; alike on all ranks, each of which makes one.
+    """Stop requests that the loop polls after each step and during evaluations.
+
+    Every rank has one instance; the results are identical on all ranks.
 
     Args:
-        watcher: hears signals on this rank.
-        train: its duration.
-        start_time: when the job began, in seconds since the epoch; None: its duration counts for nothing.
-        world: this rank's place.
+        watcher: receives signals on this rank.
+        train: section with the duration limit.
+        start_time: start of the job in seconds since the epoch; None: no duration limit applies.
+        world: rank and world size of this process.
     """
 
     def __init__(
@@ -30,9 +32,9 @@ class Stops:
     ) -> None:
         wishes = [watcher]
         self.wish = agreed(watcher, world, about="signals")
-        """Signals: why all ranks leave after this step, or None."""
+        """Stop request of signals: the reason for which all ranks leave after this step, or None."""
         self.time: Callable[[int], str | None] | None = None
-        """The same for `train.exit_duration_in_mins`; None where there is no limit."""
+        """Stop request of `train.exit_duration_in_mins`; None without a limit."""
         minutes = train.exit_duration_in_mins
         if minutes is not None and start_time is not None:
             deadline = DeadlineWatcher(
@@ -43,10 +45,10 @@ class Stops:
         self._in_evaluations = agreed(CombinedWatcher(*wishes), world, about="evaluations")
         self._batches = 0
         self.gave_up = False
-        """Whether an evaluation was given up."""
+        """Whether an evaluation was aborted."""
 
     def leave_evaluation(self) -> bool:
-        """Say whether to give up an evaluation, for either reason; asked before each of its batches."""
+        """Return whether to abort an evaluation, for either reason; called before each of its batches."""
         if not self.gave_up:
             self._batches += 1
             self.gave_up = self._in_evaluations(self._batches) is not None
@@ -54,7 +56,7 @@ class Stops:
 
 
 def agreed(watcher: Watcher, world: World, *, about: str) -> AgreedStop:
-    """Return what asks, step by step, whether any rank has this wish."""
+    """Return a callable that returns, step by step, whether any rank has this stop request."""
     several = world.world_size > 1
     return AgreedStop(
         watcher,
@@ -66,20 +68,20 @@ def agreed(watcher: Watcher, world: World, *, about: str) -> AgreedStop:
 
 
 def never() -> bool:
-    """Give up no evaluation."""
+    """Return False: never abort an evaluation."""
     return False
 
 
 def ignore_late(number: int) -> None:
-    """Ignore a signal where no watcher hears it, for good: for a process that ends with its run."""
+    """Ignore a signal permanently unless a watcher receives it; for a process that ends with its run."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, signal.SIG_IGN)
 
 
 def signal_watcher(train: TrainingConfig, *, announce: Callable[[str], object] | None) -> SignalWatcher:
-    """Return what hears Ctrl-C and `train.exit_signal` on this rank.
+    """Return the watcher of Ctrl-C and `train.exit_signal` on this rank.
 
-    Launchers pass Ctrl-C on to processes that got it from the terminal already: one press is heard twice there.
+    Launchers forward Ctrl-C to processes that already received it from the terminal, so one key press arrives twice.
     """
     same_press = 1.0 if is_launched(os.environ) else 0.2
     return SignalWatcher((signal.SIGINT, train.exit_signal), debounce_seconds=same_press, announce=announce)

@@ -1,4 +1,4 @@
-"""Which ranks are slow: the sections `straggler` and `nvrx_straggler` in a run. Imports torch."""
+"""Straggler detection in a run: the sections `straggler` and `nvrx_straggler`. Imports torch."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -25,22 +25,22 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Voice
 
 Trained = tuple[Any, list[Any], Any, Any]
-"""Forward step, model, optimizer and scheduler, as the loop takes them."""
+"""Forward step, model, optimizer and scheduler, as the training loop takes them."""
 
 
 def nobody_is_slow(step: int) -> str | None:
-    """Never wish to leave."""
+    """Return None: never request a stop."""
     return None
 
 
 class SpeedReports(Callback):
-    """Times forward passes and reading in training steps, and compares the ranks at the log interval.
+    """Callback that times forward passes and data loading, and compares the ranks at each log interval.
 
     Its reports are collective over the world.
 
     Args:
-        timer: of this rank.
-        log_interval: steps from report to report.
+        timer: timer of this rank.
+        log_interval: steps between two reports.
         operations: floating-point operations of a step over all ranks; 0: not known.
     """
 
@@ -50,25 +50,25 @@ class SpeedReports(Callback):
         self._timer, self._log_interval, self._operations = timer, log_interval, operations
         self._steps, self._done = 0, 0.0
         self.values: Mapping[str, float] = {}
-        """Metrics of the step that has just ended."""
+        """Metrics of the previous step."""
         timer.pause()
 
     def timed(self, trained: Trained) -> Trained:
-        """Return what the loop trains with, its forward step timed."""
+        """Return the arguments of the training loop with a timed forward step."""
         return self._timer.wrap_function(trained[0]), *trained[1:]
 
     def reading(self, data: Any) -> Any:
-        """Return the same data, timed: an iterator, one per chunk, or None."""
+        """Return the data with timed reads: an iterator, one per chunk, or None."""
         if isinstance(data, list):
             return [self.reading(each) for each in data]
         return None if data is None else self._timer.wrap_iterator(data)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Begin to time: evaluations come between steps."""
+        """Start the timer at the step, which excludes evaluations between steps."""
         self._timer.resume()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Report if it is time."""
+        """Report if a report is due."""
         self._timer.pause()
         self.values = {}
         result = context.result
@@ -83,12 +83,12 @@ class SpeedReports(Callback):
 
 
 class GpuScores(Callback):
-    """Lets NVRx's detector watch each step. Its reports are collective over the world.
+    """Callback that monitors each step with NVRx's detector. Its reports are collective over the world.
 
     Args:
-        watched: of this rank.
+        watched: monitor of this rank.
         recorded: whether the scores are metrics.
-        say: prints a line.
+        say: logs a line.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class GpuScores(Callback):
     ) -> None:
         self._watched, self._recorded, self._say = watched, recorded, say
         self.values: Mapping[str, float] = {}
-        """Metrics of the step that has just ended."""
+        """Metrics of the previous step."""
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Begin to measure."""
+        """Start the measurement."""
         self._watched.begin_step()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Look at the scores if it is time."""
+        """Check the scores if a report is due."""
         scores = self._watched.end_step()
         self.values = scores.metrics() if scores and self._recorded else {}
         why = scores.slow_gpu_summary() if scores else None
@@ -113,27 +113,27 @@ class GpuScores(Callback):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """What looks for slow ranks in this run: neither, either or both."""
+    """Straggler detectors of a run: none, one or both."""
 
     speeds: SpeedReports | None = None
     scores: GpuScores | None = None
     wish: Callable[[int], str | None] = nobody_is_slow
-    """Why all ranks should leave after a step."""
+    """Stop request: the reason for which all ranks leave after a step, or None."""
 
     def callbacks(self) -> list[Callback]:
-        """Return what hears of each step."""
+        """Return the step callbacks of the detectors."""
         return [each for each in (self.speeds, self.scores) if each is not None]
 
     def timed(self, trained: Trained) -> Trained:
-        """Return what the loop trains with, timed if it is to be."""
+        """Return the arguments of the training loop, timed if the timer is enabled."""
         return self.speeds.timed(trained) if self.speeds else trained
 
     def reading(self, data: Any) -> Any:
-        """Return the data, timed if it is to be."""
+        """Return the data, timed if the timer is enabled."""
         return self.speeds.reading(data) if self.speeds else data
 
     def values(self) -> dict[str, float]:
-        """Return the metrics of the step that has just ended."""
+        """Return the metrics of the previous step."""
         return {
             name: value for each in (self.speeds, self.scores) if each for name, value in each.values.items()
         }
@@ -148,12 +148,12 @@ def look_for_stragglers(
     operations: Callable[[StepResult], float],
     token_file: Path | None = None,
 ) -> Iterator[Stragglers]:
-    """Look for slow ranks in this block, as the sections say. Collective over the world.
+    """Detect stragglers while the block runs, as configured. Collective over the world.
 
     The token of the timer's switch is written to `token_file`, or logged if that is None.
 
     Raises:
-        NVRxDetectorError: NVRx's detector cannot work here.
+        NVRxDetectorError: NVRx's detector cannot run here.
     """
     timed, watched = config.straggler, config.nvrx_straggler
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def look_for_stragglers(
 
 
 def heard(voice: Voice) -> Callable[[str], object]:
-    """Return what says a line that all ranks know, once."""
+    """Return a function that logs a line once, although all ranks call it."""
     return voice.say if voice.speaks else discard
 
 
@@ -183,7 +183,7 @@ def straggler_timer(
     voice: Voice,
     token_file: Path | None = None,
 ) -> StragglerTimer:
-    """Return the timer of this rank, with its switch on rank 0 until the stack ends. Collective."""
+    """Return the timer of this rank, with its switch on rank 0 until the stack is closed. Collective."""
     on = section.enable_straggler_on_startup and not section.disable_straggler_on_startup
     return StragglerTimer(
         rank=torch.distributed.get_rank(),
@@ -200,10 +200,10 @@ def straggler_timer(
 
 
 def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) -> NVRxStragglerMonitor:
-    """Return NVRx's detector for this rank, not begun yet."""
+    """Return NVRx's detector for this rank, not started yet."""
     door = import_module(
         "mb_resilience.nvrx_detector"
-    )  # imports nvidia-resiliency-ext, which not everybody has
+    )  # imports nvidia-resiliency-ext, an optional dependency
     return NVRxStragglerMonitor(
         section,
         door.nvrx_detector(),
@@ -216,7 +216,7 @@ def gpu_watch(section: NVRxStragglerDetectionConfig, *, device: torch.device) ->
 def switch_of_rank_0(
     stack: ExitStack, section: StragglerDetectionConfig, *, on: bool, token_file: Path | None, voice: Voice
 ) -> StragglerSwitch | None:
-    """Open the port on rank 0 and log how to use it, or a warning where it cannot be opened. Collective."""
+    """Open the port on rank 0 and log its usage, or a warning if it cannot be opened. Collective."""
     switch, said = None, [""]
     if torch.distributed.get_rank() == 0:
         host, port = section.straggler_ctrlr_host, section.straggler_ctrlr_port

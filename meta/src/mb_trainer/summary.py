@@ -1,4 +1,4 @@
-"""The last lines of a run: what was done, how fast, how good, and where the files are."""
+"""Final summary of a run: steps, throughput, losses, and the location of the files."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +9,12 @@ from mb_trainer.run_folder import RunFolder
 
 
 class Summary(Callback):
-    """Counts steps, tokens and seconds of this process, and keeps the best validation loss.
+    """Callback that counts steps, tokens and seconds of this process, and keeps the best validation loss.
 
     Args:
-        tokens_per_sample: on the average, where samples differ; None: a step says its tokens.
-        clock: seconds.
-        wait_for_device: waits until the device has done what was queued; called before the clock is read at the end.
+        tokens_per_sample: average, if samples differ in length; None: each step reports its tokens.
+        clock: clock in seconds.
+        wait_for_device: waits until the device has finished the queued work; called before the final clock read.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Summary(Callback):
         self._best: tuple[float, int] | None = None
         self._test: dict[str, float] = {}
         self.validated: int | None = None
-        """The last step that was validated to the end."""
+        """Last step with a completed validation."""
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Start the clock."""
@@ -48,7 +48,7 @@ class Summary(Callback):
         self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """Keep the lowest language-model loss; an evaluation that the time ended (None) is none."""
+        """Keep the lowest language-model loss; an evaluation aborted by the duration limit (None) does not count."""
         if context.total_loss_dict is None:
             return
         self.validated = context.state.train_state.step
@@ -68,7 +68,7 @@ class Summary(Callback):
         checkpoints: str | None,
         resume_command: str | None,
     ) -> Iterator[str]:
-        """Yield the lines to print; without checkpoints there is nothing to resume."""
+        """Yield the lines to print; without checkpoints they contain no resume command."""
         self._wait_for_device()
         seconds = self._clock() - self._started
         rate = self._tokens / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The rules as `mb sweep` asks them: at each point anew, also where a point has other modules than the next."""
+"""Rules for `mb sweep`, evaluated at each point, also if the points differ in their modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ SIZES = (TP, "model.pipeline_model_parallel_size", "model.context_parallel_size"
 
 
 def rules_at_points(rules: Sequence[RuleLike], model: object) -> Sequence[RuleLike]:
-    """Return the rules for a sweep over a model; they read the layout of its modules, if it can have several.
+    """Return the rules for a sweep over a model; they read the parallelism of its modules, if it can have several.
 
-    To most rules modules with layouts of their own are one replica, as `mb_trainer.preflight.as_rules_ask` tells them
-    of one configuration.
+    Most rules treat modules with per-module parallelism as one replica, as `mb_trainer.preflight.as_rules_ask` does for
+    one configuration.
     """
     if not isinstance(model, MimoModelConfig):
         return rules
@@ -24,7 +24,7 @@ def rules_at_points(rules: Sequence[RuleLike], model: object) -> Sequence[RuleLi
 
 
 def at_points(rule: RuleLike) -> RuleLike:
-    """Return a rule on processes as one that also reads the layout, and asks with the processes that it leads to."""
+    """Return a rule on process counts as a rule that also reads the parallelism and derives the processes from it."""
     fields = tuple(
         dict.fromkeys([*(WORLD if path == PROCESSES else path for path in rule.fields), *LAYOUT, *SIZES])
     )
@@ -41,7 +41,7 @@ def at_points(rule: RuleLike) -> RuleLike:
 
 
 def asking_by_layout(rule: RuleLike, fields: Sequence[str]) -> Callable[..., str | None]:
-    """Return the test of a rule as one that takes the values of `fields`."""
+    """Return the test of a rule as a test that takes the values of `fields`."""
 
     def test(*values: Any) -> str | None:
         known: Mapping[str, Any] = dict(zip(fields, values, strict=True))

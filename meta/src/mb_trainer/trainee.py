@@ -1,4 +1,4 @@
-"""What is trained: model, optimizer and scheduler, built from the configuration and connected."""
+"""Training model: model, optimizer and scheduler, built from the configuration and connected."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from mb_trainer.layers import Layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainee:
-    """A model under training, as Megatron's schedules and the training loop take it."""
+    """Model with optimizer and scheduler, as Megatron's schedules and the training loop take them."""
 
     chunks: list[Any]
-    """This rank's model chunks, wrapped for data parallelism: one, or one per virtual stage."""
+    """Model chunks of this rank, wrapped for data parallelism: one, or one per virtual stage."""
     optimizer: Any
     scheduler: Any
     transformer: Any
     """Megatron's configuration of the model."""
     vocab_size: int
-    """Rows of the embedding, padding included."""
+    """Rows of the embedding, including padding."""
     parameters: int
-    """Parameters of the whole model, each counted once."""
+    """Parameters of the complete model, each counted once."""
 
 
 def build_trainee(
@@ -43,7 +43,7 @@ def build_trainee(
     device: torch.device,
     groups: ProcessGroupCollection,
 ) -> Trainee:
-    """Build model, optimizer and scheduler. All ranks call it, seeded; collective over the data-parallel groups."""
+    """Build model, optimizer and scheduler. Every rank calls it, seeded; collective over the data-parallel groups."""
     provider = family.provider(
         config.model,
         layer_spec=layers.spec,
@@ -65,7 +65,7 @@ def build_trainee(
         chunks,
         config_overrides=overrides,
         use_gloo_process_groups=gloo,
-        pg_collection=None if gloo else groups,  # Megatron finds its gloo groups only in its own state
+        pg_collection=None if gloo else groups,  # Megatron reads gloo groups only from its global state
     )
     if config.dist.use_torch_fsdp2:
         register_shard_load_hooks(optimizer)
@@ -81,7 +81,7 @@ def build_trainee(
 
 
 def scheduled(optimizer: Any, config: ConfigContainer) -> Any:
-    """Return the scheduler of an optimizer, at its start."""
+    """Return the scheduler of an optimizer, at its first step."""
     steps = scheduler_steps(
         config.train,
         config.scheduler,
@@ -92,7 +92,7 @@ def scheduled(optimizer: Any, config: ConfigContainer) -> Any:
 
 
 def wrap(built: list[Any], *, config: ConfigContainer, groups: ProcessGroupCollection) -> list[Any]:
-    """Wrap model chunks in the kind of data parallelism that the configuration asks for."""
+    """Wrap model chunks in the configured data parallelism."""
     if config.dist.use_torch_fsdp2:
         return list(wrap_torch_fsdp2(built, to_megatron(config.ddp), pg_collection=groups))
     wrap_chunks = wrap_megatron_fsdp if config.ddp.use_megatron_fsdp else wrap_ddp
@@ -108,7 +108,7 @@ def wrap(built: list[Any], *, config: ConfigContainer, groups: ProcessGroupColle
 
 
 def hook_up(transformer: Any, chunks: list[Any], optimizer: Any, *, config: ConfigContainer) -> None:
-    """Tell Megatron's schedules, through the model's configuration, when to scale, synchronise and finalise."""
+    """Set the hooks in the model's configuration through which Megatron's schedules scale, synchronise and finalise."""
     transformer.grad_scale_func = optimizer.scale_loss
     transformer.finalize_model_grads_func = finalize_model_grads
     if config.ddp.overlap_grad_reduce:
@@ -120,5 +120,5 @@ def hook_up(transformer: Any, chunks: list[Any], optimizer: Any, *, config: Conf
 
 
 def one_or_all(functions: list[Callable[..., Any]]) -> Any:
-    """Return the one function of a single chunk, or the list that interleaved schedules expect."""
+    """Return the single function of one chunk, or the list that interleaved schedules expect."""
     return functions[0] if len(functions) == 1 else functions

@@ -1,4 +1,4 @@
-"""One run from start to end: open the process groups, build the parts, load, train. Imports torch and megatron."""
+"""Run from start to end: open the process groups, build the parts, load, train. Imports torch and megatron."""
 
 import signal
 import traceback
@@ -58,7 +58,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[object] = ()) -> TrainOut
         CallbackManager(callbacks).fire("on_data_init_start", CallbackContext(state=state, model=[]))
         vocabulary = share_vocabulary(config, voice)
         readers = ranks.readers()
-        # what it refuses costs no model
+        # a rejection here precedes the cost of building the model
         splits = build_splits(config, vocabulary=vocabulary, groups=readers, say=voice.say)
         manager = create_checkpoint_manager(
             config.checkpoint, write_assets=write_tokenizer(vocabulary), log_outcomes=False
@@ -95,7 +95,7 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[object] = ()) -> TrainOut
             voice=voice,
             train_data_iterator=positioned,
         )
-        # it held for this load; whoever reads these settings goes on from the newest
+        # ckpt_step applied to this load; later reads of these settings resume from the newest checkpoint
         config.checkpoint.ckpt_step = None
         data = build_data(
             config,
@@ -131,12 +131,12 @@ def run(job: Job, *, voice: Voice, callbacks: Sequence[object] = ()) -> TrainOut
 
 @contextmanager
 def open_folder(job: Job, voice: Voice) -> Iterator[None]:
-    """Make the run folder on rank 0, and log to it from all ranks: the first thing that is written. Collective.
+    """Create the run folder on rank 0, and log to it from all ranks: the first write of a run. Collective.
 
-    Where it cannot be written (an evaluation), nothing is, and nobody is kept out.
+    If it cannot be written (an evaluation), nothing is written and no lock is taken.
 
     Raises:
-        RunFolderError: on rank 0, another trainer is at work in the folder.
+        RunFolderError: on rank 0, another trainer uses the folder.
         mb_checkpoint.CheckpointFolderError: on rank 0, another one saves in the same folder of checkpoints.
     """
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
             if not job.config.validation.skip_train:
                 part = (
                     job.folder.path / "run_config.yaml.part"
-                )  # a kill leaves the old settings or the new, whole
+                )  # atomic: a kill leaves either the old or the new settings
                 job.config.to_yaml(part)
                 part.replace(job.folder.run_config)
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
@@ -164,7 +164,7 @@ def open_folder(job: Job, voice: Voice) -> Iterator[None]:
 
 
 def saved_in(config: ConfigContainer) -> list[Path]:
-    """Return the folders in which a run saves checkpoints that all nodes see; none for an evaluation."""
+    """Return the checkpoint folders of a run that are visible to all nodes; none for an evaluation."""
     section = config.checkpoint
     if section.save is None or config.validation.skip_train:
         return []
@@ -173,7 +173,7 @@ def saved_in(config: ConfigContainer) -> list[Path]:
 
 
 def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
-    """Prepare data and tokenizer on rank 0 with a progress bar, then find them on the others. Collective."""
+    """Prepare data and tokenizer on rank 0 with a progress bar, then load them on the other ranks. Collective."""
     if torch.distributed.get_rank() == 0:
         with voice.progress("preparing data", 1) as bar:
             vocabulary = build_vocabulary(
@@ -187,7 +187,7 @@ def share_vocabulary(config: ConfigContainer, voice: Voice) -> Vocabulary:
 
 
 def say_dummy_tokens(rows: int | None, *, tokenizer: int, voice: Voice) -> None:
-    """Say how many rows of the embedding no token has, where the model's vocabulary was set larger than needed."""
+    """Log the number of embedding rows without a token, if the model's vocabulary is larger than the tokenizer's."""
     dummies = 0 if rows is None else rows - tokenizer
     if dummies > 0:
         voice.say(
@@ -197,13 +197,13 @@ def say_dummy_tokens(rows: int | None, *, tokenizer: int, voice: Voice) -> None:
 
 
 def warn_if_not_reproducible(arithmetic: CpuArithmetic, voice: Voice) -> None:
-    """Print the reasons for which this run on the CPU cannot be repeated bit for bit, if there are any."""
+    """Print the reasons why this run on the CPU is not bitwise reproducible, if there are any."""
     for reason in irreproducibility_reasons(arithmetic):
         voice.say(f"warning: this run cannot be repeated bit for bit. {reason}")
 
 
 def describe(job: Job, trainee: Trainee, *, device: torch.device, layers: str) -> str:
-    """Say in one line what will be trained, on what, and where it is written."""
+    """Return one line with the model, the device and the output folder of a run."""
     world = job.world.world_size
     processes = "1 process" if world == 1 else f"{world} processes"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

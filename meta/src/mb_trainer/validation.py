@@ -1,4 +1,4 @@
-"""Validation sets that are read whole, or each by itself, as the training loop takes them. Imports torch."""
+"""Validation sets, read completely or as streams, one per name, in the form of the training loop. Imports torch."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from mb_loop import ValidationSet, ValidationSetError
 from mb_trainer.validation_rules import last_parts, validation_prefixes
 
 Gather = Callable[[Any], Sequence[Any]]
-"""Collective: takes a value on each rank and returns those of all, by rank."""
+"""Collective that gathers a value from each rank; returns the values in rank order."""
 
 Shape = int | str | None
-"""What a rank has built: a list of so many sets, one object of this class, or nothing."""
+"""Summary of what a rank has built: the length of a list of sets, the class of one object, or nothing."""
 
 
 def from_all_ranks(value: Any) -> Sequence[Any]:
@@ -30,14 +30,14 @@ def from_all_ranks(value: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedDataset:
-    """A validation dataset; None on ranks that read no data, and where there is no such data."""
+    """Validation dataset; None on ranks that read no data, and for absent data."""
 
     name: str
     dataset: Any
 
 
 def wants_sets(validation: ValidationConfig) -> bool:
-    """Say whether validation data has names or an end, rather than being one endless stream."""
+    """Return whether validation data has names or an end, rather than being one endless stream."""
     return validation.full_validation or validation.multiple_validation_sets
 
 
@@ -48,17 +48,17 @@ def build_sets(
     build: Callable[[Any], Any],
     gather: Gather = from_all_ranks,
 ) -> list[NamedDataset]:
-    """Build the validation sets. Collective over the world; as many on all ranks, with the same names.
+    """Build the validation sets. Collective over the world; number and names are identical on all ranks.
 
     Args:
         section: the dataset section, finalized.
-        validation: says what is wanted.
+        validation: selects the sets.
         build: returns the validation dataset of a section, None, or a list of several.
-        gather: returns what each rank hands to it.
+        gather: gathers a value from each rank.
 
     Raises:
-        ValidationSetError: on all ranks, there are more or fewer sets than names, a provider returned one set where
-            several are wanted, or another number of them on one rank than on another.
+        ValidationSetError: on all ranks, the numbers of sets and names differ, a provider returned one set instead of
+            several, or the ranks built different numbers of sets.
     """
     prefixes = _prefixes(section) if validation.multiple_validation_sets else []
     built = []
@@ -81,20 +81,19 @@ def as_loop_sets(
     eval_iters: int | None,
     gather: Gather = from_all_ranks,
 ) -> list[ValidationSet]:
-    """Return the sets as the loop reads them; empty where there is no validation data. Collective over the world.
+    """Return the sets for the training loop; empty without validation data. Collective over the world.
 
     Args:
         sets: built on each rank, in the same order.
         batches: makes an iterator of a dataset from `consumed` samples on.
-        batch_samples: sequences that one evaluation batch reads. What is left of a whole set after full batches is not
-            read.
+        batch_samples: sequences of one evaluation batch. The rest of a complete set after its full batches is not read.
         consumed_samples: validation samples read before, over all sets.
-        eval_iters: batches of each set in one evaluation, which goes on where the last one ended; None: whole sets,
-            from their beginning each time, and of known lengths.
-        gather: returns what each rank hands to it.
+        eval_iters: batches of each set in one evaluation, which continues where the last one ended; None: complete
+            sets, from their start each time, and of known lengths.
+        gather: gathers a value from each rank.
 
     Raises:
-        NotEnoughSamplesError: on all ranks, a whole set fills no batch.
+        NotEnoughSamplesError: on all ranks, a complete set fills no batch.
     """
     known = gather([_size(each.dataset, whole=eval_iters is None) for each in sets])
     sizes = [next((size for size in column if size is not None), None) for column in zip(*known, strict=True)]
@@ -117,7 +116,7 @@ def as_loop_sets(
 
 
 def one_set(data: Any, *, batches: int) -> list[ValidationSet]:
-    """Return an iterator as a set of so many batches, for a loop that is told to read sets."""
+    """Return an iterator as a set of `batches` batches, for a loop that reads sets."""
     return [ValidationSet(data=_same(data), batches=batches)]
 
 
@@ -126,7 +125,7 @@ def _same(iterator: Any) -> Callable[[], Any]:
 
 
 def _prefixes(section: Any) -> list[str]:
-    """Return the prefixes that validation data comes from; none where data is not read from prefixes."""
+    """Return the prefixes of the validation data; none if data is not read from prefixes."""
     if not isinstance(section, GPTDatasetConfig):
         return []
     return validation_prefixes(section.blend, section.data_path, section.blend_per_split)
@@ -157,7 +156,7 @@ def _names(validation: ValidationConfig, prefixes: Sequence[str], *, number: int
 def _as_many_everywhere(
     found: Any, section: Any, validation: ValidationConfig, *, gather: Gather
 ) -> list[Any]:
-    """Return what this rank built as a list that is as long on all ranks: Nones where it has nothing."""
+    """Return this rank's result as a list of the same length on all ranks, filled with None where it has no data."""
     several = isinstance(found, list)
     known: Sequence[Shape] = gather(
         None if found is None else len(found) if several else type(found).__name__
@@ -181,7 +180,7 @@ def _as_many_everywhere(
 
 
 def _size(dataset: Any, *, whole: bool) -> int | None:
-    """Return the length of a dataset where it is to be read whole, otherwise 0; None where there is none."""
+    """Return the length of a dataset that is read completely, otherwise 0; None if there is none."""
     if dataset is None:
         return None
     return len(dataset) if whole else 0

@@ -1,4 +1,4 @@
-"""Rules on validation sets: what each kind of data can tell apart, and what they are called. No torch."""
+"""Rules on validation sets: which sets each kind of data supports, and their names. No torch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ WHOLE = "validation.full_validation"
 NAMES = "validation.validation_set_names"
 PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
 TOKENS = "dataset.mmap_bin_files"
-"""A field that sections of tokens have, and dataset providers have not."""
+"""Field of token sections that dataset providers lack."""
 
 
 def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:
-    """Return the prefixes that validation data comes from; none where it is not read from prefixes.
+    """Return the prefixes of the validation data; none if it is not read from prefixes.
 
     Raises:
         ValueError: `data_path` cannot be read as a blend.
@@ -30,12 +30,12 @@ def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> lis
 
 
 def last_parts(prefixes: Sequence[str]) -> list[str]:
-    """Return what sets are called that have no names of their own."""
+    """Return the default names of the sets, which are the last parts of their prefixes."""
     return [Path(prefix).name for prefix in prefixes]
 
 
 def _known_prefixes(*paths: Any) -> list[str] | None:
-    """Return the prefixes; None where the paths are malformed, which rules of the dataset refuse."""
+    """Return the prefixes; None for malformed paths, which rules of the dataset reject."""
     try:
         return validation_prefixes(*paths)
     except (IndexError, TypeError, ValueError):
@@ -101,4 +101,4 @@ VALIDATION_RULES = (
         passes={WHOLE: True, TOKENS: True},
     ),
 )
-"""What is asked of validation data must be something that it can do."""
+"""Rules that reject validation options which the data does not support."""

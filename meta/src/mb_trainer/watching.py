@@ -1,4 +1,4 @@
-"""Who watches a run from outside its steps: monitors of a launcher, and threads that report hangs. Imports torch."""
+"""Monitoring of a run from outside its steps: launcher monitors, and threads that report hangs. Imports torch."""
 
 import random
 import sys
@@ -22,23 +22,23 @@ from mb_trainer.job import Job
 from mb_trainer.state import GlobalState
 
 SHARE = 0.5
-"""Of the time after which a collective gives up: when a hang is reported, so that the report comes first."""
+"""Fraction of the timeout of collectives after which a hang is reported, so that the report precedes the abort."""
 ANSWER_SECONDS = 10.0
-"""How long the thread that reports hangs waits for the store: who serves it may hang."""
+"""Timeout of the hang-reporting thread for store operations: the process that serves the store may hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What is told where this rank is."""
+    """Receivers of this rank's progress: section reporter and hang reporter."""
 
     sections: SectionReporter | None = None
     hangs: HangReporter | None = None
     asynchronous_saves: bool = False
     later_seconds: float | None = None
-    """When a hang is reported once a step has been made; None: as before."""
+    """Time before a hang report after the first step; None: unchanged."""
 
     def loaded(self, manager: CheckpointManager, state: GlobalState) -> None:
-        """Take note of what setup loaded: a checkpoint on the disk of this node is read too fast to say something."""
+        """Report the loaded checkpoint, except one on the disk of this node: its load time is not representative."""
         if self.sections is None:
             return
         if isinstance(manager, DefaultCheckpointManager):
@@ -50,7 +50,7 @@ class Watch:
             self.sections.checkpoint_loaded()
 
     def callbacks(self) -> list[Callback]:
-        """Return what hears of steps."""
+        """Return the step callbacks of the monitors."""
         heard: list[Callback] = []
         if self.hangs is not None:
             heard.append(HangEvents(self.hangs, later_seconds=self.later_seconds))
@@ -59,7 +59,7 @@ class Watch:
         return heard
 
     def saves(self, checkpointer: Checkpointer) -> Checkpointer:
-        """Return the checkpointer, in its section."""
+        """Return the checkpointer, wrapped so that its work is reported."""
         if self.hangs is not None:
             checkpointer = NotedSaves(checkpointer, hangs=self.hangs)
         if self.sections is None:
@@ -68,7 +68,7 @@ class Watch:
 
 
 class SectionEvents(Callback):
-    """Tells sections of each step, and of each batch of an evaluation."""
+    """Callback that reports each step, and each batch of an evaluation, to the sections."""
 
     def __init__(self, sections: SectionReporter) -> None:
         self._sections = sections
@@ -78,7 +78,7 @@ class SectionEvents(Callback):
         self._sections.begin_step()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """End it."""
+        """End the step."""
         self._sections.end_step()
 
     def on_eval_start(self, context: CallbackContext) -> None:
@@ -90,7 +90,7 @@ class SectionEvents(Callback):
         self._sections.begin_evaluation_step()
 
     def on_eval_step_end(self, context: CallbackContext) -> None:
-        """End it."""
+        """End the batch."""
         self._sections.end_evaluation_step()
 
     def on_test_start(self, context: CallbackContext) -> None:
@@ -102,16 +102,16 @@ class SectionEvents(Callback):
         self._sections.begin_evaluation_step()
 
     def on_test_step_end(self, context: CallbackContext) -> None:
-        """End it."""
+        """End the batch."""
         self._sections.end_evaluation_step()
 
 
 class HangEvents(Callback):
-    """Notes where this rank is, at each step and each batch of an evaluation.
+    """Callback that records the position of this rank at each step and each batch of an evaluation.
 
     Args:
-        hangs: is told.
-        later_seconds: when a hang is reported once a step has been made; None: as before.
+        hangs: receives the position.
+        later_seconds: time before a hang report after the first step; None: unchanged.
     """
 
     def __init__(self, hangs: HangReporter, *, later_seconds: float | None) -> None:
@@ -119,51 +119,51 @@ class HangEvents(Callback):
         self._later_seconds = later_seconds
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Note the step that begins."""
+        """Record the start of a step."""
         self._hangs.note("step", context.state.train_state.step + 1)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Note that it is done."""
+        """Record the end of the step."""
         self._hangs.note("after step", context.state.train_state.step)
         if self._later_seconds is not None:
             self._hangs.seconds = self._later_seconds
 
     def on_eval_step_start(self, context: CallbackContext) -> None:
-        """Note a batch of a validation."""
+        """Record a batch of a validation."""
         self._hangs.note("validation after step", context.state.train_state.step)
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        """Note that it is done."""
+        """Record the end of the validation."""
         self._hangs.note("after step", context.state.train_state.step)
 
     def on_test_step_start(self, context: CallbackContext) -> None:
-        """Note a batch of a test."""
+        """Record a batch of a test."""
         self._hangs.note("test after step", context.state.train_state.step)
 
 
 class NotedSaves:
-    """Fits the loop's Checkpointer: another one, whose work is noted."""
+    """Checkpointer that records the work of another one for hang reports."""
 
     def __init__(self, checkpointer: Checkpointer, *, hangs: HangReporter) -> None:
         self._checkpointer = checkpointer
         self._hangs = hangs
 
     def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
-        """Save."""
+        """Save a checkpoint."""
         with self._hangs.section("checkpoint after step", step):
             return self._checkpointer.save(step, non_persistent=non_persistent)
 
     def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
-        """Look after saves."""
+        """Poll background saves."""
         with self._hangs.section("looking after saves"):
             return self._checkpointer.poll(blocking=blocking)
 
 
 class SectionedSaves:
-    """Fits the loop's Checkpointer: another one, within the section `checkpointing`.
+    """Checkpointer that runs another one within the section `checkpointing`.
 
-    Looking after saves is in that section where there may be something to wait for: a background writer, the end of
-    the run, or a save that failed and is tried again.
+    A poll is in that section if it may block: with a background writer, at the end of the run, or for a retry of a
+    failed save.
     """
 
     def __init__(self, checkpointer: Checkpointer, *, sections: SectionReporter, asynchronous: bool) -> None:
@@ -173,13 +173,13 @@ class SectionedSaves:
         self._failed = False
 
     def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
-        """Save."""
+        """Save a checkpoint."""
         with self._sections.checkpointing():
             ended = self._checkpointer.save(step, non_persistent=non_persistent)
         return self._heard(ended)
 
     def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
-        """Look after saves."""
+        """Poll background saves."""
         if not (self._asynchronous or blocking or self._failed):
             return self._checkpointer.poll(blocking=blocking)
         with self._sections.checkpointing():
@@ -196,10 +196,10 @@ class SectionedSaves:
 
 @contextmanager
 def watched(job: Job, voice: Voice) -> Iterator[Watch]:
-    """Watch a run while the block runs, and break it where that is asked for. Collective over the world.
+    """Monitor a run while the block runs, and inject the configured fault, if any. Collective over the world.
 
     Raises:
-        NoMonitorError: there is no monitor, and one is asked for.
+        NoMonitorError: there is no monitor, and one is required.
     """
     after = job.config.dist.distributed_timeout_seconds_after_init
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def watched(job: Job, voice: Voice) -> Iterator[Watch]:
 
 
 def hang_reporter(job: Job, voice: Voice) -> HangReporter:
-    """Return what reports ranks that wait for long, before their collectives give up."""
+    """Return the reporter of ranks that wait for long, which reports before their collectives time out."""
     world = job.world
     return HangReporter(
         seconds=SHARE * 60 * job.config.dist.distributed_timeout_minutes,
@@ -224,13 +224,13 @@ def hang_reporter(job: Job, voice: Voice) -> HangReporter:
         world_size=world.world_size,
         attempt=world.attempt,
         folder=None if job.unwritable else job.folder.path,
-        reporting_rank=world.world_size - 1,  # whose stderr a person sees
+        reporting_rank=world.world_size - 1,  # the rank whose stderr launchers show
         log=aloud(voice),
     )
 
 
 def aloud(voice: Voice) -> Callable[[str], None]:
-    """Return what says a text for this rank, whichever speaks for all: on stderr, and in the log."""
+    """Return a function that logs a text of this rank, whichever rank logs for all: on stderr and in the log."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -240,7 +240,7 @@ def aloud(voice: Voice) -> Callable[[str], None]:
 
 
 def own_connection(store: Store) -> Store:
-    """Return another connection to the same server, which no other thread uses; other kinds of stores as they are."""
+    """Return a new connection to the same store server, for use by one thread; other kinds of stores unchanged."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):
@@ -249,13 +249,13 @@ def own_connection(store: Store) -> Store:
 
 
 def monitors(job: Job) -> bool:
-    """Say whether sections are reported to a monitor."""
+    """Return whether sections are reported to a monitor."""
     return job.config.ft is not None and job.config.ft.enable_ft_package
 
 
 def monitored(job: Job, voice: Voice) -> SectionReporter:
-    """Return the sections of this rank, which reach NVRx's monitor once they are entered."""
-    door: Any = import_module("mb_resilience.nvrx_monitor")  # imports NVRx, only where it is asked for
+    """Return the sections of this rank, which connect to NVRx's monitor when they are entered."""
+    door: Any = import_module("mb_resilience.nvrx_monitor")  # imports NVRx, only if it is enabled
     ft, checkpoint = job.config.ft, job.config.checkpoint
     return SectionReporter(
         door.monitor_client(),
@@ -268,7 +268,7 @@ def monitored(job: Job, voice: Voice) -> SectionReporter:
 
 
 def simulated_fault(job: Job, settings: FaultToleranceConfig, voice: Voice) -> SimulatedFault:
-    """Return the fault that all ranks agree on, drawn from the run's seed and the number of this start."""
+    """Return the fault that all ranks agree on, drawn from the run's seed and the restart count."""
     world = job.world
     fault = agree_on_fault(
         settings,

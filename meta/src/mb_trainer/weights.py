@@ -1,4 +1,4 @@
-"""What a run takes from the checkpoint that it starts from beside the weights: their tokenizer. No torch."""
+"""Tokenizer of the checkpoint from which a run starts. No torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,27 +19,28 @@ KEPT = {
     "tokenizer.model": "SentencePieceTokenizer",
     "tiktoken.json": "TikTokenizer",
 }
-"""Files in which a checkpoint keeps a tokenizer, and the type that reads each: one trained with the run and that of
-GPT-2's two files are kept as Hugging Face's are."""
+"""Tokenizer files of a checkpoint, and the type that reads each. Tokenizers trained with the run and those of GPT-2's
+two files are saved in Hugging Face's format.
+"""
 
 ADDED = ("special_tokens", "vocab_extra_ids", "tokenizer_hf_no_include_special_tokens")
 OF_TIKTOKEN = ("vocab_size", "tiktoken_pattern", "tiktoken_num_special_tokens")
-"""Settings that make the numbers of tokens with the file, of every type and of one."""
+"""Settings that determine token ids in addition to the file: for every type, and for one type."""
 
 ORIGIN = "resolve: the tokenizer of checkpoint.pretrained_checkpoint"
 
 
 def take_tokenizer(config: ConfigContainer, *, run_config: Path, provenance: Provenance) -> None:
-    """Let text be read by the tokenizer of the weights that a run starts from, so that numbers mean what they meant.
+    """Use the tokenizer of the weights from which a run starts, so that token ids keep their meaning.
 
-    A tokenizer that the user named stays, and so does any where the checkpoint has kept none. A run that goes on keeps
-    the one that it began with, also where that checkpoint is gone or named no more: `kept_by_run` says where its files
-    are then.
+    A tokenizer set by the user is kept, and so is any tokenizer if the checkpoint has saved none. A resumed run keeps
+    its original tokenizer, also if that checkpoint is deleted or no longer configured: `kept_by_run` then locates
+    its files.
 
     Args:
-        config: its tokenizer is set, but for settings of the user.
-        run_config: the settings of the run in its folder, which need not be there.
-        provenance: is told.
+        config: its tokenizer is set, except for settings of the user.
+        run_config: saved settings in the run folder; may be missing.
+        provenance: records the changes.
     """
     weights, section = config.checkpoint.pretrained_checkpoint, config.tokenizer
     chosen = any(provenance.by_user(f"tokenizer.{name}") for name in (KIND, MODEL))
@@ -55,7 +56,7 @@ def take_tokenizer(config: ConfigContainer, *, run_config: Path, provenance: Pro
 def settings_to_take(
     weights: str | None, checkpoint: CheckpointConfig, *, begun: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    """Return the settings of the tokenizer that a run takes: what it began with, else the newest; empty for none."""
+    """Return the tokenizer settings that a run takes: the original ones, else the newest; empty if there are none."""
     folders = [] if weights is None else folders_of(Path(weights))
     offering = [folder for folder in folders if kept_file(folder) is not None]
     if begun is not None and Path(begun[MODEL]).parent in offering:
@@ -66,9 +67,9 @@ def settings_to_take(
 
 
 def kept_by_run(config: ConfigContainer) -> Path | None:
-    """Return the newest checkpoint of a run that has kept its tokenizer, where files that are named are gone.
+    """Return the newest checkpoint of a run that has saved its tokenizer, if the configured files are missing.
 
-    None where they are there, or where no checkpoint has kept the tokenizer of these names.
+    None if they exist, or if no checkpoint has saved the tokenizer under these names.
     """
     section = config.tokenizer
     wanted = (section.tokenizer_type, section.tokenizer_model, section.vocab_file, section.merge_file)
@@ -83,7 +84,7 @@ def kept_by_run(config: ConfigContainer) -> Path | None:
 
 
 def where_tokenizer(config: ConfigContainer) -> str | None:
-    """Say that the tokenizer is read from a checkpoint of the run, where it is."""
+    """Return the message that the tokenizer is read from a checkpoint of the run, if it is."""
     kept, section = kept_by_run(config), config.tokenizer
     if kept is None:
         return None
@@ -91,7 +92,7 @@ def where_tokenizer(config: ConfigContainer) -> str | None:
 
 
 def begun_with(run_config: Path) -> dict[str, Any] | None:
-    """Return the tokenizer that a run took from weights when it began; None for one that took none, or is not there."""
+    """Return the tokenizer that a run took from weights at its start; None if it took none, or has not started."""
     section = section_of(run_config, "tokenizer")
     model = section.get(MODEL)
     if not isinstance(model, str) or not is_in_checkpoint(Path(model), section_of(run_config, "checkpoint")):
@@ -100,13 +101,13 @@ def begun_with(run_config: Path) -> dict[str, Any] | None:
 
 
 def is_in_checkpoint(file: Path, saved: Mapping[str, Any]) -> bool:
-    """Say by its name whether a file is, or was, one of a checkpoint's; one that is weights may have any name."""
+    """Return by its name whether a file is or was part of a checkpoint; a checkpoint of weights may have any name."""
     folder, weights = file.parent, saved.get("pretrained_checkpoint")
     return step_of(folder) is not None or folder.name == RELEASE or folder.as_posix() == weights
 
 
 def offered(folder: Path) -> dict[str, Any]:
-    """Return the settings of the tokenizer that a checkpoint has kept."""
+    """Return the tokenizer settings that a checkpoint has saved."""
     file = kept_file(folder)
     if file is None:
         return {}
@@ -116,28 +117,28 @@ def offered(folder: Path) -> dict[str, Any]:
 
 
 def with_additions(section: Mapping[str, Any], *, kind: str, model: str) -> dict[str, Any]:
-    """Return the type and the file of a tokenizer with what a saved section asks for beside them."""
+    """Return the type and the file of a tokenizer with the additional settings of a saved section."""
     names = (*ADDED, *(OF_TIKTOKEN if kind == KEPT["tiktoken.json"] else ()))
     return {KIND: kind, MODEL: model} | {name: section[name] for name in names if section.get(name)}
 
 
 def kept_file(folder: Path) -> Path | None:
-    """Return the file of the tokenizer that a checkpoint has kept, if it has."""
+    """Return the tokenizer file that a checkpoint has saved, if any."""
     return next((folder / name for name in KEPT if (folder / name).is_file()), None)
 
 
 def folders_of(weights: Path) -> list[Path]:
-    """Return the checkpoints of a folder, newest first; or the one that it is."""
+    """Return the checkpoints of a folder, newest first; or the folder itself if it is a checkpoint."""
     try:
         if is_iteration_directory(weights):
             return [weights]
         return [*steps_in(weights).values(), weights / RELEASE]
     except OSError:
-        return []  # who loads the weights says why they cannot be read
+        return []  # loading the weights reports why they cannot be read
 
 
 def own_folders(checkpoint: CheckpointConfig) -> list[Path]:
-    """Return the checkpoints that a run can go on from and all nodes see, newest first; none for one that begins."""
+    """Return the checkpoints that a run can resume from and all nodes see, newest first; none for a fresh run."""
     if checkpoint.load is None or checkpoint.finetune:
         return []
     load = Path(checkpoint.load)
@@ -148,12 +149,12 @@ def own_folders(checkpoint: CheckpointConfig) -> list[Path]:
             item for root in (load, *non_persistent_roots(checkpoint)) for item in steps_in(root).items()
         ]
     except OSError:
-        return []  # who loads it says why it cannot be read
+        return []  # the load reports why it cannot be read
     return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def section_of(run_config: Path, name: str) -> Mapping[str, Any]:
-    """Return a section of saved settings; an empty one where there is none, or where they are damaged."""
+    """Return a section of saved settings; an empty one if it is missing or damaged."""
     try:
         settings = yaml.safe_load(run_config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

@@ -130,7 +130,10 @@ def test_a_picture_is_svg():
 
 def test_work_that_is_not_known_is_left_out_with_a_note():
     result = mb("plan", "dataset.seq_length=0", "model.seq_length=0", "--json")
-    assert (json.loads(result.stdout)["flops_per_token"], "positive lengths" in result.stderr) == (None, True)
+    assert (
+        json.loads(result.stdout)["flops_per_token"],
+        "sequence lengths must be positive" in result.stderr,
+    ) == (None, True)
 
 
 @pytest.mark.parametrize(

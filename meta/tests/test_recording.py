@@ -74,7 +74,7 @@ def test_attention_logits_are_read_and_clipped_by_as_the_model_asks(clip, log, a
         job=SimpleNamespace(config=config), trainee=SimpleNamespace(chunks=[layer]), groups=None
     )
     logits = Run.attention_logits(run)
-    assert (None if logits is None else (logits(done=True).item(), layer.clipped)) == answer
+    assert (None if logits is None else (logits(successful=True).item(), layer.clipped)) == answer
 
 
 class Stream:

@@ -23,7 +23,7 @@ mb_host.install()
 import fault_points  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from fsdp_state import FsdpRun  # noqa: E402
-from tiny_state import Run  # noqa: E402
+from tiny_state import TinyStateRun  # noqa: E402
 
 from mb_checkpoint import select_checkpoint  # noqa: E402
 from mb_checkpoint.manifest import find_hash_mismatches, read_manifest  # noqa: E402
@@ -80,7 +80,10 @@ class Matrix:
 
     def __init__(self, world, mode, stride, folder):
         self.world, self.stride, self.folder = world, stride, folder
-        self.make, self.mode = FsdpRun if mode.startswith("fsdp-") else Run, mode.removeprefix("fsdp-")
+        self.make, self.mode = (
+            FsdpRun if mode.startswith("fsdp-") else TinyStateRun,
+            mode.removeprefix("fsdp-"),
+        )
         self.template, self.root = folder / "template", folder / "root"
         self.section = (
             {"async_save": True, "async_write_results_mp_mode": "fork"} if self.mode == "async" else {}

@@ -30,4 +30,4 @@ def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks,
 @pytest.mark.skipif(usable(), reason="shows what happens without nvidia-resiliency-ext 0.6 or newer")
 def test_without_it_the_writer_of_this_package_is_used(one_rank, tmp_path):
     section = {"save": str(tmp_path), "async_strategy": "nvrx"}
-    assert one_rank.run(async_work.describe_writer, section) == ["Writer"]
+    assert one_rank.run(async_work.describe_writer, section) == ["BackgroundWriter"]

@@ -70,7 +70,7 @@ def test_the_groups_are_those_of_the_chunks_unless_others_are_passed(tmp_path, g
 
 
 def test_chunks_without_groups_require_the_argument(tmp_path):
-    with pytest.raises(HuggingFaceError, match="pg_collection: not given, and Linear keeps none"):
+    with pytest.raises(HuggingFaceError, match="pg_collection: not set, and Linear keeps none"):
         load_hf_weights([torch.nn.Linear(1, 1)], tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
 
 def test_all_missing_required_fields_are_listed():
     with pytest.raises(
-        HuggingFaceError, match=r"lacks num_hidden_layers, intermediate_size, vocab_size, without"
+        HuggingFaceError, match=r"lacks num_hidden_layers, intermediate_size, vocab_size, because"
     ):
         section_of({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, dtype="float32")
 

@@ -61,6 +61,7 @@ OLDEST_BACKENDS = {
     "comet": ["comet"],
     "energy": ["energy"],
     "inspect": ["tensor_inspect"],
+    "cli": ["cli"],
 }
 """Extras of mb-metrics with the tests of the service or library that each installs."""
 UNITS = [

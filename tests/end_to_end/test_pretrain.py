@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
-from mb_trainer.commands.report import read
+from mb_metrics.cli_report import read_run_with_settings
 from mb_trainer.run_folder import RunFolderError
 
 CLOUDAI = re.compile(
@@ -146,7 +146,7 @@ def test_a_resumed_run_takes_another_learning_rate(overrides, tmp_path, capsys):
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     [changes] = [event["changes"] for event in events if "changes" in event]
     assert changes["optimizer.lr"] == [0.002, 0.004]
-    [note] = [note for note in read(out).notes if "settings changed" in note]
+    [note] = [note for note in read_run_with_settings(out).notes if "settings changed" in note]
     assert "at the resume from step 2: optimizer.lr from 0.002 to 0.004, optimizer.min_lr from" in note
 
 

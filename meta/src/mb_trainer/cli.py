@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+import mb_metrics.cli
 from mb_trainer.cli_ckpt import ckpt
 from mb_trainer.cli_config import configs
 from mb_trainer.cli_data import data
@@ -64,7 +65,8 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
+    context: typer.Context,
+    _version: Annotated[
         bool,
         typer.Option(
             "--version",
@@ -74,7 +76,8 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Hold what goes before a command; its help is the application's."""
+    """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
+    mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
 
 
 def main() -> None:

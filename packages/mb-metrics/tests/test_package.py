@@ -28,12 +28,12 @@ def test_an_unknown_name_is_an_attribute_error():
         mb_metrics.Metric  # noqa: B018
 
 
-def test_importing_and_recording_numbers_loads_neither_torch_nor_tensorboard():
+def test_importing_and_recording_numbers_loads_no_optional_package():
     code = (
         "import sys, mb_metrics\n"
         "from mb_metrics import ConsoleSink, Metrics, LoggerConfig, RULES, build_sinks\n"
         "with Metrics(build_sinks(LoggerConfig())) as metrics: metrics.record(1, {'lm loss': 1.0})\n"
-        "print({'torch', 'tensorboard', 'numpy'} & set(sys.modules))"
+        "print({'torch', 'tensorboard', 'numpy', 'typer', 'rich', 'yaml'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("set()\n")

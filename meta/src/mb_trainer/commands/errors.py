@@ -44,8 +44,7 @@ from mb_loop import (
     TrainSettingsError,
     ValidationSetError,
 )
-from mb_metrics import LogFormatError, ReportTooLargeError, RunNotFoundError, TensorInspectError
-from mb_metrics.logging_setup import LoggingLevelError
+from mb_metrics import MetricsError
 from mb_models.errors import BatchError
 from mb_models.fsdp_rules import FsdpError
 from mb_models.hf.errors import HuggingFaceError
@@ -71,10 +70,6 @@ class OutputExistsError(FileExistsError):
     """Output file that already exists and would be overwritten."""
 
 
-class UnwritableError(OSError):
-    """Output file that cannot be written."""
-
-
 REFUSED = 1
 UNREADABLE = 2
 INTERRUPTED = 130
@@ -87,10 +82,7 @@ CANNOT_BE_READ = (
     DocumentNumberError,
     IndexedFormatError,
     LaunchError,
-    LogFormatError,
-    LoggingLevelError,
     NoCheckpointError,
-    RunNotFoundError,
     TokenizerError,
     WorldError,
 )
@@ -103,7 +95,6 @@ CANNOT_BE_DONE = (
     DataExhaustedError,
     DataIteratorError,
     OverlapRejectedError,
-    TensorInspectError,
     CheckpointConfigError,
     CheckpointFolderError,
     CheckpointLayoutError,
@@ -131,11 +122,9 @@ CANNOT_BE_DONE = (
     PortError,
     ProgressLogError,
     ReplicaMismatchError,
-    ReportTooLargeError,
     RunFolderError,
     TrainSettingsError,
     TrainStateError,
-    UnwritableError,
     UnwritableFolderError,
     ValidationSetError,
     VerificationError,
@@ -182,6 +171,8 @@ def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, ConfigError):
         return described(error.problems), REFUSED
+    if isinstance(error, MetricsError):
+        return str(error), UNREADABLE if error.bad_input else REFUSED
     if isinstance(error, CANNOT_BE_READ):
         return str(error), UNREADABLE
     if isinstance(error, CANNOT_BE_DONE):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mb_metrics.config import LoggerConfig as LoggerConfig
     from mb_metrics.current_gpu import current_gpu_energy as current_gpu_energy
     from mb_metrics.energy import EnergySampler as EnergySampler
+    from mb_metrics.errors import MetricsError as MetricsError
+    from mb_metrics.errors import ReportWriteError as ReportWriteError
     from mb_metrics.filter_sink import FilterSink as FilterSink
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
@@ -76,6 +78,8 @@ if TYPE_CHECKING:
     from mb_metrics.report.run_reader import RunReader as RunReader
     from mb_metrics.report.run_reader import read_run as read_run
     from mb_metrics.report.run_reader import read_run_from_log as read_run_from_log
+    from mb_metrics.report.run_settings import BaselineConfiguration as BaselineConfiguration
+    from mb_metrics.report.run_settings import compare_configuration as compare_configuration
     from mb_metrics.report.run_statistics import RunStatistics as RunStatistics
     from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.rule import Rule as Rule
@@ -106,6 +110,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BRIDGE_ALIASES": "names",
     "BackgroundSink": "background",
+    "BaselineConfiguration": "report.run_settings",
     "CometSink": "sinks.comet",
     "ConsoleSink": "sinks.console",
     "EnergySampler": "energy",
@@ -123,6 +128,7 @@ _HOMES = {
     "MemorySampler": "samplers",
     "MemorySnapshot": "profiling",
     "Metrics": "metrics",
+    "MetricsError": "errors",
     "MetricsRow": "record",
     "MlflowSink": "sinks.mlflow",
     "NormGroups": "norms",
@@ -132,6 +138,7 @@ _HOMES = {
     "ProfilingConfig": "profiling_config",
     "RULES": "rules",
     "ReportTooLargeError": "report.page",
+    "ReportWriteError": "errors",
     "Rule": "rule",
     "RunConfiguration": "report.run_history",
     "RunEvent": "run_events",
@@ -155,6 +162,7 @@ _HOMES = {
     "build_sinks": "build",
     "calc_dtensor_params_l2_norm": "norms",
     "calc_params_l2_norm": "norms",
+    "compare_configuration": "report.run_settings",
     "compute_run_statistics": "report.run_statistics",
     "configure_logging": "logging_setup",
     "current_gpu_energy": "current_gpu",

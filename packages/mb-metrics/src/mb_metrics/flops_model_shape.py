@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from mb_metrics.errors import MetricsError
+
 _OTHER_NAMES = {
     "gated_linear_unit": "swiglu",
     "num_moe_experts": "num_experts",
@@ -11,7 +13,7 @@ _OTHER_NAMES = {
 }
 
 
-class UnknownFlopsError(ValueError):
+class UnknownFlopsError(MetricsError, ValueError):
     """Error raised when the FLOPs of a model cannot be counted."""
 
 

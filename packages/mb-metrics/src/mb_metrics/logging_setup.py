@@ -5,13 +5,16 @@ import os
 from collections.abc import Mapping, Sequence
 
 from mb_metrics.config import LoggerConfig
+from mb_metrics.errors import MetricsError
 
 OWN_LOGGERS = ("mb_",)
 _LEVEL = "MEGATRON_LOGGING_LEVEL"
 
 
-class LoggingLevelError(ValueError):
+class LoggingLevelError(MetricsError, ValueError):
     """Error raised when the logging level in the environment is not a number."""
+
+    bad_input = True
 
 
 def configure_logging(

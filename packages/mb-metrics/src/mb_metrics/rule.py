@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from mb_metrics.errors import MetricsError
 from mb_metrics.value_types import reject_wrong_types
 
 
@@ -34,11 +35,11 @@ class Rule:
     """Example, path to value, that the rule accepts."""
 
 
-class SectionError(ValueError):
+class SectionError(MetricsError, ValueError):
     """Error raised when a section violates rules; the message has one line per rule."""
 
 
-class MissingPackageError(ModuleNotFoundError):
+class MissingPackageError(MetricsError, ModuleNotFoundError):
     """Error raised when a section requires a package that is not installed."""
 
 

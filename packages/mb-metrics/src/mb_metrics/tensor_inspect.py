@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from mb_metrics.errors import MetricsError
 from mb_metrics.profiling_config import TensorInspectConfig
 
 _logger = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ _logger = logging.getLogger(__name__)
 _TENSOR = "activation"
 
 
-class TensorInspectError(RuntimeError):
+class TensorInspectError(MetricsError, RuntimeError):
     """Error raised when tensor inspection is enabled and cannot be started."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mb_metrics import names
+from mb_metrics.errors import MetricsError
 from mb_metrics.parse.log_lines import SKIPPED_STEPS, LineDefect, without_colours
 from mb_metrics.parse.megatron import IterationLine, event_line, iteration_lines, validation_line
 from mb_metrics.parse.step_time import StepTimeLine, step_time_of_line
@@ -26,8 +27,10 @@ LogRecord = MetricsRow | Evaluation | RunEvent
 _Found = IterationLine | StepTimeLine | LogRecord | LineDefect
 
 
-class LogFormatError(ValueError):
+class LogFormatError(MetricsError, ValueError):
     """Error raised when no line of a log is in a known format, or in the requested one."""
+
+    bad_input = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from mb_metrics.errors import MetricsError
 from mb_metrics.report.chart import chart_html
 from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
 from mb_metrics.report.formatting import clock
@@ -19,7 +20,7 @@ LARGEST_PAGE = 3_000_000
 _MOST_POINTS, _FEWEST_POINTS = 400, 25
 
 
-class ReportTooLargeError(ValueError):
+class ReportTooLargeError(MetricsError, ValueError):
     """Error raised when a page on too many runs would exceed the size limit."""
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from mb_metrics.errors import MetricsError
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
 from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
 from mb_metrics.parse.log_lines import without_colours
@@ -22,8 +23,10 @@ _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
 _MOST_WARNINGS = 50
 
 
-class RunNotFoundError(FileNotFoundError):
+class RunNotFoundError(MetricsError, FileNotFoundError):
     """Error raised when there is no run at a path."""
+
+    bad_input = True
 
 
 def read_run(path: str | Path, *, configuration: RunConfiguration | None = None) -> RunHistory:

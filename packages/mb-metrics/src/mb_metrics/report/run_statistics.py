@@ -1,4 +1,4 @@
-"""Statistics of a run, printed by `mb report --json` and shown at the top of the report page."""
+"""Statistics of a run, printed by `mb-metrics report --json` and shown at the top of the report page."""
 
 import math
 from collections.abc import Mapping, Sequence

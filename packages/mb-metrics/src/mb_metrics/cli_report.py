@@ -1,0 +1,108 @@
+"""Command `report`: statistics of runs as JSON, or a page."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from mb_metrics.errors import ReportWriteError
+from mb_metrics.parse.log import LogFormat
+from mb_metrics.report.page import write_report
+from mb_metrics.report.run_history import RunConfiguration, RunHistory
+from mb_metrics.report.run_reader import CONFIG, read_run, read_run_from_log
+from mb_metrics.report.run_settings import BaselineConfiguration, compare_configuration
+from mb_metrics.report.run_statistics import compute_run_statistics
+
+BaselineFinder = Callable[[Path], BaselineConfiguration | None]
+"""Function that returns the baseline of the run in a folder; None if it has none."""
+
+
+def report(
+    runs: Sequence[Path],
+    *,
+    logs: Sequence[Path],
+    log_format: LogFormat | None,
+    out: Path | None,
+    as_json: bool,
+    find_baseline: BaselineFinder,
+) -> None:
+    """Write a page on runs and logs and print its path, or print their statistics as JSON.
+
+    Raises:
+        MetricsError: a run or log cannot be read, or the page cannot be written.
+    """
+    histories = [read_run_with_settings(run, find_baseline=find_baseline) for run in runs]
+    histories += [read_run_from_log(log, format=log_format) for log in logs]
+    for history in histories:
+        for note in history.notes:
+            print(f"note: {history.source}: {note}", file=sys.stderr)
+    now = time.time()
+    if as_json:
+        statistics = [compute_run_statistics(history, now=now).as_json() for history in histories]
+        print(json.dumps({"runs": statistics}, indent=1, allow_nan=False))
+    if out is not None or not as_json:
+        target = out or default_target(runs, logs)
+        _write(histories, target, now=now)
+        if not as_json:
+            print(target)
+
+
+def default_target(runs: Sequence[Path], logs: Sequence[Path]) -> Path:
+    """Return the default path of the page: in the run folder, next to a file, or here if runs are compared."""
+    if len(runs) + len(logs) > 1:
+        return Path("report.html")
+    (path,) = (*runs, *logs)
+    return path / "report.html" if path.is_dir() else path.with_name(f"{path.stem}.report.html")
+
+
+def _write(histories: Sequence[RunHistory], target: Path, *, now: float) -> None:
+    try:
+        write_report(histories, target, now=now)
+    except OSError as error:
+        raise ReportWriteError(f"{target}: cannot be written ({error}). Give another --out.") from error
+
+
+def no_baseline(_run: Path) -> None:
+    """Return None: the settings of a run are not compared."""
+
+
+def read_run_with_settings(path: Path, *, find_baseline: BaselineFinder = no_baseline) -> RunHistory:
+    """Read a run with the settings of its folder, and add notes on changed and on unreadable settings.
+
+    Raises:
+        RunNotFoundError: there is no run at the path.
+    """
+    configuration = read_configuration(path, find_baseline=find_baseline)
+    run = read_run(path, configuration=configuration)
+    run = replace(run, notes=(*run.notes, *_changes_on_resume(run)))
+    if configuration is not None or not (path / CONFIG).is_file():
+        return run
+    note = f"the settings are not shown: {CONFIG} is no YAML file of settings"
+    return replace(run, notes=(*run.notes, note))
+
+
+def read_configuration(run: Path, *, find_baseline: BaselineFinder = no_baseline) -> RunConfiguration | None:
+    """Return the settings of a run folder compared with its baseline; None if there are none that can be read."""
+    file = run / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None
+    return compare_configuration(settings, find_baseline(run)) if isinstance(settings, Mapping) else None
+
+
+def _changes_on_resume(run: RunHistory) -> list[str]:
+    """Return a line for each resume that changed settings."""
+    lines = []
+    for event in run.events:
+        changes = event.details.get("changes")
+        if event.kind == "resume" and isinstance(changes, Mapping):
+            listed = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in changes.items())
+            lines.append(f"settings changed at the resume from step {event.step}: {listed}")
+    return lines

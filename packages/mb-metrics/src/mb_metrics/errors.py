@@ -1,0 +1,17 @@
+"""Base class of the errors that the user of the package can cause."""
+
+from typing import ClassVar
+
+
+class MetricsError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of the command line: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class ReportWriteError(MetricsError, OSError):
+    """Error raised when a report cannot be written."""

@@ -12,5 +12,5 @@ def nvrx_detector() -> NVRxDetector:
     name = "nvidia_resiliency_ext.straggler"
     if find_spec(name) is None:
         name = "nvidia_resiliency_ext.attribution.straggler"
-    detector: NVRxDetector = import_module(name).NVRxDetector
+    detector: NVRxDetector = import_module(name).Detector
     return detector

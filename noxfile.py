@@ -193,9 +193,6 @@ PARALLEL = [
 MOST_AT_ONCE = 4
 """Sessions that run at the same time at most: each may start four ranks, of 1 GiB each."""
 
-SPARE = 1
-"""Sessions beyond the number of cores, since tests of several processes spend a part of their time waiting."""
-
 LINES_OF_A_FAILURE = 120
 """Lines of a failed session that are printed again at the end."""
 
@@ -234,7 +231,7 @@ def parallel(session: nox.Session) -> None:
     """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
     if run_in_process("integration_environment") is not None:
         session.error("failed: integration_environment")
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)) + SPARE, MOST_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)) as pool:
         failures = dict(zip(PARALLEL, pool.map(run_in_process, PARALLEL), strict=True))
     failed = [name for name, end in failures.items() if end is not None]
     for name in failed:

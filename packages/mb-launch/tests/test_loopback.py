@@ -25,9 +25,10 @@ def rendezvous():
 
 def test_the_store_listens_on_the_loopback_interface_alone(rendezvous):
     port = rendezvous.next_rendezvous().bootstrap_store_info.master_port
-    listening = [
-        each.laddr.ip for each in psutil.Process().net_connections("inet") if each.laddr.port == port
-    ]
+    process = psutil.Process()
+    # psutil 6 renamed the method
+    connections = process.net_connections if hasattr(process, "net_connections") else process.connections
+    listening = [each.laddr.ip for each in connections("inet") if each.laddr.port == port]
     assert set(listening) == {"127.0.0.1"}
 
 

@@ -48,8 +48,8 @@ def main() -> None:
         file = Path(folder, "run.yaml")
         file.write_text(CONFIG, encoding="utf-8")
         check = (
-            "-c",
-            "import mb_config.cli as cli; raise SystemExit(cli.main())",
+            "-m",
+            "mb_config",
             "check",
             str(file),
             "--world-size",

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from mb_config.cli import main
+pytest.importorskip("rich", reason="needs mb-config[cli]")
+pytest.importorskip("typer", reason="needs mb-config[cli]")
+
+import typer
+from typer.testing import CliRunner
+
+from mb_config import RULES, Rule
+from mb_config.cli import MountedProgram, app, checks, configurations, set_program
+from mb_config.preflight import PreflightChecks
+from mb_config.program import ConfigProgram
 
 VALID = """\
 train: {train_iters: 100, global_batch_size: 8, micro_batch_size: 2}
@@ -15,31 +24,45 @@ logger: {comet_api_key: abc}
 """
 
 
+def mb_config(*arguments, program=app):
+    """Return exit code, stdout and stderr of the program."""
+    result = CliRunner().invoke(program, [str(argument) for argument in arguments], prog_name="mb-config")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path):
+    """Return a function that runs a command on a valid file."""
     file = tmp_path / "run.yaml"
     file.write_text(VALID)
 
     def call(command, *arguments):
-        code = main([command, str(file), *arguments] if command != "explain" else [command, *arguments])
-        return code, *capsys.readouterr()
+        return mb_config(command, *([] if command in ("explain", "rules") else [file]), *arguments)
 
     return call
+
+
+def errors_in(out):
+    """Return the ids of the listed errors."""
+    return [line.split()[1] for line in out.splitlines() if line.startswith("  error ")]
 
 
 def test_a_valid_file(run):
     code, out, err = run("check", "--world-size", "2")
     assert (code, out) == (0, "")
     assert err.splitlines() == [
-        "0 errors, 0 warnings",
-        "checked by the shared rules only: model, logger (sections of other packages)",
+        f"run, 2 processes: 0 errors, 0 warnings of {len(RULES)} rules",
+        "unchecked but for the shared rules: model (mb-models), logger (mb-metrics)",
         "not checked, because absent from the file: dataset, tokenizer, checkpoint",
     ]
 
 
 def test_problems_are_printed_and_the_code_is_one(run):
     code, out, _ = run("check", "train.global_batch_size=7", "--world-size", "2", "model.num_layers=3")
-    assert (code, out.split(":")[0]) == (1, "error V242")
+    assert (code, errors_in(out)) == (1, ["V242"])
+    assert "      train.global_batch_size from command line" in out.splitlines()
 
 
 @pytest.mark.parametrize("world", [(), ("--world-size", "2")])
@@ -54,44 +77,41 @@ def test_problems_are_printed_and_the_code_is_one(run):
 )
 def test_settings_that_resolving_rejects_are_errors(run, words, rule, world):
     code, out, err = run("check", *words, *world)
-    assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, [f"error {rule}"])
-    assert err.startswith("1 errors, 0 warnings")
+    assert (code, errors_in(out)) == (1, [rule])
+    assert ": 1 error, 0 warnings of " in err
 
 
-def test_sections_that_are_not_in_the_file_conflict_with_nothing(tmp_path, capsys):
+def test_sections_that_are_not_in_the_file_conflict_with_nothing(tmp_path):
     file = tmp_path / "part.yaml"
     file.write_text("ddp: {use_distributed_optimizer: true}\noptimizer: {use_distributed_optimizer: false}\n")
-    assert main(["check", str(file)]) == 1
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["error V143"]
+    code, out, _ = mb_config("check", file)
+    assert (code, errors_in(out)) == (1, ["V143"])
     file.write_text("ddp: {use_distributed_optimizer: true}\n")
-    assert main(["check", str(file)]) == 0
+    assert mb_config("check", file)[0] == 0
 
 
 def test_a_different_target_machine(run):
     code, out, _ = run("check", "mixed_precision=bf16_with_nvfp4_mixed", "--gpu", "h100", "--te", "2.6")
-    assert (code, [line.split(":")[0] for line in out.splitlines()]) == (1, ["error H02", "error V016"])
+    assert (code, errors_in(out)) == (1, ["H02", "V016"])
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("h10", "h100"), ("NVIDIA H1000", "h100"), ("gb20", "gb200")])
-def test_an_unknown_gpu_is_reported_once_with_the_option_and_the_nearest_names(run, capsys, name, nearest):
-    with pytest.raises(SystemExit, match="2"):
-        run("check", "--gpu", name)
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert message.count("--gpu") == message.count(repr(name)) == 1
-    assert message.startswith(f"mb-config check: error: argument --gpu: {name!r} is not a known GPU")
+def test_an_unknown_gpu_is_reported_once_with_the_option_and_the_nearest_names(run, name, nearest):
+    code, _, err = run("check", "--gpu", name)
+    message = " ".join(err.replace("│", " ").split())
+    assert (code, message.count("--gpu"), message.count(repr(name))) == (2, 1, 1)
+    assert f"{name!r} is not a known GPU" in message
     assert nearest in message
 
 
-def test_a_mig_slice_is_not_the_gpu(run, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run("check", "--gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-    assert "is not a known GPU" in capsys.readouterr().err
+def test_a_mig_slice_is_not_the_gpu(run):
+    code, _, err = run("check", "--gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert (code, "is not a known GPU" in " ".join(err.replace("│", " ").split())) == (2, True)
 
 
-def test_an_invalid_version_cannot_be_read(run, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run("check", "--te", "abc")
-    assert "'abc' is not a version" in capsys.readouterr().err
+def test_an_invalid_version_cannot_be_read(run):
+    code, _, err = run("check", "--te", "abc")
+    assert (code, "'abc' is no version" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +122,11 @@ def test_an_invalid_version_cannot_be_read(run, capsys):
         ("dataset: {parts: [{_target_: [os]}]}", "dataset.parts[0]._target_"),
     ],
 )
-def test_a_class_that_is_not_allowed_cannot_be_read(tmp_path, capsys, section, path):
+def test_a_class_that_is_not_allowed_cannot_be_read(tmp_path, section, path):
     file = tmp_path / "run.yaml"
     file.write_text(f"train: {{train_iters: 1}}\n{section}\n")
-    assert main(["check", str(file)]) == 2
-    assert f"{file}:2: {path}: " in capsys.readouterr().err
+    code, _, err = mb_config("check", file)
+    assert (code, f"{file}:2: {path}: " in err) == (2, True)
 
 
 def test_an_override_with_a_class_that_is_not_allowed_is_rejected(run):
@@ -118,7 +138,7 @@ def test_an_override_with_a_class_that_is_not_allowed_is_rejected(run):
 def test_classes_of_this_repository_and_bare_names_are_accepted(tmp_path, name):
     file = tmp_path / "run.yaml"
     file.write_text(VALID.replace("megatron.bridge.Model", name))
-    assert main(["check", str(file)]) == 0
+    assert mb_config("check", file)[0] == 0
 
 
 def test_the_world_size_is_optional(run):
@@ -127,7 +147,7 @@ def test_the_world_size_is_optional(run):
 
 def test_a_warning_is_not_a_failure(run):
     code, out, _ = run("check", "scheduler.lr_warmup_iters=100")
-    assert (code, out.split(":")[0]) == (0, "warning V205")
+    assert (code, out.splitlines()[1].split()[:2]) == (0, ["warning", "V205"])
 
 
 def test_json(run):
@@ -150,7 +170,7 @@ def test_changes_of_resolving(run):
 
 def test_rules_are_applied_again_to_the_resolved_configuration(run):
     code, out, _ = run("check", "--world-size", "2", "validation.eval_micro_batch_size=3")
-    assert (code, out.split(":")[0]) == (1, "error V119")
+    assert (code, errors_in(out)) == (1, ["V119"])
 
 
 def test_settings_that_exclude_each_other(run):
@@ -161,15 +181,17 @@ def test_settings_that_exclude_each_other(run):
     assert run("show", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false")[0] == 1
 
 
-def test_a_file_without_a_training_is_checked_as_it_is(tmp_path, capsys):
+def test_a_file_without_a_training_is_checked_as_it_is(tmp_path):
     (tmp_path / "part.yaml").write_text("model: {num_layers: 4}\n")
-    assert main(["check", str(tmp_path / "part.yaml"), "--world-size", "2"]) == 0
-    assert "checked as written, not as resolved" in capsys.readouterr().err
+    code, _, err = mb_config("check", tmp_path / "part.yaml", "--world-size", "2")
+    assert (code, "checked as written, not as resolved" in err) == (0, True)
 
 
 def test_model_keys_that_megatron_does_not_have(run):
     err = run("check", "+model.num_moe_expert=8")[2]
     assert "unknown to Megatron Core: model.num_moe_expert (did you mean num_moe_experts?)" in err
+    err = run("check", "+model.num_layerz=3")[2]  # also if the intended key is set
+    assert "unknown to Megatron Core: model.num_layerz (did you mean num_layers?)" in err
 
 
 def test_show_resolved(run):
@@ -200,8 +222,11 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
         (("check", "+model.hidden_dropout=high"), "model.hidden_dropout: expected float, not 'high'"),
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
-        (("explain", "V24"), "unknown rule 'V24'; did you mean V24"),
-        (("explain", "whatever"), "unknown rule 'whatever'"),
+        (("explain", "V24"), "V24: is no rule. Nearest: V24"),
+        (("explain", "whatever"), "whatever: is no rule. Rules look like V242. `mb-config rules` lists all."),
+        (("rules", "--package", "mb-data"), "mb-data: has no rules here. Packages with rules: mb-config."),
+        (("plan", "train.lr=1"), "train.lr: no such field"),
+        (("sweep", "train.micro_batch_size=interval(0,1)"), "has no finite list of values"),
     ],
 )
 def test_unreadable_input_has_exit_code_two(run, arguments, message):
@@ -210,16 +235,34 @@ def test_unreadable_input_has_exit_code_two(run, arguments, message):
     assert message in err
 
 
-def test_a_missing_file(capsys):
-    assert main(["check", "nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == "nowhere.yaml: no such file\n"
+def test_a_missing_file():
+    assert mb_config("check", "nowhere.yaml") == (2, "", "error: nowhere.yaml: no such file\n")
+
+
+def test_a_name_without_a_file_cannot_be_read():
+    assert mb_config("check", "train.train_iters=1") == (
+        2,
+        "",
+        "error: no recipe and no file is given. Name one before the overrides.\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [["check", "a.yaml", "--nonsense"], ["explain", "V242", "more"], []])
-def test_wrong_usage_has_exit_code_two(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+def test_wrong_usage_has_exit_code_two(arguments):
+    assert mb_config(*arguments)[0] == 2
+
+
+PLANNED = (
+    "+model.vocab_size=64",
+    "+model.hidden_size=64",
+    "+model.seq_length=16",
+    "+model.max_position_embeddings=16",
+)
+
+
+def test_a_file_without_access_is_exit_code_two(run, tmp_path):
+    code, _, err = run("plan", *PLANNED, "--chart", tmp_path / "run.yaml" / "p.svg")
+    assert (code, f"{tmp_path / 'run.yaml'}: cannot be used (" in err) == (2, True)
 
 
 def test_show_with_origin_masks_secrets(run):
@@ -234,3 +277,123 @@ def test_show_with_origin_masks_secrets(run):
 def test_explain(run):
     code, out, _ = run("explain", "v137")
     assert (code, out.splitlines()[0]) == (0, "V137 (error)")
+
+
+def test_a_plan_without_a_function_for_flops(run):
+    code, out, err = run("plan", *PLANNED, "--world-size", "2", "--json")
+    plan = json.loads(out)
+    assert (code, plan["data_parallel_size"], plan["flops_per_token"]) == (0, 2, None)
+    assert "note: floating-point operations are not counted" in err
+    assert "run on 1 process (dp 1); memory of one rank in MiB" in run("plan", *PLANNED)[1]
+
+
+def test_a_model_without_sizes_cannot_be_planned(run):
+    code, out, err = run("plan", "--world-size", "2")
+    assert (code, out, err.startswith("error: model.")) == (1, "", True)
+
+
+def test_a_file_that_cannot_be_resolved_cannot_be_planned(tmp_path):
+    (tmp_path / "part.yaml").write_text("model: {num_layers: 4}\n")
+    code, _, err = mb_config("plan", tmp_path / "part.yaml")
+    assert (code, "cannot be planned, because a section that resolving requires" in err) == (1, True)
+
+
+def test_a_sweep(run):
+    code, out, _ = run("sweep", "train.micro_batch_size=1,3", "--json")
+    found = json.loads(out)
+    assert (code, found["points"], found["passing"]) == (0, 2, 1)
+    assert [(group["count"], group["rules"]) for group in found["refused"]] == [(1, ["V242"])]
+    assert run("sweep", "train.micro_batch_size=3,5")[0] == 1
+
+
+def test_files_are_laid_over_the_file(run, tmp_path):
+    (tmp_path / "more.yaml").write_text(
+        "train: {micro_batch_size: 3}\nmodel: {_target_: mb_models.config.X, x: 1}\n"
+    )
+    code, out, _ = run("check", "--config", tmp_path / "more.yaml", "--world-size", "1", "--json")
+    report = json.loads(out)
+    assert (code, [problem["id"] for problem in report["problems"]]) == (1, ["V242"])
+    assert report["problems"][0]["origin"]["train.micro_batch_size"] == f"{tmp_path / 'more.yaml'}:1"
+    assert report["unchecked"] == {"model": "mb-models", "logger": "mb-metrics"}
+
+
+def test_the_catalogue_of_rules(run):
+    code, out, err = run("rules", "--field", "rng.seed")
+    assert (code, out.splitlines()[0].split()[:3]) == (0, ["V240", "error", "rng.seed:"])
+    assert err == f"{len(out.splitlines())} rule; mb-config explain ID shows one with examples\n"
+    every = json.loads(run("rules", "--json")[1])
+    assert [rule["id"] for rule in every] == [rule.id for rule in RULES]
+    assert set(every[0]) == {"id", "package", "severity", "fields", "why", "fix"}
+    assert json.loads(run("rules", "v242", "--package", "mb-config", "--json")[1])[0]["id"] == "V242"
+    assert run("rules", "no such text")[:2] == (0, "")
+
+
+def test_a_program_mounts_the_commands_with_its_rules(tmp_path):
+    rule = Rule(
+        id="X1",
+        fields=("model.depth",),
+        test=lambda depth: f"is {depth}",
+        why="w",
+        fix="F.",
+        fails={},
+        passes={},
+    )
+    trainer = ConfigProgram(
+        name="trainer",
+        checks=PreflightChecks(rules=(rule,)),
+        rules_by_package={"x": (rule,)},
+        world_size=1,
+        verify_data=lambda config: "no data",
+        machine_notes=lambda: ("one GPU",),
+        explain_other=lambda name: "other" if name == "C1" else None,
+    )
+    mounted = MountedProgram(load=lambda: trainer, source="RECIPE", example="tiny", run_folders=True)
+    program = typer.Typer()
+    program.add_typer(checks)
+    program.add_typer(configurations, name="config")
+
+    @program.callback()
+    def options(context: typer.Context):
+        set_program(context, mounted)
+
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {depth: 3}\n")
+    code, out, err = mb_config("check", file, "--out", tmp_path, program=program)
+    assert (code, errors_in(out), "trainer explain X1" in err, "one GPU" in err) == (1, ["X1"], True, True)
+    file.write_text("model: {width: 3}\n")
+    assert "on this machine: no data" in mb_config("check", file, program=program)[2]
+    assert mb_config("explain", "C1", program=program)[:2] == (0, "other\n")
+    assert mb_config("config", "show", file, program=program)[0] == 0
+    shown = " ".join(mb_config("check", "--help", program=program)[1].split())
+    assert "[RECIPE KEY=VALUE]" in shown
+    assert "--out" in shown
+    assert "Example: mb-config check tiny model.tensor" in shown
+    assert "--out" not in mb_config("check", "--help")[1]
+
+
+def test_an_interrupt_is_exit_code_130(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mb_config.cli_check.check", interrupt)
+    assert run("check") == (130, "", "interrupted\n")
+
+
+def test_a_chart_is_svg(run):
+    assert run("plan", "--chart", "p.png")[0] == run("plan", "--picture", "p.png")[0] == 2
+
+
+@pytest.mark.parametrize("folder", ["", "s3://bucket/run"])
+def test_a_run_folder_is_a_local_path(folder):
+    program = typer.Typer()
+    program.add_typer(checks)
+
+    @program.callback()
+    def options(context: typer.Context):
+        set_program(context, MountedProgram(run_folders=True))
+
+    assert mb_config("check", "run.yaml", "--out", folder, program=program)[0] == 2
+
+
+def test_a_world_size_to_sweep_over_is_positive(run):
+    assert run("sweep", "--world-size", "0")[0] == 2

@@ -81,6 +81,15 @@ def test_values_that_are_not_finite_are_rejected():
         read_variations(["model.tp=interval(0,1)"], Run())
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [("range(5,1)", "has no values"), ("[]", "has no values"), ("range(1,5,0)", "has no list of values")],
+)
+def test_variations_without_values_are_rejected(values, message):
+    with pytest.raises(OverrideError, match=message):
+        read_variations([f"model.tp={values}"], Run())
+
+
 def test_lists_in_a_file():
     data = {"model": {"tp": [1, 2], "sizes": [1], "unknown": [1]}, "ddp": {"bucket_size": []}, "more": [1]}
     reduced, found = split_yaml(data, Run)

@@ -18,6 +18,8 @@ from mb_config import _lazy
 
 if TYPE_CHECKING:
     from mb_config._gpu_names import UnknownGpuError as UnknownGpuError
+    from mb_config._rules import Problem as Problem
+    from mb_config._rules import Rule as Rule
     from mb_config.codec import from_dict as from_dict
     from mb_config.codec import to_dict as to_dict
     from mb_config.container import ConfigContainer as ConfigContainer
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from mb_config.errors import TargetError as TargetError
     from mb_config.errors import UnknownKeyError as UnknownKeyError
     from mb_config.errors import WrongTypeError as WrongTypeError
-    from mb_config.explanation import explain as explain
     from mb_config.megatron_defaults import MegatronField as MegatronField
     from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
@@ -52,16 +53,15 @@ if TYPE_CHECKING:
     from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
     from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
     from mb_config.problems import ConfigError as ConfigError
-    from mb_config.problems import Problem as Problem
     from mb_config.problems import RuleLike as RuleLike
     from mb_config.problems import check as check
+    from mb_config.problems import explain as explain
     from mb_config.provenance import Provenance as Provenance
     from mb_config.resolve import Change as Change
     from mb_config.resolve import mimo_runtime_config_update as mimo_runtime_config_update
     from mb_config.resolve import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
     from mb_config.rules.hardware import gpu_short_name as gpu_short_name
-    from mb_config.rules.rule import Rule as Rule
     from mb_config.schedule import SchedulerSteps as SchedulerSteps
     from mb_config.schedule import learning_rate as learning_rate
     from mb_config.schedule import scheduler_steps as scheduler_steps
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
+    from mb_config.settings_diff import settings_differences as settings_differences
     from mb_config.sweep import Axis as Axis
     from mb_config.sweep import SweepResult as SweepResult
     from mb_config.sweep import run_sweep as run_sweep
@@ -115,12 +116,12 @@ _HOMES = {
     "OverrideError": "errors",
     "ResourcePlan": "plan.resource_plan",
     "PlanError": "plan.errors",
-    "Problem": "problems",
+    "Problem": "_rules",
     "Provenance": "provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
     "RankBytes": "plan.resource_plan",
-    "Rule": "rules.rule",
+    "Rule": "_rules",
     "RuleLike": "problems",
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedule",
@@ -139,7 +140,7 @@ _HOMES = {
     "apply_yaml": "overrides",
     "check": "problems",
     "render_memory_chart": "plan.memory_chart",
-    "explain": "explanation",
+    "explain": "problems",
     "from_dict": "codec",
     "get_mixed_precision_config": "precision_recipes",
     "given_fields": "section",
@@ -152,6 +153,7 @@ _HOMES = {
     "run_sweep": "sweep",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",
+    "settings_differences": "settings_diff",
     "show": "display",
     "smallest_world": "plan.model_shape",
     "split_yaml": "variations",

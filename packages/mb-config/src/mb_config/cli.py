@@ -1,178 +1,358 @@
-"""Command line `mb-config`: check, show and explain a YAML configuration without torch."""
+"""Command line `mb-config`: check, plan, sweep, explain, rules, show. Requires the extra `cli`.
 
-from __future__ import annotations
-
-import argparse
-import json
-import os
-import re
-import sys
-from collections.abc import Sequence
-from difflib import get_close_matches
-from types import SimpleNamespace
-
-from mb_config._gpu_names import UnknownGpuError
-from mb_config.display import show
-from mb_config.errors import ConfigReadError
-from mb_config.explanation import explain
-from mb_config.facts import collect_facts
-from mb_config.non_defaults import non_default_values
-from mb_config.plain_check import PlainCheckResult, check_plain_config
-from mb_config.plain_config import PlainConfig, read_plain_config
-from mb_config.problems import ConfigError
-from mb_config.resolve import runtime_config_update
-from mb_config.rules import RULES
-from mb_config.rules.hardware import gpu_short_name
-from mb_config.shell_line import without_dashes
-
-_EXAMPLES = """examples:
-  mb-config check run.yaml train.global_batch_size=64 --world-size 8
-  mb-config show run.yaml --origin --world-size 8
-  mb-config explain V242
-
-exit codes: 0 no errors, 1 errors, 2 the input could not be read
+A program that mounts `app`, or its parts `checks` and `configurations`, passes its recipes, rules and facts with
+`set_program`. Each command imports its module when it is called, so that `--help` is fast.
 """
 
+import sys
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if any(text.startswith("-") or options.command == "explain" for text in rest):
-        line = without_dashes(rest)
-        advice = "" if line is None else f"; an override has no dashes in front: write {line}"
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
-    commands = {"check": _check, "show": _show, "explain": _explain}
-    try:
-        if options.command != "explain":
-            options.overrides += (
-                rest  # argparse accepts no second group of positional arguments after an option
-            )
-        return commands[options.command](options)
-    except ConfigReadError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from mb_config.cli_options import (
+    Apex,
+    Arguments,
+    ConfigFiles,
+    Engine,
+    Gpu,
+    Json,
+    Out,
+    Processes,
+    WorldSize,
+)
+
+if TYPE_CHECKING:
+    from mb_config.cli_errors import ExitCodes
+    from mb_config.program import ConfigProgram
+
+_BAD_INPUT = 2
+_MOUNT = "mb_config.program"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mb-config",
-        description="Check, show and explain the configuration of a Megatron trainer.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountedProgram:
+    """Program that mounts the commands. Nothing of it is loaded to print help."""
+
+    load: "Callable[[], ConfigProgram]" = field(
+        default_factory=lambda: lambda: import_module("mb_config.program").ConfigProgram()
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    checking = commands.add_parser("check", help="report every problem of a file")
-    checking.add_argument("--world-size", type=int, metavar="N", help="number of processes to check for")
-    checking.add_argument(
-        "--gpu", metavar="NAME", type=_gpu, help="GPUs to check for: h100, or a name that nvidia-smi prints"
+    """Function that returns the recipes, rules and facts."""
+
+    exit_codes: "ExitCodes" = field(
+        default_factory=lambda: lambda work: import_module("mb_config.cli_errors").exit_code(work)
     )
-    checking.add_argument(
-        "--te", metavar="VERSION", type=_version, help="version of Transformer Engine to check for"
+    """Function that runs a command, and prints its errors."""
+
+    source: str = "FILE"
+    """Placeholder of the first argument, in help."""
+
+    source_help: str = "A YAML file, then overrides in Hydra's grammar."
+    """Description of the arguments."""
+
+    example: str = "run.yaml"
+    """First argument in the examples."""
+
+    run_folders: bool = False
+    """Whether a run has a folder, which the option --out names."""
+
+
+def set_program(context: typer.Context, program: MountedProgram) -> None:
+    """Set the program for the commands below `context`. A program that mounts them calls it in its callback."""
+    context.meta[_MOUNT] = program
+
+
+def _mounted(context: Any) -> MountedProgram:
+    program: MountedProgram = context.meta.get(_MOUNT) or MountedProgram()
+    return program
+
+
+class ConfigCommand(TyperCommand):
+    """Command whose arguments and example are those of the program that mounts it.
+
+    Its epilog contains the arguments of an example, with `{source}` for the first one.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters: --out only if runs have folders."""
+        program = _mounted(ctx)
+        shown = []
+        for parameter in super().get_params(ctx):
+            if parameter.name == "arguments":
+                described: Any = copy(parameter)
+                described.metavar, described.help = f"{program.source} KEY=VALUE", program.source_help
+                shown.append(described)
+            elif parameter.name != "out" or program.run_folders:
+                shown.append(parameter)
+        return shown
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the command."""
+        arguments = self.epilog or ""
+        example = arguments.replace("{source}", _mounted(ctx).example)
+        self.epilog = f"Example: {ctx.command_path} {example}"
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = arguments
+
+
+class OverridesWithDashes(TyperGroup):
+    """Command group that prints the corrected command line when an override is written as an option (`--key=value`)."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        """Run the command line. If an unknown option is an override, print the corrected command line as well."""
+        words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
+        try:
+            return super().main(args, *more, **settings)
+        except SystemExit as end:
+            bad = end.code == _BAD_INPUT
+            line = import_module("mb_config.shell_line").without_dashes(words) if bad else None
+            if line is not None:
+                print(f"error: an override has no dashes in front. Write {self.name} {line}", file=sys.stderr)
+            raise
+
+
+checks = typer.Typer()
+"""Commands `check`, `plan`, `sweep`, `explain` and `rules`."""
+
+configurations = typer.Typer(help="Look at a configuration.", no_args_is_help=True)
+"""Command `show`."""
+
+
+def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgram"], int]) -> None:
+    """Run a command of the module `name` with the program, and exit with its code."""
+    mounted = _mounted(context)
+    raise typer.Exit(mounted.exit_codes(lambda: command(import_module(f"mb_config.{name}"), mounted.load())))
+
+
+def _given(arguments: list[str] | None, files: list[Path] | None, out: Path | None) -> Any:
+    """Return the arguments that the commands on a configuration have in common."""
+    given = import_module("mb_config.cli_check").CommandInput
+    return given(arguments=arguments or [], files=files or [], out=out)
+
+
+def _target(**known: Any) -> Any:
+    return import_module("mb_config.facts").TargetMachine(**known)
+
+
+@checks.command(
+    cls=ConfigCommand,
+    epilog="{source} model.tensor_model_parallel_size=4 --world-size 64 --gpu h100",
+)
+def check(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    arguments: Arguments = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    world_size: WorldSize = None,
+    gpu: Gpu = None,
+    te: Engine = None,
+    apex: Apex = False,
+    as_json: Json = False,
+) -> None:
+    """Report every mistake of a configuration at once, for any number of processes and any GPU.
+
+    Each problem has its rule, the values, the reason, what to do, and where the values came from. Nothing is built and
+    nothing is written. Without --gpu the check is for this machine: if it has no Transformer Engine, settings that
+    need it are rejected. A recipe's value that the machine does not support is replaced as a run would replace it, and
+    shown. Exit code 0: no rule rejects the run; 1: problems; 2: it could not be read.
+    """
+    _run(
+        context,
+        "cli_check",
+        lambda module, program: module.check(
+            program,
+            _given(arguments, config, out),
+            target=_target(
+                world_size=world_size or nproc or program.world_size,
+                gpu=gpu,
+                transformer_engine=te,
+                apex=apex,
+                local_world_size=nproc,
+            ),
+            as_json=as_json,
+        ),
     )
-    checking.add_argument("--json", action="store_true", help="print one JSON object")
-    showing = commands.add_parser("show", help="print the complete configuration")
-    showing.add_argument("--origin", action="store_true", help="print the origin of each value")
-    showing.add_argument(
-        "--world-size", type=int, metavar="N", help="resolve for this number of processes first"
+
+
+@checks.command(
+    cls=ConfigCommand,
+    epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
+)
+def plan(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    arguments: Arguments = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    world_size: WorldSize = None,
+    gpu: Gpu = None,
+    te: Engine = None,
+    apex: Apex = False,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            "--chart",
+            "--picture",
+            metavar="FILE.svg",
+            help="Write a bar chart of the memory of each pipeline stage.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run will need: parameters, memory on each GPU, FLOPs, checkpoint size, pipeline waiting.
+
+    Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
+    processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
+    """
+    if chart is not None and chart.suffix.lower() != ".svg":
+        raise typer.BadParameter("draws SVG: give a name that ends in .svg", param_hint="--chart")
+    target = _target(world_size=world_size or nproc, gpu=gpu, transformer_engine=te, apex=apex)
+    given = _given(arguments, config, out)
+    _run(
+        context,
+        "cli_plan",
+        lambda module, program: module.plan(program, given, target=target, chart=chart, as_json=as_json),
     )
-    showing.add_argument(
-        "--non-default",
-        action="store_true",
-        help="print only values that differ from Megatron Core, and other sections",
-    )
-    for command in (checking, showing):
-        command.add_argument("file", metavar="FILE", help="YAML file")
-        command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes, in Hydra's grammar")
-    explaining = commands.add_parser("explain", help="explain a rule")
-    explaining.add_argument("rule", metavar="RULE", help="id of the rule, such as V242")
-    return parser
 
 
-def _version(text: str) -> str:
-    if re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 2.20")
-    return text
+@checks.command(
+    cls=ConfigCommand,
+    epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
+)
+def sweep(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    arguments: Arguments = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    world_size: Annotated[
+        str,
+        typer.Option(
+            "--world-size", metavar="N[,N...]", help="Processes of the whole run; several are swept over."
+        ),
+    ] = "1",
+    gpu: Gpu = None,
+    te: Engine = None,
+    apex: Apex = False,
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Passing points to resolve, plan and show; 0: all.")
+    ] = 20,
+    as_json: Json = False,
+) -> None:
+    """Check every combination of several values at once, and plan those that pass.
 
+    A field is swept over if it has several values: key=1,2,4 or key=range(1,5); or a list, in an override or in
+    a YAML file, if the field takes no list: key=[1,2,4]. If it takes one, the list is its value, and several
+    lists are key=[1,2],[3].
 
-def _gpu(text: str) -> str:
-    try:
-        return gpu_short_name(text, field="--gpu")
-    except UnknownGpuError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--gpu: ")) from error  # argparse adds it
-
-
-def _check(options: argparse.Namespace) -> int:
-    plain = read_plain_config(options.file, options.overrides)
-    facts = collect_facts(
-        world_size=options.world_size,
-        env=os.environ,
-        env_vars=plain.config.env_vars,
-        versions={"transformer_engine": options.te} if options.te else {},
-        gpu=options.gpu,
-    )
-    findings = check_plain_config(plain, RULES, facts=facts)
-    if options.json:
-        print(json.dumps(_report(plain, findings), indent=2))
-    else:
-        for problem in findings.problems:
-            print(f"{problem.severity} {problem.id}: {problem}")
-        print(_summary(plain, findings, world_size=options.world_size), file=sys.stderr)
-    return 1 if any(problem.severity == "error" for problem in findings.problems) else 0
-
-
-def _show(options: argparse.Namespace) -> int:
-    plain = read_plain_config(options.file, options.overrides)
-    if options.world_size is not None:
-        runtime_config_update(
-            plain.config, world_size=options.world_size, provenance=plain.provenance, rules=()
+    For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
+    passes.
+    """
+    if not all(number.isdecimal() and int(number) > 0 for number in world_size.split(",")):
+        raise typer.BadParameter(
+            "must be a number above 0, or several with commas", param_hint="--world-size"
         )
-    if options.non_default:
-        print(non_default_values(SimpleNamespace(**plain.sections())))
-    else:
-        print(show(plain.config, plain.provenance, origin=options.origin), end="")
-    return 0
+    targets = [
+        _target(world_size=int(number), gpu=gpu, transformer_engine=te, apex=apex)
+        for number in world_size.split(",")
+    ]
+    given = _given(arguments, config, out)
+    _run(
+        context,
+        "cli_sweep",
+        lambda module, program: module.sweep(
+            program, given, targets=targets, limit=limit or None, as_json=as_json
+        ),
+    )
 
 
-def _explain(options: argparse.Namespace) -> int:
-    by_id = {rule.id.lower(): rule for rule in RULES}
-    rule = by_id.get(options.rule.lower())
-    if rule is None:
-        near = get_close_matches(options.rule.lower(), by_id, n=3)
-        hint = f"; did you mean {' or '.join(by_id[name].id for name in near)}?" if near else ""
-        raise ConfigReadError(f"unknown rule {options.rule!r}{hint}")
-    print(explain(rule))
-    return 0
+@checks.command(cls=ConfigCommand, epilog="V242")
+def explain(
+    context: typer.Context,
+    rule: Annotated[str, typer.Argument(help="Its number, such as V242.", show_default=False)],
+) -> None:
+    """Explain a rule: its reason, the fix, an example that it rejects and one that passes."""
+    _run(context, "cli_rules", lambda module, program: module.explain(program, rule))
 
 
-def _report(plain: PlainConfig, findings: PlainCheckResult) -> dict[str, object]:
-    return {
-        "problems": [problem.to_dict() for problem in findings.problems],
-        "changes": [change.to_dict() for change in findings.changes],
-        "unresolved": findings.unresolved,
-        "checked": list(plain.known),
-        "checked_by_shared_rules_only": list(plain.external),
-        "absent": list(plain.absent),
-        "doubtful": list(plain.suspicious_keys),
-    }
+@checks.command(cls=ConfigCommand, epilog="sequence_parallel --field model")
+def rules(
+    context: typer.Context,
+    text: Annotated[
+        str | None, typer.Argument(help="Text in the id, fields, reason or fix.", show_default=False)
+    ] = None,
+    package: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Rules of one package, such as mb-models.", show_default=False),
+    ] = None,
+    of_field: Annotated[
+        str | None,
+        typer.Option(
+            "--field",
+            metavar="PATH",
+            help="Rules that read a field or a section: train.micro_batch_size, train.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the rules with their severity, the field that they are about, and the reason."""
+    _run(
+        context,
+        "cli_rules",
+        lambda module, program: module.rules(
+            program, package=package, field=of_field, text=text, as_json=as_json
+        ),
+    )
 
 
-def _summary(plain: PlainConfig, findings: PlainCheckResult, *, world_size: int | None) -> str:
-    errors = sum(problem.severity == "error" for problem in findings.problems)
-    lines = [f"{errors} errors, {len(findings.problems) - errors} warnings"]
-    if plain.external:
-        lines.append(
-            f"checked by the shared rules only: {', '.join(plain.external)} (sections of other packages)"
-        )
-    if plain.absent:
-        lines.append(f"not checked, because absent from the file: {', '.join(plain.absent)}")
-    if plain.suspicious_keys:
-        lines.append(f"unknown to Megatron Core: {', '.join(plain.suspicious_keys)}")
-    if world_size is not None and findings.unresolved:
-        lines.append(f"checked as written, not as resolved: {findings.unresolved}")
-    if world_size is None:
-        lines.append("rules on the number of processes were skipped: pass --world-size")
-    return "\n".join(lines)
+@configurations.command(cls=ConfigCommand, epilog="{source} optimizer.lr=1e-3 --origin")
+def show(
+    context: typer.Context,
+    arguments: Arguments = None,
+    config: ConfigFiles = None,
+    out: Out = None,
+    nproc: Processes = None,
+    world_size: WorldSize = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Print the origin of each value.")] = False,
+    non_default: Annotated[
+        bool,
+        typer.Option(
+            "--non-default", help="Print only values that differ from Megatron Core, and other sections."
+        ),
+    ] = False,
+) -> None:
+    """Print the resolved configuration as YAML that loads back; secrets are masked."""
+    _run(
+        context,
+        "cli_check",
+        lambda module, program: module.show(
+            program,
+            _given(arguments, config, out),
+            target=_target(world_size=world_size or nproc or program.world_size),
+            origin=origin,
+            non_default=non_default,
+        ),
+    )
+
+
+app = typer.Typer(
+    name="mb-config",
+    cls=OverridesWithDashes,
+    help="Check, plan and show the configuration of a Megatron trainer, before anything is built.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(checks)
+app.add_typer(configurations)

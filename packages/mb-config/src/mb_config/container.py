@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mb_config._rules import NOTHING, Problem, value_at
 from mb_config.codec import NO_TARGETS, ConfigReader, from_dict, to_dict
 from mb_config.errors import ConfigReadError, raise_all
 from mb_config.facts import collect_facts
 from mb_config.message_text import truncate_repr
 from mb_config.non_defaults import non_default_values
-from mb_config.problems import NOTHING, ConfigError, Problem, RuleLike, value_at
+from mb_config.problems import ConfigError, RuleLike
 from mb_config.provenance import Provenance
 from mb_config.rules import RULES
 from mb_config.rules.parallelism import SIZES, data_parallel_size

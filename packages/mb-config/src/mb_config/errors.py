@@ -1,18 +1,31 @@
-"""Errors raised when input cannot be read."""
+"""Base class of the errors of this package, and the errors raised when input cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from mb_config.masking import leaf, masked, masked_text
 from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
 
 
-class ConfigReadError(ValueError):
+class ConfigurationError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of a program: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class ConfigReadError(ConfigurationError, ValueError):
     """Base class of all read errors. `path` is the field; `errors` are the individual errors if there are several.
 
     Messages contain no secrets that can be recognized by name or form. Long values are truncated.
     """
+
+    bad_input = True
 
     def __init__(self, message: str, *, path: str = "", origin: str = "") -> None:
         self.path = path

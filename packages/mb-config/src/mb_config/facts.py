@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
-from mb_config.problems import NOTHING
-from mb_config.rules.hardware import nvlink_gpus
+from mb_config._gpu_names import UnknownGpuError
+from mb_config._rules import NOTHING
+from mb_config.rules.hardware import gpu_short_name, nvlink_gpus
+
+OPTIONAL_PACKAGES = (
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "comet_ml",
+    "nvdlfw_inspect",
+    "nvidia_resiliency_ext",
+)
+"""Modules whose presence rules read as `facts.<name>_installed`."""
+
+VisibleGpus = Callable[[Mapping[str, str]], Sequence[str | None]]
+"""Function of the environment variables that returns the names of the visible GPUs; None for an unknown name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetMachine:
+    """Machines that a run is intended for."""
+
+    world_size: int | None = None
+    """Number of processes; None: unknown."""
+
+    gpu: str | None = None
+    """Short name of the GPUs of other machines, such as "h100"; None: this machine."""
+
+    transformer_engine: str | None = None
+    """Version of Transformer Engine there; None: the installed one, or unknown if `gpu` is set."""
+
+    apex: bool = False
+    """Whether Apex with its CUDA extensions is installed on the other machines. Ignored for this machine."""
+
+    local_world_size: int | None = None
+    """Number of processes on one machine; None: unknown."""
 
 
 def collect_facts(
@@ -27,8 +65,7 @@ def collect_facts(
         gpu: Short name of the GPUs of the target machine, such as "h100".
         gpus_per_node: GPUs that NVLink connects there; None: those of the common system of `gpu`, if known.
     """
-    added = env_vars if isinstance(env_vars, Mapping) else {}
-    facts: dict[str, object] = {"env": {**{str(name): str(value) for name, value in added.items()}, **env}}
+    facts: dict[str, object] = {"env": environment_variables(env_vars, env)}
     facts |= {f"{name}_version": version for name, version in versions.items() if version is not None}
     if "transformer_engine" in versions:
         facts["transformer_engine"] = versions["transformer_engine"] is not None
@@ -40,3 +77,74 @@ def collect_facts(
     if gpus_per_node is not None:
         facts["gpus_per_node"] = gpus_per_node
     return facts
+
+
+def machine_facts(
+    target: TargetMachine,
+    *,
+    gpus: VisibleGpus,
+    kernels: Mapping[str, bool] = NOTHING,
+    env_vars: object = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """Return the facts about this machine, or about others with GPUs of a given kind. Imports no package.
+
+    An unknown fact is None, and rules that read it are skipped.
+
+    Args:
+        target: The machines.
+        gpus: Names of the GPUs of this machine that are visible to CUDA, without those that variables hide.
+        kernels: Name of a fact to whether this process can import the extension modules of Apex for it.
+        env_vars: Section of that name, which adds variables that the shell does not set.
+        environment: Variables of the shell; None: `os.environ`.
+    """
+    gpu = target.gpu
+    variables = environment_variables(env_vars, os.environ if environment is None else environment)
+    visible = gpus(variables) if gpu is None else ()
+    on_cpu = gpu is None and not visible
+    # without a GPU, CUDA calls run on the CPU, and an installed Transformer Engine is not used either
+    here = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
+    elsewhere = gpu is not None and here is None
+    engine = target.transformer_engine or here
+    return {
+        "world_size": target.world_size,
+        "env": variables,
+        "gpu": gpu or short_name_of_first(visible),
+        "transformer_engine": None if elsewhere and engine is None else engine is not None,
+        "transformer_engine_version": engine,
+        "torch_version": installed_version("torch", "torch"),
+        "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
+        "einops_installed": None if elsewhere else find_spec("einops") is not None,
+        **(dict.fromkeys(kernels, target.apex) if elsewhere else kernels),
+        "same_machine": True if gpu is None else None,
+        "gpus_per_node": nvlink_gpus(gpu) if gpu is not None else len(visible) or None,
+        "local_world_size": target.local_world_size,
+        "cpu": on_cpu,
+        **{f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES},
+    }
+
+
+def environment_variables(env_vars: object, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the section `env_vars` and of the shell, which takes precedence."""
+    added = env_vars if isinstance(env_vars, Mapping) else {}  # the check reports another type
+    return {**{str(name): str(value) for name, value in added.items()}, **environment}
+
+
+def installed_version(module: str, distribution: str) -> str | None:
+    """Return the version of an installed package without importing it; None if it is not installed."""
+    if find_spec(module) is None:
+        return None
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def short_name_of_first(names: Sequence[str | None]) -> str | None:
+    """Return the short name of the first of the GPUs; None without a GPU, or for an unknown one."""
+    if not names or names[0] is None:
+        return None
+    try:
+        return gpu_short_name(names[0])
+    except UnknownGpuError:
+        return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from mb_config.container import ConfigContainer
+from mb_config.field_access import get_field, has_field, set_field
 from mb_config.problems import RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolver_state import Change, ResolverState
@@ -50,3 +51,21 @@ def apply_fallbacks(
             for path, value in rule.fallback.items():
                 state.set(path, value, rule=rule.id, why=rule.why)
     return state.net_changes()
+
+
+NO_TRANSFORMER_ENGINE = "resolve: no Transformer Engine on this machine"
+"""Origin of `model.transformer_impl` if a run on this machine would use other layers than configured."""
+
+
+def select_local_layers(cfg: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance) -> bool:
+    """Set the layers that a run uses on a machine without a GPU. Return True if that changed the configuration.
+
+    A check then applies the rules on the layers that would be built. With a GPU, a fallback selects them.
+    """
+    path = "model.transformer_impl"
+    engine = facts.get("transformer_engine") or not has_field(cfg, path)
+    if engine or not facts.get("cpu") or get_field(cfg, path) == "local":
+        return False
+    set_field(cfg, path, "local")
+    provenance.note(path, NO_TRANSFORMER_ENGINE)
+    return True

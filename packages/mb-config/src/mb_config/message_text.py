@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-MAX_VALUE_LENGTH = 200
-"""Maximum number of characters of one value in a message."""
-
-MAX_MESSAGE_LENGTH = 1_000
-"""Maximum number of characters of the message about one field."""
-
-
-def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
-    """Return the text, or its beginning and end with the number of omitted characters."""
-    if len(text) <= most:
-        return text
-    tail = most // 4
-    head = most - tail
-    return f"{text[:head]}... ({len(text) - most:,} more characters) ...{text[-tail:]}"
+from mb_config._rules import MAX_MESSAGE_LENGTH as MAX_MESSAGE_LENGTH
+from mb_config._rules import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
+from mb_config._rules import truncate as truncate
 
 
 def truncate_repr(value: object, most: int = MAX_VALUE_LENGTH) -> str:

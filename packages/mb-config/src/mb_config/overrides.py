@@ -23,7 +23,7 @@ from mb_config.message_text import truncate_repr
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
 from mb_config.shell_line import reject_spaced
-from mb_config.yaml_file import read_yaml
+from mb_config.yaml_file import YamlFile, read_yaml
 
 if TYPE_CHECKING:
     from mb_config.hydra_grammar import Override
@@ -93,13 +93,26 @@ def apply_yaml(
             case.
     """
     record = Provenance.of(config) if provenance is None else provenance
-    file = read_yaml(path)
-    reader = ConfigReader(root=config, targets=targets, locate=file.locate)
-    _SectionEditor(reader=reader, section_factories=section_factories, provenance=record, adding=True).merge(
-        config, file.data, path=""
+    merge_yaml(
+        config, read_yaml(path), section_factories=section_factories, targets=targets, provenance=record
     )
-    raise_all(reader.errors)
     return record
+
+
+def merge_yaml(
+    config: Any,
+    file: YamlFile,
+    *,
+    section_factories: SectionFactories = SECTION_FACTORIES,
+    targets: Mapping[str, type] = NO_TARGETS,
+    provenance: Provenance,
+) -> None:
+    """Merge the data of a file that has been read into `config` in place; see `apply_yaml`."""
+    reader = ConfigReader(root=config, targets=targets, locate=file.locate)
+    _SectionEditor(
+        reader=reader, section_factories=section_factories, provenance=provenance, adding=True
+    ).merge(config, file.data, path="")
+    raise_all(reader.errors)
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mb_config.codec import TARGET, ConfigReader, join
@@ -16,13 +17,33 @@ from mb_config.field_types import fit, hints, is_open
 from mb_config.megatron_defaults import megatron_fields
 from mb_config.message_text import truncate_repr
 from mb_config.non_defaults import megatron_class_name
-from mb_config.overrides import apply_overrides
+from mb_config.overrides import apply_overrides, merge_yaml
 from mb_config.provenance import Provenance
 from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.yaml_file import YamlFile, read_yaml
 
 _ALLOWED_TARGET = re.compile(r"((megatron|mb_\w+)\.(\w+\.)*)?\w+")
 _REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint")
+
+SECTION_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "mb-models",
+        "peft": "mb-models",
+        "dataset": "mb-data",
+        "tokenizer": "mb-data",
+        "checkpoint": "mb-checkpoint",
+        "logger": "mb-metrics",
+        "profiling": "mb-metrics",
+        "tensor_inspect": "mb-metrics",
+        "comm_overlap": "mb-overlap",
+        "ft": "mb-resilience",
+        "straggler": "mb-resilience",
+        "nvrx_straggler": "mb-resilience",
+        "inprocess_restart": "mb-resilience",
+        "rerun_state_machine": "mb-resilience",
+    }
+)
+"""Section of another package to the package with its class and rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,35 +66,52 @@ class PlainConfig:
     """Required sections that are not in the file."""
 
     suspicious_keys: tuple[str, ...]
-    """Keys of the model that are similar to one of Megatron's fields, each with that field."""
+    """Keys of the model that are similar to one of Megatron's fields, each with that field. Empty for a model whose
+    class is another package's, which may have further fields.
+    """
+
+    targets: Mapping[str, str]
+    """Section to the class that the file names in its `_target_`."""
 
     def sections(self) -> dict[str, Any]:
         """Return the sections to check."""
         return {name: getattr(self.config, name) for name in (*self.known, *self.external)}
 
-    def resolves(self) -> bool:
-        """Return True if the file has the sections that resolving requires."""
-        return not {"train", "model", "optimizer", "scheduler"} & set(self.absent)
+    def unchecked(self) -> dict[str, str]:
+        """Return each section whose class is not known here, with the package that has further rules on it.
+
+        Only the shared rules are applied to these sections.
+        """
+        return {
+            name: _package_of(self.targets.get(name, "")) or SECTION_PACKAGES.get(name, "")
+            for name in self.external
+        }
 
 
-def read_plain_config(path: str | Path, overrides: Iterable[str] = ()) -> PlainConfig:
-    """Read a YAML file and apply overrides. A class named by `_target_` is not imported and need not be installed.
+def read_plain_config(
+    path: str | Path, overrides: Iterable[str] = (), *, files: Iterable[str | Path] = ()
+) -> PlainConfig:
+    """Read a YAML file, and apply partial `files` and overrides.
 
-    Classes of `megatron.*` and `mb_*` and bare names are accepted.
+    A class named by `_target_` is not imported and need not be installed. Classes of `megatron.*` and `mb_*` and bare
+    names are accepted.
 
     Raises:
         ConfigReadError: If data could not be read; contains every error.
     """
-    file = read_yaml(path)
-    raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
-    reader = ConfigReader(root=ConfigContainer, locate=file.locate)
-    config = _build(file, reader)
-    provenance = Provenance({item: file.locate(item) for item in file.lines if item not in reader.hidden})
+    file, *overlays = [_read_without_targets(each) for each in (path, *files)]
+    reader = ConfigReader(root=ConfigContainer, locate=file.yaml.locate)
+    config = _build(file.yaml.data, reader)
+    lines = (item for item in file.yaml.lines if item not in reader.hidden)
+    provenance = Provenance({item: file.yaml.locate(item) for item in lines})
+    for overlay in overlays:
+        merge_yaml(config, overlay.yaml, provenance=provenance)
     apply_overrides(config, overrides, provenance=provenance)
+    targets = {name: target for each in (file, *overlays) for name, target in each.targets.items()}
     raise_all(_wrong_types(config, provenance))
-    to_hydra_text = {item.partition(".")[0] for item in provenance.origins}
+    in_files = {item.partition(".")[0] for item in provenance.origins}
     every = [item.name for item in fields(config) if item.init and getattr(config, item.name) is not None]
-    absent = [name for name in _REQUIRED if name not in to_hydra_text]
+    absent = [name for name in _REQUIRED if name not in in_files]
     there = [name for name in every if name not in absent]
     return PlainConfig(
         config=config,
@@ -81,7 +119,10 @@ def read_plain_config(path: str | Path, overrides: Iterable[str] = ()) -> PlainC
         known=tuple(name for name in there if not _is_external(name)),
         external=tuple(name for name in there if _is_external(name)),
         absent=tuple(absent),
-        suspicious_keys=tuple(_suspicious_keys(config.model)),
+        suspicious_keys=()
+        if _package_of(targets.get("model", ""))
+        else tuple(_suspicious_keys(config.model)),
+        targets=targets,
     )
 
 
@@ -102,13 +143,35 @@ def _disallowed_targets(
         yield from _disallowed_targets(item, locate=locate, path=here)
 
 
-def _build(file: YamlFile, reader: ConfigReader) -> ConfigContainer:
-    data = {key: _without_targets(value) for key, value in file.data.items()}
-    for name in _REQUIRED:
-        data.setdefault(name, {})
-    config = reader.build(ConfigContainer, data, path="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """File without its `_target_` keys."""
+
+    yaml: YamlFile
+    targets: Mapping[str, str]
+    """Section to the class that it names."""
+
+
+def _read_without_targets(path: str | Path) -> _File:
+    file = read_yaml(path)
+    raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
+    sections = {str(name): value for name, value in file.data.items() if isinstance(value, Mapping)}
+    return _File(
+        yaml=replace(file, data={key: _without_targets(value) for key, value in file.data.items()}),
+        targets={name: str(section[TARGET]) for name, section in sections.items() if TARGET in section},
+    )
+
+
+def _build(data: Mapping[str, Any], reader: ConfigReader) -> ConfigContainer:
+    config = reader.build(ConfigContainer, {**{name: {} for name in _REQUIRED}, **data}, path="")
     raise_all(reader.errors)
     return config
+
+
+def _package_of(target: str) -> str:
+    """Return the package of a class of this family of packages, such as mb-models; empty for other classes."""
+    module = target.partition(".")[0]
+    return module.replace("_", "-") if module.startswith("mb_") and module != "mb_config" else ""
 
 
 def _is_external(name: str) -> bool:
@@ -160,6 +223,6 @@ def _suspicious_keys(model: Any) -> Iterator[str]:
     read = {path.partition(".")[2] for path in EXTERNAL_FIELDS if path.startswith("model.")}
     names = {*megatron_fields(megatron_class_name(model)), *read}
     for name in model:
-        near = get_close_matches(str(name), names - model.keys(), n=1, cutoff=0.88)
+        near = get_close_matches(str(name), names, n=1, cutoff=0.88)
         if name not in names and near:
             yield f"model.{name} (did you mean {near[0]}?)"

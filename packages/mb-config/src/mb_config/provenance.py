@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from mb_config._rules import value_at
 from mb_config.section import given_fields
 
 DEFAULT = "default"
@@ -101,7 +102,5 @@ def _resolved(config: object) -> Mapping[str, _ResolvedValue]:
 
 
 def _is_unchanged(config: object, path: str, value: object) -> bool:
-    found: Any = config
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+    found = value_at(f"config.{path}", {"config": config})
     return type(found) is type(value) and found == value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mb_config._rules import NOTHING
 from mb_config.container import ConfigContainer, world_size_of_environment
 from mb_config.problem_merging import merge_problems
-from mb_config.problems import NOTHING, ConfigError, RuleLike, check
+from mb_config.problems import ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolve_fsdp import resolve_fsdp
 from mb_config.resolve_model import resolve_model

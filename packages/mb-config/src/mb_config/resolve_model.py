@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.problems import NOTHING
+from mb_config._rules import NOTHING
 from mb_config.resolver_state import ResolverState
 from mb_config.rules.cuda_graphs import GRAPH_REGISTER, registers_growing_buffers
 from mb_config.rules.determinism import LIBRARY_SETTINGS

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from mb_config._rules import Problem
 from mb_config.field_access import get_field, has_field, set_field
 from mb_config.masking import leaf, masked
-from mb_config.problems import Problem
+from mb_config.problems import without_secrets
 from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_resolved
 
 
@@ -122,15 +123,17 @@ class ResolverState:
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
         """Record two settings that exclude each other."""
         self.problems.append(
-            Problem(
-                id=rule,
-                fields=paths,
-                message=message,
-                why=why,
-                fix=fix,
-                values={
-                    path: self.get(path) if "." in path else getattr(self.config, path) for path in paths
-                },
-                origin={path: self.provenance.origin(path) for path in paths},
+            without_secrets(
+                Problem(
+                    id=rule,
+                    fields=paths,
+                    message=message,
+                    why=why,
+                    fix=fix,
+                    values={
+                        path: self.get(path) if "." in path else getattr(self.config, path) for path in paths
+                    },
+                    origin={path: self.provenance.origin(path) for path in paths},
+                )
             )
         )

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, get_origin
 
+from mb_config._rules import value_at
 from mb_config.codec import NO_TARGETS, TARGET, join
 from mb_config.errors import ConfigReadError, OverrideError, raise_all
 from mb_config.field_types import dataclasses_of, hints, is_open, options
 from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides
-from mb_config.problems import value_at
 from mb_config.sweep import Axis
 
 
@@ -37,7 +37,7 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
     does not accept lists; otherwise the list is one value, and several lists are written `a=[1,2],[3]`.
 
     Raises:
-        OverrideError: If an argument is not an override, or its values are not finite, such as `interval(0,1)`.
+        OverrideError: If an argument is not an override, or its values are infinite, as in `interval(0,1)`, or empty.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - 0.4 s, as in overrides
     from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
@@ -62,17 +62,31 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
                 raise OverrideError(
                     f"{override!r} has no finite list of values; write them out, as in {path}=1,2", path=path
                 )
-            values = letters.decode_all(list(parsed.sweep_iterator()))
+            values = letters.decode_all(_sweep_values(parsed, override, path=path))
         elif isinstance(parsed.value(), list) and not _takes_list(
             _parents(config, path), path.rpartition(".")[2]
         ):
             values = letters.decode_all(parsed.value())
         if values is None:
             single.append(override)
+        elif not values:
+            raise OverrideError(f"{override!r} has no values to sweep over; give at least one", path=path)
         else:
             prefix = override[: len(override) - len(override.lstrip("+"))]
             several.append(Variation(path=path, values=tuple(values), prefix=prefix))
     return single, several
+
+
+def _sweep_values(parsed: Any, override: str, *, path: str) -> list[Any]:
+    """Return the values of a sweep override.
+
+    Raises:
+        OverrideError: If the range has a step of 0.
+    """
+    try:
+        return list(parsed.sweep_iterator())
+    except ValueError as error:
+        raise OverrideError(f"{override!r} has no list of values: {error}", path=path) from error
 
 
 def split_yaml(

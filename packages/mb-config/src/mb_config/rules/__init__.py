@@ -1,5 +1,6 @@
 """Rules on the shared sections, one file per topic."""
 
+from mb_config._rules import Rule
 from mb_config.rules import (
     batch_sizes,
     capture_conflicts,
@@ -25,7 +26,6 @@ from mb_config.rules import (
     types,
     unsupported_fields,
 )
-from mb_config.rules.rule import Rule
 
 __all__ = ["RULES", "Rule"]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.batch_stages import scheduled_stages
 from mb_config.rules.formatting import format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
-from mb_config.rules.rule import Rule
 
 MAX_STEPS = 10_000
 """Maximum number of steps of a ramp-up, because each is checked separately."""
@@ -145,14 +146,14 @@ _STAGES = {"train.micro_batch_size": 4, "facts.world_size": 8}
 _LAYOUT = dict.fromkeys(SIZES, 1)
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="TR02",
-        fields=("train.rampup_batch_size", "train.global_batch_size"),
-        test=_ramp,
+    rule(
+        "TR02",
+        within("train", "rampup_batch_size global_batch_size"),
+        _ramp,
         why="the batch size grows from the first value to the global batch size in equal increments",
         fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
-        fails={"train.rampup_batch_size": [8, 5, 1000], "train.global_batch_size": 32},
-        passes={"train.rampup_batch_size": [8, 8, 1000], "train.global_batch_size": 32},
+        fails=([8, 5, 1000], 32),
+        passes=([8, 8, 1000], 32),
     ),
     Rule(
         id="TR03",
@@ -199,14 +200,14 @@ RULES: tuple[Rule, ...] = (
         fails={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:48"},
         passes={**_STAGES, **_LAYOUT, "train.step_batch_size_schedule": "0:32 1M:64"},
     ),
-    Rule(
-        id="V247",
-        fields=("train.train_samples", "train.global_batch_size"),
-        test=_v247,
+    rule(
+        "V247",
+        within("train", "train_samples global_batch_size"),
+        _v247,
         why="incomplete batches are dropped, so that no step would be trained",
         fix="Lower train.global_batch_size or raise train.train_samples.",
-        fails={"train.train_samples": 100, "train.global_batch_size": 128},
-        passes={"train.train_samples": 1000, "train.global_batch_size": 128},
+        fails=(100, 128),
+        passes=(1000, 128),
     ),
     Rule(
         id="V118",

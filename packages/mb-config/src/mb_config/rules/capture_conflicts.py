@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 
 _OFFLOAD = ("model.cpu_offloading", "model.cpu_offloading_num_layers", "model.pipeline_model_parallel_size")
 _OFFLOAD_GRAPH = ("model.cpu_offloading", "model.cuda_graph_impl")
@@ -57,60 +58,50 @@ def _recompute(
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="C10",
-        fields=_OFFLOAD,
-        test=_offload_stages,
+    rule(
+        "C10",
+        _OFFLOAD,
+        _offload_stages,
         why="Megatron Core offloads the activations of one microbatch at a time, and pipeline stages have several",
         fix="Set model.pipeline_model_parallel_size=1 or model.cpu_offloading=false.",
-        fails=dict(zip(_OFFLOAD, (True, 2, 2), strict=True)),
-        passes=dict(zip(_OFFLOAD, (True, 2, 1), strict=True)),
+        fails=(True, 2, 2),
+        passes=(True, 2, 1),
     ),
-    Rule(
-        id="C12",
-        fields=_OFFLOAD_GRAPH,
-        test=_offload_graphs,
+    rule(
+        "C12",
+        _OFFLOAD_GRAPH,
+        _offload_graphs,
         why="a captured layer cannot wait for the host",
         fix="Set model.cuda_graph_impl=none or model.cpu_offloading=false.",
-        fails=dict(zip(_OFFLOAD_GRAPH, (True, "transformer_engine"), strict=True)),
-        passes=dict(zip(_OFFLOAD_GRAPH, (True, "none"), strict=True)),
+        fails=(True, "transformer_engine"),
+        passes=(True, "none"),
     ),
-    Rule(
-        id="C15",
-        fields=_SCOPES,
-        test=_router,
+    rule(
+        "C15",
+        _SCOPES,
+        _router,
         why="the graph of the expert layer includes its router",
         fix="Remove one of them from model.cuda_graph_modules.",
-        fails=dict(zip(_SCOPES, (["moe", "moe_router"], None, "transformer_engine"), strict=True)),
-        passes=dict(zip(_SCOPES, (["moe_router"], None, "transformer_engine"), strict=True)),
+        fails=(["moe", "moe_router"], None, "transformer_engine"),
+        passes=(["moe_router"], None, "transformer_engine"),
     ),
-    Rule(
-        id="C16",
-        fields=_SCOPES,
-        test=_preprocess,
+    rule(
+        "C16",
+        _SCOPES,
+        _preprocess,
         why="the preprocessing reads the result of the router in the same graph",
         fix="Add moe_router to model.cuda_graph_modules, or remove moe_preprocess.",
-        fails=dict(zip(_SCOPES, (["moe_preprocess"], None, "transformer_engine"), strict=True)),
-        passes=dict(
-            zip(_SCOPES, (["moe_preprocess", "moe_router"], None, "transformer_engine"), strict=True)
-        ),
+        fails=(["moe_preprocess"], None, "transformer_engine"),
+        passes=(["moe_preprocess", "moe_router"], None, "transformer_engine"),
     ),
-    Rule(
-        id="C17",
-        fields=_RECOMPUTE,
-        test=_recompute,
+    rule(
+        "C17",
+        _RECOMPUTE,
+        _recompute,
         why="recomputing the experts would run the captured router outside of its graph",
         fix="Remove moe_router from model.cuda_graph_modules, or moe from model.recompute_modules.",
-        fails=dict(
-            zip(_RECOMPUTE, (["moe_router"], None, "transformer_engine", "selective", ["moe"]), strict=True)
-        ),
-        passes=dict(
-            zip(
-                _RECOMPUTE,
-                (["moe_router"], None, "transformer_engine", "selective", ["moe_act"]),
-                strict=True,
-            )
-        ),
+        fails=(["moe_router"], None, "transformer_engine", "selective", ["moe"]),
+        passes=(["moe_router"], None, "transformer_engine", "selective", ["moe_act"]),
     ),
 )
 """Combinations that Megatron Core 0.19 rejects."""

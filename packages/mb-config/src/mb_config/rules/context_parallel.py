@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 
 _CP = "model.context_parallel_size"
 
@@ -41,23 +42,23 @@ def _v157(decentralized: bool | None, sizes: list[int] | None) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V137",
-        fields=("model.seq_length", _CP),
-        test=_v137,
+    rule(
+        "V137",
+        ("model.seq_length", _CP),
+        _v137,
         why="each context-parallel rank processes two chunks of the sequence, to balance the causal mask",
         fix="Make model.seq_length a multiple of twice model.context_parallel_size.",
-        fails={"model.seq_length": 2050, _CP: 2},
-        passes={"model.seq_length": 2048, _CP: 2},
+        fails=(2050, 2),
+        passes=(2048, 2),
     ),
-    Rule(
-        id="V154",
-        fields=("model.cp_comm_type", _CP, "model.num_layers"),
-        test=_v154,
+    rule(
+        "V154",
+        ("model.cp_comm_type", _CP, "model.num_layers"),
+        _v154,
         why="a list contains the communication type of each layer",
         fix="Set model.cp_comm_type to one name, or to one name per layer.",
-        fails={"model.cp_comm_type": ["p2p", "a2a"], _CP: 2, "model.num_layers": 4},
-        passes={"model.cp_comm_type": "p2p", _CP: 2, "model.num_layers": 4},
+        fails=(["p2p", "a2a"], 2, 4),
+        passes=("p2p", 2, 4),
     ),
     Rule(
         id="V155",
@@ -68,22 +69,22 @@ RULES: tuple[Rule, ...] = (
         fails={"model.cp_comm_type": "a2a+p2p"},
         passes={"model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [2, 2]},
     ),
-    Rule(
-        id="V156",
-        fields=("model.hierarchical_context_parallel_sizes", _CP),
-        test=_v156,
+    rule(
+        "V156",
+        ("model.hierarchical_context_parallel_sizes", _CP),
+        _v156,
         why="the levels of the hierarchy form the context-parallel group",
         fix="Make the product of the sizes equal model.context_parallel_size.",
-        fails={"model.hierarchical_context_parallel_sizes": [2, 2], _CP: 8},
-        passes={"model.hierarchical_context_parallel_sizes": [2, 4], _CP: 8},
+        fails=([2, 2], 8),
+        passes=([2, 4], 8),
     ),
-    Rule(
-        id="V157",
-        fields=("dist.use_decentralized_pg", "model.hierarchical_context_parallel_sizes"),
-        test=_v157,
+    rule(
+        "V157",
+        ("dist.use_decentralized_pg", "model.hierarchical_context_parallel_sizes"),
+        _v157,
         why="Megatron Core hands over no groups for the levels of the hierarchy",
         fix="Set dist.use_decentralized_pg=false or model.hierarchical_context_parallel_sizes=null.",
-        fails={"dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": [2, 2]},
-        passes={"dist.use_decentralized_pg": False, "model.hierarchical_context_parallel_sizes": [2, 2]},
+        fails=(True, [2, 2]),
+        passes=(False, [2, 2]),
     ),
 )

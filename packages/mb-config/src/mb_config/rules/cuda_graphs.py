@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
-from mb_config.rules.rule import Rule
 
 IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
@@ -110,34 +111,50 @@ def _local_layers(implementation: str | None, layers: str | None, cpu: bool) -> 
     return "is transformer_engine with transformer_impl=local"
 
 
+_TIMED = (
+    "straggler.log_straggler",
+    "model.cuda_graph_impl",
+    "model.cuda_graph_modules",
+    "model.overlap_moe_expert_parallel_comm",
+)
+
+
+def _no_separate_forward_passes(
+    timed: bool | None, implementation: str | None, modules: object, overlapped: bool | None
+) -> str | None:
+    in_graph = full_iteration(implementation or "none", modules, None)
+    reason = "the step is one CUDA graph" if in_graph else "they are computed together with backward passes"
+    return f"is true, but {reason}" if timed and (in_graph or overlapped) else None
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V150",
-        fields=("model.cuda_graph_impl",),
-        test=_v150,
+    rule(
+        "V150",
+        "model.cuda_graph_impl",
+        _v150,
         why="Megatron Core has no other implementation",
         fix="Use a name from the list.",
-        fails={"model.cuda_graph_impl": "te"},
-        passes={"model.cuda_graph_impl": "none"},
+        fails=("te",),
+        passes=("none",),
     ),
-    Rule(
-        id="V150a",
-        fields=_FIELDS,
-        test=_unused,
+    rule(
+        "V150a",
+        _FIELDS,
+        _unused,
         why="nothing is captured without an implementation",
         fix="Set model.cuda_graph_impl=transformer_engine, or leave the modules unset.",
+        fails=("none", ["attn"], None),
+        passes=("none", "full", None),
         severity="warning",
-        fails=dict(zip(_FIELDS, ("none", ["attn"], None), strict=True)),
-        passes=dict(zip(_FIELDS, ("none", "full", None), strict=True)),
     ),
-    Rule(
-        id="V151",
-        fields=_FIELDS,
-        test=_v151,
+    rule(
+        "V151",
+        _FIELDS,
+        _v151,
         why="a graph of the full iteration contains no graphs of modules",
         fix="Leave the modules unset, or set model.cuda_graph_impl=transformer_engine.",
-        fails=dict(zip(_FIELDS, ("full_iteration", ["attn"], None), strict=True)),
-        passes=dict(zip(_FIELDS, ("full_iteration", "", None), strict=True)),
+        fails=("full_iteration", ["attn"], None),
+        passes=("full_iteration", "", None),
     ),
     Rule(
         id="V152",
@@ -148,68 +165,54 @@ RULES: tuple[Rule, ...] = (
         fails={"model.cuda_graph_impl": "local", "model.cuda_graph_modules": ["attn"]},
         passes={"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]},
     ),
-    Rule(
-        id="V152a",
-        fields=("model.inference_cuda_graph_scope", "model.cuda_graph_impl"),
-        test=_inference_scope,
+    rule(
+        "V152a",
+        within("model", "inference_cuda_graph_scope cuda_graph_impl"),
+        _inference_scope,
         why="only the local implementation captures graphs for inference, of layers or of blocks",
         fix="Leave model.inference_cuda_graph_scope unset.",
-        fails={
-            "model.inference_cuda_graph_scope": "layer",
-            "model.cuda_graph_impl": "transformer_engine",
-        },
-        passes={"model.inference_cuda_graph_scope": "layer", "model.cuda_graph_impl": "local"},
+        fails=("layer", "transformer_engine"),
+        passes=("layer", "local"),
     ),
-    Rule(
-        id="V152b",
-        fields=("model.cuda_graph_impl", "facts.env"),
-        test=_registered,
+    rule(
+        "V152b",
+        ("model.cuda_graph_impl", "facts.env"),
+        _registered,
         why="NCCL would register buffers of a captured collective that torch's allocator remaps, and the replay would "
         "access unmapped memory",
         fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or remove expandable_segments.",
-        fails={
-            "model.cuda_graph_impl": "transformer_engine",
-            "facts.env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"},
-        },
-        passes={
-            "model.cuda_graph_impl": "transformer_engine",
-            "facts.env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"},
-        },
+        fails=("transformer_engine", {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"}),
+        passes=(
+            "transformer_engine",
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"},
+        ),
     ),
-    Rule(
-        id="V152c",
-        fields=("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
-        test=_local_layers,
+    rule(
+        "V152c",
+        ("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
+        _local_layers,
         why="the layers of Megatron Core cannot be captured by Transformer Engine",
         fix="Set model.transformer_impl=transformer_engine, or model.cuda_graph_impl=full_iteration or none.",
-        fails={
-            "model.cuda_graph_impl": "transformer_engine",
-            "model.transformer_impl": "local",
-            "facts.cpu": False,
-        },
-        passes={
-            "model.cuda_graph_impl": "full_iteration",
-            "model.transformer_impl": "local",
-            "facts.cpu": False,
-        },
+        fails=("transformer_engine", "local", False),
+        passes=("full_iteration", "local", False),
     ),
-    Rule(
-        id="V153a",
-        fields=("model.cuda_graph_scope", "model.cuda_graph_modules"),
-        test=_two_places,
+    rule(
+        "V153a",
+        within("model", "cuda_graph_scope cuda_graph_modules"),
+        _two_places,
         why="the first is the deprecated name of the second",
         fix="Set only model.cuda_graph_modules.",
-        fails={"model.cuda_graph_scope": "attn", "model.cuda_graph_modules": ["mlp"]},
-        passes={"model.cuda_graph_scope": None, "model.cuda_graph_modules": ["mlp"]},
+        fails=("attn", ["mlp"]),
+        passes=(None, ["mlp"]),
     ),
-    Rule(
-        id="V153",
-        fields=_FIELDS,
-        test=_v153,
+    rule(
+        "V153",
+        _FIELDS,
+        _v153,
         why="Megatron Core captures these modules of a layer by name",
         fix="Use names from the list, or leave it empty to capture entire layers.",
-        fails=dict(zip(_FIELDS, ("transformer_engine", "attn,mpl", None), strict=True)),
-        passes=dict(zip(_FIELDS, ("transformer_engine", "attn,mlp", None), strict=True)),
+        fails=("transformer_engine", "attn,mpl", None),
+        passes=("transformer_engine", "attn,mlp", None),
     ),
     Rule(
         id="V127",
@@ -225,5 +228,14 @@ RULES: tuple[Rule, ...] = (
             "rerun_state_machine.check_for_nan_in_loss": False,
             "model.cuda_graph_impl": "full_iteration",
         },
+    ),
+    rule(
+        "T42",
+        _TIMED,
+        _no_separate_forward_passes,
+        why="the speed of a rank is the time of its forward passes, which are not called one by one",
+        fix="Set straggler.log_straggler=false, or the other at its default.",
+        fails=(True, "full_iteration", None, False),
+        passes=(True, "transformer_engine", None, False),
     ),
 )

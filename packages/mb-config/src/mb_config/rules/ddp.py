@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
-from mb_config.rules.rule import Rule
 from mb_config.rules.versions import at_least
 
 
@@ -70,14 +71,14 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"ddp.num_buckets": 4, "ddp.bucket_size": 1000},
         passes={"ddp.num_buckets": 4},
     ),
-    Rule(
-        id="V050d",
-        fields=("ddp.bucket_size",),
-        test=lambda size: f"must be at least 1, not {size}" if size is not None and size < 1 else None,
+    rule(
+        "V050d",
+        "ddp.bucket_size",
+        lambda size: f"must be at least 1, not {size}" if size is not None and size < 1 else None,
         why="it is the number of parameters per bucket",
         fix="Set ddp.bucket_size to a number such as 40000000, or to null.",
-        fails={"ddp.bucket_size": -5},
-        passes={"ddp.bucket_size": 40_000_000},
+        fails=(-5,),
+        passes=(40_000_000,),
     ),
     Rule(
         id="DT03",
@@ -92,34 +93,26 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"ddp.megatron_fsdp_main_params_dtype": "fp32"},
         passes={"ddp.megatron_fsdp_main_params_dtype": "float32"},
     ),
-    Rule(
-        id="V050c",
-        fields=("ddp.nccl_ub", "facts.env", "facts.torch_version"),
-        test=_growing_buffers,
+    rule(
+        "V050c",
+        ("ddp.nccl_ub", "facts.env", "facts.torch_version"),
+        _growing_buffers,
         why="torch below 2.11 cannot register memory of expandable segments",
         fix="Remove expandable_segments from that variable, or set ddp.nccl_ub=false.",
-        fails={
-            "ddp.nccl_ub": True,
-            "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            "facts.torch_version": "2.10.0",
-        },
-        passes={
-            "ddp.nccl_ub": True,
-            "facts.env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            "facts.torch_version": "2.11.0a0+5228986c39",
-        },
+        fails=(True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.10.0"),
+        passes=(True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.11.0a0+5228986c39"),
     ),
 )
 
 RULES: tuple[Rule, ...] = (
     *SECTION_RULES,
-    Rule(
-        id="V248",
-        fields=("ddp.overlap_grad_reduce", "model.no_sync_func"),
-        test=_own_no_sync,
+    rule(
+        "V248",
+        ("ddp.overlap_grad_reduce", "model.no_sync_func"),
+        _own_no_sync,
         why="the wrapper sets the function that delays the reduction until the last microbatch",
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
-        fails={"ddp.overlap_grad_reduce": True, "model.no_sync_func": "my.no_sync"},
-        passes={"ddp.overlap_grad_reduce": True, "model.no_sync_func": None},
+        fails=(True, "my.no_sync"),
+        passes=(True, None),
     ),
 )

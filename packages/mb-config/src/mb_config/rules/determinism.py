@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 
 ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
@@ -37,14 +38,14 @@ def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V140",
-        fields=("model.deterministic_mode", "model.cross_entropy_loss_fusion"),
-        test=_v140,
+    rule(
+        "V140",
+        within("model", "deterministic_mode cross_entropy_loss_fusion"),
+        _v140,
         why="the order of additions in the fused loss varies",
         fix="Set model.cross_entropy_loss_fusion=false or model.deterministic_mode=false.",
-        fails={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},
-        passes={"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
     Rule(
         id="V141",
@@ -55,13 +56,13 @@ RULES: tuple[Rule, ...] = (
         fails={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring,Tree"}},
         passes={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring"}},
     ),
-    Rule(
-        id="V142",
-        fields=("model.deterministic_mode", "facts.env"),
-        test=_v142,
+    rule(
+        "V142",
+        ("model.deterministic_mode", "facts.env"),
+        _v142,
         why="cuBLAS and Transformer Engine otherwise select nondeterministic kernels",
         fix="Unset that variable: resolving sets it to a supported value.",
-        fails={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}},
-        passes={"model.deterministic_mode": True, "facts.env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+        fails=(True, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}),
+        passes=(True, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
     ),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments, format_value
-from mb_config.rules.fsdp import ON as FSDP_ON
-from mb_config.rules.rule import Rule
+from mb_config.rules.fsdp import FSDP_SWITCHES
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -56,14 +57,14 @@ def _needs(on: object, needed: object, name: str) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V134",
-        fields=("dist.use_decentralized_pg", "dist.use_gloo_process_groups"),
-        test=_v134,
+    rule(
+        "V134",
+        within("dist", "use_decentralized_pg use_gloo_process_groups"),
+        _v134,
         why="explicitly passed process groups have no gloo counterparts",
         fix="Set dist.use_gloo_process_groups=false.",
-        fails={"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": True},
-        passes={"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
     Rule(
         id="PG01",
@@ -90,7 +91,7 @@ RULES: tuple[Rule, ...] = (
             "ddp.use_distributed_optimizer",
             "optimizer.use_distributed_optimizer",
             "optimizer.use_layer_wise_distributed_optimizer",
-            *FSDP_ON,
+            *FSDP_SWITCHES,
         ),
         test=lambda on, *sharded: _needs(on, any(sharded), "use_distributed_optimizer"),
         why="only sharded parameters are all-gathered",
@@ -98,14 +99,14 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.overlap_param_gather": True},
         passes={"ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
-    Rule(
-        id="PG04",
-        fields=("ddp.overlap_param_gather", "ddp.overlap_grad_reduce"),
-        test=lambda on, needed: _needs(on, needed, "overlap_grad_reduce"),
+    rule(
+        "PG04",
+        within("ddp", "overlap_param_gather overlap_grad_reduce"),
+        lambda on, needed: _needs(on, needed, "overlap_grad_reduce"),
         why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
-        fails={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": False},
-        passes={"ddp.overlap_param_gather": True, "ddp.overlap_grad_reduce": True},
+        fails=(True, False),
+        passes=(True, True),
     ),
     Rule(
         id="PG05",
@@ -134,33 +135,33 @@ RULES: tuple[Rule, ...] = (
         fails={"dist.distributed_timeout_minutes": 0, "dist.distributed_timeout_seconds_after_init": -1},
         passes={"dist.distributed_timeout_minutes": 1, "dist.distributed_timeout_seconds_after_init": 1},
     ),
-    Rule(
-        id="V143",
-        fields=("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-        test=_differ,
+    rule(
+        "V143",
+        ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+        _differ,
         why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
+        fails=(True, False),
+        passes=(True, True),
         severity="warning",
-        fails={"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": False},
-        passes={"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True},
     ),
-    Rule(
-        id="V144",
-        fields=("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
-        test=_differ,
+    rule(
+        "V144",
+        ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
+        _differ,
         why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
+        fails=(True, False),
+        passes=(True, True),
         severity="warning",
-        fails={"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": False},
-        passes={"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},
     ),
-    Rule(
-        id="V240",
-        fields=("rng.seed",),
-        test=_v240,
+    rule(
+        "V240",
+        "rng.seed",
+        _v240,
         why="Megatron Core rejects other seeds",
         fix="Set a positive rng.seed.",
-        fails={"rng.seed": 0},
-        passes={"rng.seed": 1234},
+        fails=(0,),
+        passes=(1234,),
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 
 
 def _v001(variables: Mapping[object, object]) -> str | None:
@@ -20,22 +21,22 @@ def _v002(variables: Mapping[str, object]) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V001",
-        fields=("env_vars",),
-        test=_v001,
+    rule(
+        "V001",
+        "env_vars",
+        _v001,
         why="names of variables are not empty and contain no equals sign",
         fix="Write NAME: value.",
-        fails={"env_vars": {"": "1"}},
-        passes={"env_vars": {"NCCL_ALGO": "Ring"}},
+        fails=({"": "1"},),
+        passes=({"NCCL_ALGO": "Ring"},),
     ),
-    Rule(
-        id="V002",
-        fields=("env_vars",),
-        test=_v002,
+    rule(
+        "V002",
+        "env_vars",
+        _v002,
         why="the values of environment variables are text",
         fix="Set each variable to text, a number or a boolean.",
-        fails={"env_vars": {"NCCL_ALGO": ["Ring", "Tree"]}},
-        passes={"env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": 1}},
+        fails=({"NCCL_ALGO": ["Ring", "Tree"]},),
+        passes=({"CUDA_DEVICE_MAX_CONNECTIONS": 1},),
     ),
 )

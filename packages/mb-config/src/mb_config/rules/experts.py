@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mb_config._gpu_names import find_short_name
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 from mb_config.rules.hardware import KNOWN, capability
-from mb_config.rules.rule import Rule
 
 _FIELDS = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
 _DEEPEP_BLACKWELL = ("b200", "b300")
@@ -28,22 +29,22 @@ def _v160(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V159",
-        fields=_FIELDS,
-        test=_v159,
+    rule(
+        "V159",
+        _FIELDS,
+        _v159,
         why="its kernels are built for Ampere, Ada, Hopper, B200 and B300",
         fix="Set model.moe_flex_dispatcher_backend=hybridep or model.moe_token_dispatcher_type=alltoall.",
-        fails=dict(zip(_FIELDS, ("deepep", "flex", "gb200"), strict=True)),
-        passes=dict(zip(_FIELDS, ("deepep", "flex", "h100"), strict=True)),
+        fails=("deepep", "flex", "gb200"),
+        passes=("deepep", "flex", "h100"),
     ),
-    Rule(
-        id="V160",
-        fields=_FIELDS,
-        test=_v160,
+    rule(
+        "V160",
+        _FIELDS,
+        _v160,
         why="its kernels are built for Ampere, Ada, Hopper and Blackwell",
         fix="Set model.moe_token_dispatcher_type=alltoall.",
-        fails=dict(zip(_FIELDS, ("hybridep", "flex", "v100"), strict=True)),
-        passes=dict(zip(_FIELDS, ("hybridep", "flex", "gb200"), strict=True)),
+        fails=("hybridep", "flex", "v100"),
+        passes=("hybridep", "flex", "gb200"),
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 
 _EXPORT = (
     "checkpoint.also_save_hf_checkpoint",
@@ -77,23 +78,23 @@ def _v139(specs: object, micro: int | None, batch: int | None) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V128",
-        fields=("model.restore_modelopt_state", "model.gradient_accumulation_fusion"),
-        test=_v128,
+    rule(
+        "V128",
+        within("model", "restore_modelopt_state gradient_accumulation_fusion"),
+        _v128,
         why="layers restored by ModelOpt do not support fused gradients",
         fix="Set model.gradient_accumulation_fusion=false.",
-        fails={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
-        passes={"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
-    Rule(
-        id="V128a",
-        fields=("model.restore_modelopt_state", "checkpoint.non_persistent_ckpt_type"),
-        test=_local_copies,
+    rule(
+        "V128a",
+        ("model.restore_modelopt_state", "checkpoint.non_persistent_ckpt_type"),
+        _local_copies,
         why="local checkpoints do not contain the state of ModelOpt",
         fix="Set checkpoint.non_persistent_ckpt_type=global or null.",
-        fails={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "local"},
-        passes={"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "global"},
+        fails=(True, "local"),
+        passes=(True, "global"),
     ),
     Rule(
         id="V129",
@@ -130,28 +131,28 @@ RULES: tuple[Rule, ...] = (
         },
         passes={"dataset.dataset_root": "/data", "model.context_parallel_size": 2},
     ),
-    Rule(
-        id="V048",
-        fields=("dataset.packed_sequence_specs",),
-        test=_v048,
+    rule(
+        "V048",
+        "dataset.packed_sequence_specs",
+        _v048,
         why="a pack is filled with sequences of at most its size",
         fix="Correct this number.",
-        fails={
-            "dataset.packed_sequence_specs": {
+        fails=(
+            {
                 "packed_sequence_size": 4096,
                 "max_single_sequence_length": 8192,
-            }
-        },
-        passes={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096, "pad_seq_to_mult": 2}},
+            },
+        ),
+        passes=({"packed_sequence_size": 4096, "pad_seq_to_mult": 2},),
     ),
-    Rule(
-        id="V139",
-        fields=_PACKING,
-        test=_v139,
+    rule(
+        "V139",
+        _PACKING,
+        _v139,
         why="a pack is one row of tokens with the start positions of its sequences",
         fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
-        fails=dict(zip(_PACKING, ({"packed_sequence_size": 4096}, 4, 128), strict=True)),
-        passes=dict(zip(_PACKING, ({"packed_sequence_size": 16384}, 1, 32), strict=True)),
+        fails=({"packed_sequence_size": 4096}, 4, 128),
+        passes=({"packed_sequence_size": 16384}, 1, 32),
     ),
     Rule(
         id="V139a",
@@ -162,14 +163,14 @@ RULES: tuple[Rule, ...] = (
         fails={"peft": {"dim": 8}},
         passes={"peft": {"dim": 8}, "checkpoint.pretrained_checkpoint": "/checkpoints/base"},
     ),
-    Rule(
-        id="V243",
-        fields=("model.vocab_size", "tokenizer.vocab_size"),
-        test=_v243,
+    rule(
+        "V243",
+        ("model.vocab_size", "tokenizer.vocab_size"),
+        _v243,
         why="every token requires a row of the embedding",
         fix="Leave model.vocab_size unset, or increase it.",
-        fails={"model.vocab_size": 1000, "tokenizer.vocab_size": 1001},
-        passes={"model.vocab_size": 1024, "tokenizer.vocab_size": 1001},
+        fails=(1000, 1001),
+        passes=(1024, 1001),
     ),
     Rule(
         id="V243a",

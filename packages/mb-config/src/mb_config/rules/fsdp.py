@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 
-ON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
-"""Fields that enable Megatron-FSDP; one is sufficient."""
+FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+"""Fields that enable Megatron-FSDP. One is sufficient: resolving sets the other one."""
 
 _CHECKPOINT = ("checkpoint.ckpt_format", "checkpoint.save", "checkpoint.load")
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -54,6 +55,10 @@ def _v180(version: object) -> str | None:
     return None if version in (None, 1) else f"Megatron-FSDP has no version {version}"
 
 
+def _norms_of_shards(requested: bool | None, *on: bool | None) -> str | None:
+    return "is true under Megatron-FSDP" if requested and any(on) else None
+
+
 def _strategies(inner: str | None, outer: str | None) -> str | None:
     if inner is not None and inner not in STRATEGIES:
         return f"{inner!r} is not one of {', '.join(STRATEGIES)}"
@@ -65,7 +70,7 @@ def _strategies(inner: str | None, outer: str | None) -> str | None:
 RULES: tuple[Rule, ...] = (
     Rule(
         id="V120",
-        fields=("dist.use_torch_fsdp2", *ON),
+        fields=("dist.use_torch_fsdp2", *FSDP_SWITCHES),
         test=lambda torchs, *on: "cannot be combined with use_megatron_fsdp" if torchs and any(on) else None,
         why="each parameter is sharded by one of them",
         fix="Set one of them to false.",
@@ -74,7 +79,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V130",
-        fields=(*_CHECKPOINT, "dist.use_torch_fsdp2", *ON),
+        fields=(*_CHECKPOINT, "dist.use_torch_fsdp2", *FSDP_SWITCHES),
         test=_v130,
         why="this format stores the shards of Megatron-FSDP",
         fix="Set checkpoint.ckpt_format=torch_dist, or ddp.use_megatron_fsdp=true and dist.use_torch_fsdp2=false.",
@@ -87,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V175",
-        fields=(*_CHECKPOINT, *ON),
+        fields=(*_CHECKPOINT, *FSDP_SWITCHES),
         test=_v175,
         why="other formats do not support its sharding",
         fix="Set checkpoint.ckpt_format=fsdp_dtensor.",
@@ -104,7 +109,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V176",
-        fields=(*ON, "facts.env"),
+        fields=(*FSDP_SWITCHES, "facts.env"),
         test=_v176,
         why="with one queue the parameter all-gather cannot overlap with computation",
         fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or set it to a different value.",
@@ -125,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         fields=(
             "ddp.data_parallel_sharding_strategy",
             "train.check_weight_hash_across_dp_replicas_interval",
-            *ON,
+            *FSDP_SWITCHES,
         ),
         test=_v178,
         why="no rank holds the complete weights",
@@ -143,21 +148,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V179",
-        fields=("dist.use_tp_pp_dp_mapping", *ON),
+        fields=("dist.use_tp_pp_dp_mapping", *FSDP_SWITCHES),
         test=_v179,
         why="its device mesh orders the ranks tp-cp-ep-dp-pp",
         fix="Set dist.use_tp_pp_dp_mapping=false.",
         fails={"dist.use_tp_pp_dp_mapping": True, "ddp.use_megatron_fsdp": True},
         passes={"dist.use_tp_pp_dp_mapping": True},
     ),
-    Rule(
-        id="V180",
-        fields=("ddp.megatron_fsdp_version",),
-        test=_v180,
+    rule(
+        "V180",
+        "ddp.megatron_fsdp_version",
+        _v180,
         why="Megatron Core 0.19 has one version, which is not configurable",
         fix="Remove ddp.megatron_fsdp_version.",
-        fails={"ddp.megatron_fsdp_version": 2},
-        passes={"ddp.megatron_fsdp_version": None},
+        fails=(2,),
+        passes=(None,),
     ),
     Rule(
         id="F01",
@@ -167,5 +172,15 @@ RULES: tuple[Rule, ...] = (
         fix="Use a name from the list.",
         fails={"ddp.data_parallel_sharding_strategy": "full"},
         passes={"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+    ),
+    Rule(
+        id="T36",
+        fields=("logger.log_l2_norm_grad_to_tensorboard", *FSDP_SWITCHES),
+        test=_norms_of_shards,
+        why="it keeps entire rows of a gradient on some of the ranks and none of it on others, which then have no norm "
+        "to add",
+        fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
+        fails={**dict.fromkeys(FSDP_SWITCHES, True), "logger.log_l2_norm_grad_to_tensorboard": True},
+        passes={**dict.fromkeys(FSDP_SWITCHES, True), "logger.log_l2_norm_grad_to_tensorboard": False},
     ),
 )

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from mb_config._gpu_names import find_short_name, short_name
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.precision_table import precision_field
-from mb_config.rules.rule import Rule
 
 CAPABILITIES: Mapping[str, tuple[int, int]] = {
     "v100": (7, 0),
@@ -124,23 +125,23 @@ def _model_fits(bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="H01",
-        fields=("facts.gpu",),
-        test=_unknown,
+    rule(
+        "H01",
+        "facts.gpu",
+        _unknown,
         why="rules on GPUs cannot be checked for an unknown GPU",
         fix="Use one of these names or a name that nvidia-smi prints, or leave it unset.",
-        fails={"facts.gpu": "h10"},
-        passes={"facts.gpu": "h100"},
+        fails=("h10",),
+        passes=("h100",),
     ),
-    Rule(
-        id="H02",
-        fields=("mixed_precision", "facts.gpu"),
-        test=_recipe_fits,
+    rule(
+        "H02",
+        ("mixed_precision", "facts.gpu"),
+        _recipe_fits,
         why="its tensor cores do not support this format",
         fix="Choose a different mixed_precision or GPU.",
-        fails={"mixed_precision": "bf16_with_mxfp8_mixed", "facts.gpu": "h100"},
-        passes={"mixed_precision": "bf16_with_mxfp8_mixed", "facts.gpu": "b200"},
+        fails=("bf16_with_mxfp8_mixed", "h100"),
+        passes=("bf16_with_mxfp8_mixed", "b200"),
     ),
     Rule(
         id="H03",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mb_config._rules import Rule
 from mb_config.paths import path_rule
-from mb_config.rules.rule import Rule
 
 PATH_FIELDS = (
     "optimizer.config_logger_dir",

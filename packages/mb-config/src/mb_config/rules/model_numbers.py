@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config.rules.rule import Rule, rules_for_each
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
+from mb_config.rules.for_each import rules_for_each
 
 
 def _probability(value: float | None) -> str | None:
@@ -38,13 +40,13 @@ RULES: tuple[Rule, ...] = (
         fails=-1.0,
         passes=0.02,
     ),
-    Rule(
-        id="MN03",
-        fields=("model.rotary_percent",),
-        test=_share,
+    rule(
+        "MN03",
+        "model.rotary_percent",
+        _share,
         why="it is the fraction of each attention head to which rotary position embeddings apply",
         fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
-        fails={"model.rotary_percent": -0.5},
-        passes={"model.rotary_percent": 0.5},
+        fails=(-0.5,),
+        passes=(0.5,),
     ),
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
+from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments
 from mb_config.rules.precision import both_half_formats, unknown_dtypes
-from mb_config.rules.rule import Rule, rules_for_each
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",
@@ -87,14 +89,14 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.exp_avg_dtype": "bfloat16"},
         passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bfloat16"},
     ),
-    Rule(
-        id="V051a",
-        fields=("optimizer.use_precision_aware_optimizer", "optimizer.optimizer"),
-        test=_aware,
+    rule(
+        "V051a",
+        within("optimizer", "use_precision_aware_optimizer optimizer"),
+        _aware,
         why="it is a variant of Adam",
         fix="Set optimizer.optimizer=adam, or set it to false.",
-        fails={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "sgd"},
-        passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.optimizer": "adam"},
+        fails=(True, "sgd"),
+        passes=(True, "adam"),
     ),
     Rule(
         id="V051b",
@@ -136,32 +138,32 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
         passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
     ),
-    Rule(
-        id="V208a",
-        fields=("optimizer.weight_decay",),
-        test=_negative_decay,
+    rule(
+        "V208a",
+        "optimizer.weight_decay",
+        _negative_decay,
         why="the weight-decay schedule starts from it",
         fix="Set optimizer.weight_decay to 0 or more.",
-        fails={"optimizer.weight_decay": -0.1},
-        passes={"optimizer.weight_decay": 0.1},
+        fails=(-0.1,),
+        passes=(0.1,),
     ),
-    Rule(
-        id="OP01",
-        fields=("optimizer.optimizer",),
-        test=_known_algorithm,
+    rule(
+        "OP01",
+        "optimizer.optimizer",
+        _known_algorithm,
         why="Megatron Core implements no other optimizer",
         fix="Use a name from the list; adam with optimizer.decoupled_weight_decay=true is AdamW.",
-        fails={"optimizer.optimizer": "adamw2"},
-        passes={"optimizer.optimizer": "adam"},
+        fails=("adamw2",),
+        passes=("adam",),
     ),
-    Rule(
-        id="OP02",
-        fields=("optimizer.clip_grad",),
-        test=_negative_clip,
+    rule(
+        "OP02",
+        "optimizer.clip_grad",
+        _negative_clip,
         why="a norm is not negative, and 0 disables clipping",
         fix="Set optimizer.clip_grad to the maximum norm, such as 1.0, or to 0.",
-        fails={"optimizer.clip_grad": -1.0},
-        passes={"optimizer.clip_grad": 1.0},
+        fails=(-1.0,),
+        passes=(1.0,),
     ),
     *rules_for_each(
         "OP03",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments
-from mb_config.rules.rule import Rule
 
 SIZES = (
     "model.tensor_model_parallel_size",
@@ -135,32 +136,32 @@ RULES: tuple[Rule, ...] = (
         fails={SIZES[0]: 0},
         passes={SIZES[0]: 1},
     ),
-    Rule(
-        id="P02",
-        fields=("model.num_attention_heads", SIZES[0]),
-        test=lambda heads, tp: _divides("attention heads", heads, tp, "tp"),
+    rule(
+        "P02",
+        ("model.num_attention_heads", SIZES[0]),
+        lambda heads, tp: _divides("attention heads", heads, tp, "tp"),
         why="tensor parallelism assigns entire heads to each rank",
         fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
-        fails={"model.num_attention_heads": 6, SIZES[0]: 4},
-        passes={"model.num_attention_heads": 8, SIZES[0]: 4},
+        fails=(6, 4),
+        passes=(8, 4),
     ),
-    Rule(
-        id="P03",
-        fields=("model.num_query_groups", SIZES[0]),
-        test=_groups,
+    rule(
+        "P03",
+        ("model.num_query_groups", SIZES[0]),
+        _groups,
         why="keys and values are either split over the ranks or replicated evenly",
         fix="Change model.num_query_groups or model.tensor_model_parallel_size.",
-        fails={"model.num_query_groups": 6, SIZES[0]: 4},
-        passes={"model.num_query_groups": 2, SIZES[0]: 4},
+        fails=(6, 4),
+        passes=(2, 4),
     ),
-    Rule(
-        id="P04",
-        fields=("model.num_query_groups", "model.num_attention_heads"),
-        test=_heads_per_group,
+    rule(
+        "P04",
+        within("model", "num_query_groups num_attention_heads"),
+        _heads_per_group,
         why="each query group shares one key and value head",
         fix="Make model.num_attention_heads a multiple of model.num_query_groups.",
-        fails={"model.num_query_groups": 3, "model.num_attention_heads": 8},
-        passes={"model.num_query_groups": 2, "model.num_attention_heads": 8},
+        fails=(3, 8),
+        passes=(2, 8),
     ),
     Rule(
         id="P05",
@@ -171,32 +172,32 @@ RULES: tuple[Rule, ...] = (
         fails={"model.num_layers": 6, SIZES[1]: 4},
         passes={"model.num_layers": 8, SIZES[1]: 2, "model.virtual_pipeline_model_parallel_size": 2},
     ),
-    Rule(
-        id="P06",
-        fields=("model.sequence_parallel", SIZES[0]),
-        test=_sequence_parallel,
+    rule(
+        "P06",
+        ("model.sequence_parallel", SIZES[0]),
+        _sequence_parallel,
         why="it scatters the sequence over the tensor-parallel ranks",
         fix="Set model.sequence_parallel=false or model.tensor_model_parallel_size above 1.",
-        fails={"model.sequence_parallel": True, SIZES[0]: 1},
-        passes={"model.sequence_parallel": True, SIZES[0]: 2},
+        fails=(True, 1),
+        passes=(True, 2),
     ),
-    Rule(
-        id="P07",
-        fields=("model.virtual_pipeline_model_parallel_size", SIZES[1]),
-        test=_virtual,
+    rule(
+        "P07",
+        ("model.virtual_pipeline_model_parallel_size", SIZES[1]),
+        _virtual,
         why="virtual stages are interleaved on pipeline stages",
         fix="Set model.virtual_pipeline_model_parallel_size=null or model.pipeline_model_parallel_size above 1.",
-        fails={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 1},
-        passes={"model.virtual_pipeline_model_parallel_size": 2, SIZES[1]: 2},
+        fails=(2, 1),
+        passes=(2, 2),
     ),
-    Rule(
-        id="P08",
-        fields=("model.num_moe_experts", "model.expert_model_parallel_size"),
-        test=_experts,
+    rule(
+        "P08",
+        within("model", "num_moe_experts expert_model_parallel_size"),
+        _experts,
         why="expert parallelism assigns entire experts to each rank",
         fix="Change model.num_moe_experts or model.expert_model_parallel_size.",
-        fails={"model.num_moe_experts": 6, "model.expert_model_parallel_size": 4},
-        passes={"model.num_moe_experts": 8, "model.expert_model_parallel_size": 4},
+        fails=(6, 4),
+        passes=(8, 4),
     ),
     Rule(
         id="P09",
@@ -213,13 +214,13 @@ RULES: tuple[Rule, ...] = (
         fails={"model.expert_model_parallel_size": 8, "facts.world_size": 4},
         passes={"model.expert_model_parallel_size": 4, "facts.world_size": 4},
     ),
-    Rule(
-        id="P10",
-        fields=("model.num_moe_experts", SIZES[0], "model.sequence_parallel"),
-        test=_expert_sequence,
+    rule(
+        "P10",
+        ("model.num_moe_experts", SIZES[0], "model.sequence_parallel"),
+        _expert_sequence,
         why="with tensor parallelism, Megatron Core's token dispatchers require a scattered sequence",
         fix="Set model.sequence_parallel=true or model.tensor_model_parallel_size=1.",
-        fails={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": False},
-        passes={"model.num_moe_experts": 8, SIZES[0]: 2, "model.sequence_parallel": True},
+        fails=(8, 2, False),
+        passes=(8, 2, True),
     ),
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.precision_table import PRECISIONS, canonical, precision_field
 from mb_config.rules.formatting import format_value
-from mb_config.rules.rule import Rule
 from mb_config.rules.versions import at_least
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
@@ -90,32 +91,32 @@ def _v148(offloading: bool | None, implementation: str | None) -> str | None:
 
 
 RECIPE_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V013",
-        fields=("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather"),
-        test=_aliases_differ,
+    rule(
+        "V013",
+        within("mixed_precision", "fp8_param fp8_param_gather"),
+        _aliases_differ,
         why="both are names of one field",
         fix="Set only mixed_precision.fp8_param_gather.",
-        fails={"mixed_precision.fp8_param": True, "mixed_precision.fp8_param_gather": False},
-        passes={"mixed_precision.fp8_param": True, "mixed_precision.fp8_param_gather": True},
+        fails=(True, False),
+        passes=(True, True),
     ),
-    Rule(
-        id="V014",
-        fields=("mixed_precision.fp4_param", "mixed_precision.fp4_param_gather"),
-        test=_aliases_differ,
+    rule(
+        "V014",
+        within("mixed_precision", "fp4_param fp4_param_gather"),
+        _aliases_differ,
         why="both are names of one field",
         fix="Set only mixed_precision.fp4_param_gather.",
-        fails={"mixed_precision.fp4_param": True, "mixed_precision.fp4_param_gather": False},
-        passes={"mixed_precision.fp4_param": True, "mixed_precision.fp4_param_gather": True},
+        fails=(True, False),
+        passes=(True, True),
     ),
-    Rule(
-        id="V015",
-        fields=("mixed_precision.fp8", "mixed_precision.fp4"),
-        test=_v015,
+    rule(
+        "V015",
+        within("mixed_precision", "fp8 fp4"),
+        _v015,
         why="a matrix product is computed in one format",
         fix="Set one of them to null.",
-        fails={"mixed_precision.fp8": "hybrid", "mixed_precision.fp4": "e2m1"},
-        passes={"mixed_precision.fp8": "hybrid", "mixed_precision.fp4": None},
+        fails=("hybrid", "e2m1"),
+        passes=("hybrid", None),
     ),
     Rule(
         id="V122",
@@ -146,33 +147,33 @@ RECIPE_RULES: tuple[Rule, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V011",
-        fields=("mixed_precision",),
-        test=_v011,
+    rule(
+        "V011",
+        "mixed_precision",
+        _v011,
         why="there is no precision recipe of that name",
         fix="Use a name from the list, with underscores or hyphens.",
-        fails={"mixed_precision": "bf17_mixed"},
-        passes={"mixed_precision": "bf16-mixed"},
+        fails=("bf17_mixed",),
+        passes=("bf16-mixed",),
     ),
     *RECIPE_RULES,
-    Rule(
-        id="V016",
-        fields=("mixed_precision", "facts.transformer_engine_version"),
-        test=lambda precision, version: _fp4_is_old(precision_field(precision, "fp4"), version),
+    rule(
+        "V016",
+        ("mixed_precision", "facts.transformer_engine_version"),
+        lambda precision, version: _fp4_is_old(precision_field(precision, "fp4"), version),
         why="earlier versions have no 4-bit kernels",
         fix="Install Transformer Engine 2.7 or later, or choose a different mixed_precision.",
-        fails={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.6.1"},
-        passes={"mixed_precision": "bf16_with_nvfp4_mixed", "facts.transformer_engine_version": "2.7.0.dev0"},
+        fails=("bf16_with_nvfp4_mixed", "2.6.1"),
+        passes=("bf16_with_nvfp4_mixed", "2.7.0.dev0"),
     ),
-    Rule(
-        id="V016a",
-        fields=("model.fp4", "facts.transformer_engine_version"),
-        test=_fp4_is_old,
+    rule(
+        "V016a",
+        ("model.fp4", "facts.transformer_engine_version"),
+        _fp4_is_old,
         why="earlier versions have no 4-bit kernels",
         fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
-        fails={"model.fp4": "e2m1", "facts.transformer_engine_version": "2.6.1"},
-        passes={"model.fp4": None, "facts.transformer_engine_version": "2.6.1"},
+        fails=("e2m1", "2.6.1"),
+        passes=(None, "2.6.1"),
     ),
     Rule(
         id="V122a",
@@ -235,37 +236,26 @@ RULES: tuple[Rule, ...] = (
             "optimizer.bf16": True,
         },
     ),
-    Rule(
-        id="V148",
-        fields=("model.fine_grained_activation_offloading", "model.transformer_impl"),
-        test=_v148,
+    rule(
+        "V148",
+        within("model", "fine_grained_activation_offloading transformer_impl"),
+        _v148,
         why="only the layers of Transformer Engine support fine-grained offloading",
         fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
-        fails={"model.fine_grained_activation_offloading": True, "model.transformer_impl": "local"},
-        passes={
-            "model.fine_grained_activation_offloading": True,
-            "model.transformer_impl": "transformer_engine",
-        },
+        fails=(True, "local"),
+        passes=(True, "transformer_engine"),
     ),
-    Rule(
-        id="V149",
-        fields=(
+    rule(
+        "V149",
+        (
             "model.fine_grained_activation_offloading",
             "facts.transformer_engine_version",
             "facts.env",
         ),
-        test=_v149,
+        _v149,
         why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
         fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
-        fails={
-            "model.fine_grained_activation_offloading": True,
-            "facts.transformer_engine_version": "2.10.0",
-            "facts.env": {},
-        },
-        passes={
-            "model.fine_grained_activation_offloading": True,
-            "facts.transformer_engine_version": "2.10.0",
-            "facts.env": {"NVTE_CPU_OFFLOAD_V1": "1"},
-        },
+        fails=(True, "2.10.0", {}),
+        passes=(True, "2.10.0", {"NVTE_CPU_OFFLOAD_V1": "1"}),
     ),
 )

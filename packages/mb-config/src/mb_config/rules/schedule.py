@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments
-from mb_config.rules.rule import Rule
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
@@ -144,23 +145,23 @@ _LENGTHS = (
 )
 
 SECTION_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V059",
-        fields=("scheduler.max_steps",),
-        test=_v059,
+    rule(
+        "V059",
+        "scheduler.max_steps",
+        _v059,
         why="it is a number of steps",
         fix="Set a positive scheduler.max_steps, or null.",
-        fails={"scheduler.max_steps": 0},
-        passes={"scheduler.max_steps": 100},
+        fails=(0,),
+        passes=(100,),
     ),
-    Rule(
-        id="V060",
-        fields=("scheduler.start_weight_decay", "scheduler.end_weight_decay"),
-        test=_v060,
+    rule(
+        "V060",
+        within("scheduler", "start_weight_decay end_weight_decay"),
+        _v060,
         why="the weight decay can only increase, from a value of 0 or more",
         fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
-        fails={"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.01},
-        passes={"scheduler.start_weight_decay": 0.01, "scheduler.end_weight_decay": 0.1},
+        fails=(0.1, 0.01),
+        passes=(0.01, 0.1),
     ),
     Rule(
         id="V061",
@@ -192,14 +193,14 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 10},
         passes={"scheduler.lr_warmup_fraction": 0.1, "scheduler.lr_warmup_iters": 0},
     ),
-    Rule(
-        id="S01",
-        fields=("scheduler.lr_warmup_fraction",),
-        test=_fraction,
+    rule(
+        "S01",
+        "scheduler.lr_warmup_fraction",
+        _fraction,
         why="it is a fraction of the horizon",
         fix="Set scheduler.lr_warmup_fraction to a number such as 0.1.",
-        fails={"scheduler.lr_warmup_fraction": 10.0},
-        passes={"scheduler.lr_warmup_fraction": 0.1},
+        fails=(10.0,),
+        passes=(0.1,),
     ),
     Rule(
         id="S02",
@@ -237,26 +238,14 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_decay_style": "WSD"},
         passes={"scheduler.lr_decay_style": "WSD", "scheduler.lr_wsd_decay_iters": 20},
     ),
-    Rule(
-        id="S03",
-        fields=(
-            "scheduler.weight_decay_incr_style",
-            "scheduler.start_weight_decay",
-            "scheduler.end_weight_decay",
-        ),
-        test=_constant_decay,
+    rule(
+        "S03",
+        within("scheduler", "weight_decay_incr_style start_weight_decay end_weight_decay"),
+        _constant_decay,
         why="a constant weight decay has one value",
         fix="Set scheduler.weight_decay_incr_style=linear, or set both to the same value.",
-        fails={
-            "scheduler.weight_decay_incr_style": "constant",
-            "scheduler.start_weight_decay": 0.01,
-            "scheduler.end_weight_decay": 0.1,
-        },
-        passes={
-            "scheduler.weight_decay_incr_style": "linear",
-            "scheduler.start_weight_decay": 0.01,
-            "scheduler.end_weight_decay": 0.1,
-        },
+        fails=("constant", 0.01, 0.1),
+        passes=("linear", 0.01, 0.1),
     ),
 )
 

@@ -7,7 +7,8 @@ from functools import partial
 from math import prod
 from string import ascii_lowercase
 
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import rule
+from mb_config._rules import Rule
 
 MAX_LAYERS = 10_000
 _WIDTH, _EXPERTS, _TOKENS, _MANY, _PARAMETERS = 2**20, 2**16, 10**9, 10**8, 10**15
@@ -129,14 +130,14 @@ def _parameters(
 
 def _limit(number: str, path: str, most: int, why: str) -> Rule:
     test: Callable[..., str | None] = partial(_at_most, most)
-    return Rule(
-        id=number,
-        fields=(path,),
-        test=test,
+    return rule(
+        number,
+        path,
+        test,
         why=why,
         fix=f"Set {path.removeprefix('facts.')} to at most {most:,}.",
-        fails={path: 10**13},
-        passes={path: 4096 if most > MAX_LAYERS else 128},
+        fails=(10**13,),
+        passes=(4096 if most > MAX_LAYERS else 128,),
     )
 
 
@@ -146,14 +147,14 @@ RULES: tuple[Rule, ...] = (
         for number, (most, why, paths) in _LIMITS.items()
         for letter, path in zip(ascii_lowercase, paths, strict=False)
     ),
-    Rule(
-        id="SZ08",
-        fields=_FACTORS,
-        test=_parameters,
+    rule(
+        "SZ08",
+        _FACTORS,
+        _parameters,
         why="the weights require thousands of TiB",
         fix="Lower one of the sizes.",
-        fails=dict(zip(_FACTORS, (10**6, 10**4, 10**6, 1, 10**8), strict=True)),
-        passes=dict(zip(_FACTORS, (4096, 32, 16384, None, 128_000), strict=True)),
+        fails=(10**6, 10**4, 10**6, 1, 10**8),
+        passes=(4096, 32, 16384, None, 128_000),
     ),
 )
 """The largest trained models have about 10**12 parameters; every limit is at least a hundred times larger."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from mb_config._rule_kinds import rule, within
+from mb_config._rules import Rule
+from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
-from mb_config.rules.rule import Rule, rules_for_each
 
 
 def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:
@@ -115,30 +117,27 @@ LENGTH_RULES: tuple[Rule, ...] = (
         fails={"train.num_epochs": 0},
         passes={"train.num_epochs": 1.5, "train.global_batch_size": 8},
     ),
-    Rule(
-        id="TR01",
-        fields=("train.train_iters",),
-        test=_not_negative,
+    rule(
+        "TR01",
+        "train.train_iters",
+        _not_negative,
         why="it is a number of steps",
         fix="Set train.train_iters to 0 or more.",
-        fails={"train.train_iters": -1},
-        passes={"train.train_iters": 100},
+        fails=(-1,),
+        passes=(100,),
     ),
 )
 
 RULES: tuple[Rule, ...] = (
     *LENGTH_RULES,
-    Rule(
-        id="TR10",
-        fields=("validation.validation_set_names", "validation.multiple_validation_sets"),
-        test=_names,
+    rule(
+        "TR10",
+        within("validation", "validation_set_names multiple_validation_sets"),
+        _names,
         why="names identify multiple validation sets",
         fix="Use a unique name for each set, and set validation.multiple_validation_sets=true.",
-        fails={"validation.validation_set_names": ["books"], "validation.multiple_validation_sets": False},
-        passes={
-            "validation.validation_set_names": ["books", "web"],
-            "validation.multiple_validation_sets": True,
-        },
+        fails=(["books"], False),
+        passes=(["books", "web"], True),
     ),
     *rules_for_each(
         "TR04",
@@ -149,14 +148,14 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=100,
     ),
-    Rule(
-        id="TR05",
-        fields=("train.iterations_to_skip",),
-        test=_skipped,
+    rule(
+        "TR05",
+        "train.iterations_to_skip",
+        _skipped,
         why="steps are counted from 1",
         fix="Set a list of the steps to skip, such as [17, 18].",
-        fails={"train.iterations_to_skip": [-1]},
-        passes={"train.iterations_to_skip": [17, 18]},
+        fails=([-1],),
+        passes=([17, 18],),
     ),
     *rules_for_each(
         "TR06",
@@ -186,13 +185,13 @@ RULES: tuple[Rule, ...] = (
         fails={"train.eval_iters": 3},
         passes={"train.eval_iters": None},
     ),
-    Rule(
-        id="V139b",
-        fields=("dataset.seq_length", "model.seq_length"),
-        test=lambda dataset, model: _same_length(model, dataset),
+    rule(
+        "V139b",
+        ("dataset.seq_length", "model.seq_length"),
+        lambda dataset, model: _same_length(model, dataset),
         why="the model processes complete sequences",
         fix="Set both lengths to the same value.",
-        fails={"model.seq_length": 2048, "dataset.seq_length": 4096},
-        passes={"model.seq_length": 2048, "dataset.seq_length": 2048},
+        fails=(4096, 2048),
+        passes=(2048, 2048),
     ),
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mb_config._rule_kinds import rule
 from mb_config.errors import ConfigReadError
 from mb_config.field_types import fit
-from mb_config.rules.rule import Rule
 from mb_config.value_types import FIX, WHY
 
 
@@ -16,14 +16,14 @@ def _number_of_sequences(value: object) -> str | None:
     return None
 
 
-WRONG_TYPE = Rule(
-    id="TY01",
-    fields=("train.global_batch_size",),
-    test=_number_of_sequences,
+WRONG_TYPE = rule(
+    "TY01",
+    "train.global_batch_size",
+    _number_of_sequences,
     why=WHY,
     fix=FIX,
-    fails={"train.global_batch_size": "eight"},
-    passes={"train.global_batch_size": 8},
+    fails=("eight",),
+    passes=(8,),
 )
 """The rule applies to every field; its example is one of them."""
 

@@ -2,73 +2,87 @@
 
 from __future__ import annotations
 
-from mb_config.rules.formatting import format_value
-from mb_config.rules.rule import Rule
+from mb_config._rule_kinds import unsupported
+from mb_config._rules import Rule
 
-
-def _inert(number: str, field: str, *, default: object, example: object, instead: str) -> Rule:
-    def test(value: object) -> str | None:
-        return None if value in (default, None) else f"{format_value(value)} would have no effect"
-
-    return Rule(
-        id=number,
-        fields=(field,),
-        test=test,
-        why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
-        fix=instead,
-        fails={field: example},
-        passes={field: default},
-    )
-
+_NOT_IMPLEMENTED = (
+    "this option is not implemented; ignoring it silently would hide the problem until the run is in progress"
+)
 
 RULES: tuple[Rule, ...] = (
-    _inert(
+    unsupported(
         "I03",
         "train.gpu_sniff_test_interval",
-        default=None,
-        example=100,
-        instead="Leave it unset and monitor the step time in the log.",
+        None,
+        fails=100,
+        fix="Leave it unset and monitor the step time in the log.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I04",
         "train.exit_signal_handler_for_training",
-        default=False,
-        example=True,
-        instead="Leave it unset and use train.exit_signal_handler, which saves a checkpoint and exits.",
+        False,
+        fails=True,
+        fix="Leave it unset and use train.exit_signal_handler, which saves a checkpoint and exits.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I08",
         "scheduler.no_weight_decay_cond_type",
-        default=None,
-        example="qwen3_next",
-        instead="Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
+        None,
+        fails="qwen3_next",
+        fix="Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I09",
         "mixed_precision.autocast_enabled",
-        default=False,
-        example=True,
-        instead="Leave it unset and set model.enable_autocast, which Megatron Core reads.",
+        False,
+        fails=True,
+        fix="Leave it unset and set model.enable_autocast, which Megatron Core reads.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I10",
         "train.num_epochs",
-        default=None,
-        example=3.0,
-        instead="Leave it unset and set the length as train.train_iters or train.train_samples.",
+        None,
+        fails=3.0,
+        fix="Leave it unset and set the length as train.train_iters or train.train_samples.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I11",
         "mixed_precision.fp32",
-        default=False,
-        example=True,
-        instead="Leave it unset; without mixed_precision the run is in float32.",
+        False,
+        fails=True,
+        fix="Leave it unset; without mixed_precision the run is in float32.",
+        why=_NOT_IMPLEMENTED,
     ),
-    _inert(
+    unsupported(
         "I12",
         "ddp.use_custom_fsdp",
-        default=False,
-        example=True,
-        instead="Leave it unset and set ddp.use_megatron_fsdp, its new name.",
+        False,
+        fails=True,
+        fix="Leave it unset and set ddp.use_megatron_fsdp, its new name.",
+        why=_NOT_IMPLEMENTED,
+    ),
+    unsupported(
+        "T14", "validation.test_mode", False, fails=True, fix="Leave it at false.", why=_NOT_IMPLEMENTED
+    ),
+    unsupported(
+        "T15",
+        "dataset.full_validation",
+        None,
+        fails=True,
+        fix="Leave it unset and use validation.full_validation.",
+        why=_NOT_IMPLEMENTED,
+    ),
+    unsupported(
+        "T39",
+        "optimizer.optimizer_cuda_graph",
+        False,
+        fails=True,
+        fix="Leave it at false.",
+        why=_NOT_IMPLEMENTED,
     ),
 )

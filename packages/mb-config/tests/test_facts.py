@@ -1,0 +1,61 @@
+"""Facts about this machine and about others."""
+
+import pytest
+
+from mb_config import facts
+from mb_config.facts import TargetMachine, machine_facts, short_name_of_first
+
+
+def known(gpus=(), environment=None, **target):
+    return machine_facts(
+        TargetMachine(world_size=1, **target),
+        gpus=lambda variables: gpus,
+        kernels={"apex_installed": False},
+        environment=environment or {},
+    )
+
+
+def test_the_shell_takes_precedence_over_env_vars():
+    section = {"NCCL_ALGO": "Ring", "A": 1}
+    found = machine_facts(
+        TargetMachine(), gpus=lambda variables: (), env_vars=section, environment={"NCCL_ALGO": "Tree"}
+    )
+    assert found["env"] == {"NCCL_ALGO": "Tree", "A": "1"}
+
+
+def test_a_machine_without_a_gpu():
+    assert {name: known()[name] for name in ("cpu", "gpu", "transformer_engine", "same_machine")} == {
+        "cpu": True,
+        "gpu": None,
+        "transformer_engine": False,
+        "same_machine": True,
+    }
+
+
+def test_the_visible_gpus_of_this_machine():
+    found = known(gpus=("NVIDIA H100 80GB HBM3", None))
+    assert (found["gpu"], found["gpus_per_node"], found["cpu"]) == ("h100", 2, False)
+
+
+@pytest.mark.parametrize("names", [(), (None,), ("NVIDIA T1000",)])
+def test_an_unknown_gpu_has_no_short_name(names):
+    assert short_name_of_first(names) is None
+
+
+def test_another_machine(monkeypatch):
+    monkeypatch.setattr(facts, "installed_version", lambda module, distribution: None)
+    found = known(gpu="h100")
+    assert (found["gpu"], found["transformer_engine"], found["same_machine"]) == ("h100", None, None)
+    assert (found["apex_installed"], known(gpu="h100", apex=True)["apex_installed"]) == (False, True)
+    named = known(gpu="gb200", transformer_engine="2.20")
+    assert (named["transformer_engine"], named["transformer_engine_version"], named["gpus_per_node"]) == (
+        True,
+        "2.20",
+        72,
+    )
+
+
+def test_the_version_of_a_package():
+    assert facts.installed_version("yaml", "pyyaml") is not None
+    assert facts.installed_version("no_such_module", "no-such-module") is None
+    assert facts.installed_version("mb_config", "no-such-distribution") is None

@@ -1,0 +1,150 @@
+"""Preflight: what it finds as written, while resolving and as resolved."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_config import ConfigError, Problem, Provenance, Rule
+from mb_config.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
+from mb_config.preflight import DataCheck, PreflightChecks, effective_dist, preflight, violations
+
+
+def ids(result):
+    return [problem.id for problem in result.problems]
+
+
+def never(number, *fields, severity="error"):
+    """Return a rule that rejects every value."""
+    return Rule(
+        id=number,
+        fields=fields,
+        test=lambda *_: "is wrong",
+        why="w",
+        fix="F.",
+        severity=severity,
+        fails={},
+        passes={},
+    )
+
+
+def test_a_valid_configuration_is_resolved_in_place(make):
+    config = make()
+    result = preflight(config, facts={"world_size": 2})
+    assert (ids(result), result.resolved, config.data_parallel_size) == ([], True, 2)
+    assert "data_parallel_size" in [change.field for change in result.changes]
+    result.raise_errors()
+
+
+def test_without_the_number_of_processes_nothing_is_changed(make):
+    config = make()
+    result = preflight(config, facts={})
+    assert (result.unresolved, config.data_parallel_size) == ("the number of processes is not known", None)
+    with pytest.raises(ConfigError):
+        result.raise_errors()
+
+
+def test_a_section_that_was_not_read_is_not_checked(make):
+    config = make()
+    config.train.global_batch_size = 7
+    result = preflight(config, facts={"world_size": 2}, sections=["optimizer"])
+    assert (ids(result), result.unresolved) == ([], "a section that resolving requires is not in the file")
+
+
+def test_what_only_the_resolved_configuration_violates_is_found(make):
+    config = make()
+    config.validation.eval_micro_batch_size = 3
+    assert ids(preflight(config, facts={"world_size": 2})) == ["V119"]
+
+
+def test_settings_that_exclude_each_other(make):
+    config = make()
+    config.mixed_precision, config.optimizer.bf16 = "bf16_mixed", False
+    result = preflight(config, facts={"world_size": 2})
+    assert (ids(result), result.unresolved) == (["V017"], "settings exclude each other")
+
+
+def test_an_unknown_precision_recipe_is_one_problem(make):
+    config = make()
+    config.mixed_precision = "bf17"
+    result = preflight(config, facts={"world_size": 2})
+    assert (ids(result), result.resolved) == (["V011"], False)
+
+
+def test_implied_problems_are_dropped(make):
+    rules = (never("A", "train.train_iters"), never("B", "train.train_iters"))
+    checks = PreflightChecks(rules=rules, implied_by={"B": ("A",)})
+    assert ids(preflight(make(), checks, facts={"world_size": 2})) == ["A"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"), [({"same_machine": True}, ["N"]), ({}, [])], ids=["this machine", "another one"]
+)
+def test_rules_on_data_are_applied_on_this_machine(make, facts, found):
+    data = DataCheck(
+        read=lambda config: {"entries": 8}, facts=frozenset({"entries"}), sections=frozenset({"dataset"})
+    )
+    checks = PreflightChecks(rules=(never("N", "model.num_layers", "facts.entries"),), data=data)
+    assert ids(preflight(make(), checks, facts={"world_size": 2, **facts})) == found
+
+
+def test_data_is_not_read_after_an_error_in_its_sections(make):
+    data = DataCheck(read=lambda config: 1 / 0, facts=frozenset({"entries"}), sections=frozenset({"dataset"}))
+    checks = PreflightChecks(rules=(never("N", "dataset"),), data=data)
+    assert ids(preflight(make(), checks, facts={"world_size": 2, "same_machine": True})) == ["N"]
+
+
+def test_violated_rules_of_an_overlap_section_are_problems_with_their_origin(make):
+    conflict = SimpleNamespace(
+        id="O02",
+        severity="error",
+        fields=("comm_overlap.x", "facts.gpu"),
+        values={},
+        message="m",
+        why="w",
+        fix="F.",
+    )
+    error = ValueError("m")
+    error.conflicts = (conflict,)
+
+    class Overlap:
+        def setup(self, model, optimizer, ddp):
+            raise error
+
+    config = make()
+    config.comm_overlap = Overlap()
+    result = preflight(
+        config, facts={"world_size": 2}, provenance=Provenance({"comm_overlap.x": "run.yaml:3"})
+    )
+    assert [(problem.id, problem.origin) for problem in result.errors] == [
+        ("O02", {"comm_overlap.x": "run.yaml:3"})
+    ]
+
+
+def test_an_error_without_rules_is_raised():
+    with pytest.raises(ValueError, match="another error"):
+        violations(ValueError("another error"), Provenance())
+    problem = Problem(id="X", fields=("a.b",), message="m", why="w", fix="F.")
+    assert violations(ConfigError([problem]), Provenance()) == [problem]
+
+
+def test_without_a_gpu_the_backend_is_gloo(make):
+    dist = make().dist
+    assert effective_dist(dist, {"cpu": True}).distributed_backend == "gloo"
+    assert effective_dist(dist, {}) is dist
+    assert dist.distributed_backend == "nccl"
+
+
+def test_local_layers_are_selected_without_a_gpu(make):
+    config, provenance = make(), Provenance()
+    config.model = {"transformer_impl": "transformer_engine"}
+    assert not select_local_layers(
+        config, facts={"cpu": False, "transformer_engine": False}, provenance=provenance
+    )
+    assert select_local_layers(
+        config, facts={"cpu": True, "transformer_engine": False}, provenance=provenance
+    )
+    assert config.model == {"transformer_impl": "local"}
+    assert provenance.origin("model.transformer_impl") == NO_TRANSFORMER_ENGINE
+    assert not select_local_layers(
+        config, facts={"cpu": True, "transformer_engine": False}, provenance=provenance
+    )

@@ -1,0 +1,120 @@
+"""Configurations of a command line: recipes, files, overlays and overrides."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mb_config import ConfigReadError, UnknownKeyError
+from mb_config.request import PlainReader, RecipeReader, UnknownRecipeError
+from mb_config.run_estimate import estimate_run
+
+
+@pytest.fixture
+def reader(make):
+    """Return a reader of one recipe, which is the default."""
+    recipe = SimpleNamespace(build=make)
+    return RecipeReader(
+        container=type(make()), recipes={"tiny": recipe}, default="tiny", list_command="trainer recipes"
+    )
+
+
+def test_files_override_the_recipe_and_arguments_override_files(reader, tmp_path):
+    file = tmp_path / "more.yaml"
+    file.write_text("train: {micro_batch_size: 4}\noptimizer: {lr: 0.5}\n")
+    request = reader.read(["tiny", "optimizer.lr=0.25"], files=[file])
+    assert (request.name, request.sections) == ("tiny", None)
+    assert (request.config.train.micro_batch_size, request.config.optimizer.lr) == (4, 0.25)
+    origins = [
+        request.provenance.origin(path)
+        for path in ("train.micro_batch_size", "optimizer.lr", "train.train_iters")
+    ]
+    assert origins == [f"{file}:1", "command line", "recipe tiny"]
+
+
+def test_without_a_name_the_default_is_read(reader):
+    assert reader.read(["optimizer.lr=0.25"]).name == "tiny"
+    with pytest.raises(ConfigReadError, match="no recipe and no file is given"):
+        PlainReader().read(["optimizer.lr=0.25"])
+
+
+def test_an_unknown_name_has_the_nearest_recipe(reader):
+    with pytest.raises(
+        UnknownRecipeError, match=r"tinny: is no recipe .* Nearest: tiny; `trainer recipes` lists all"
+    ):
+        reader.read(["tinny"])
+    with pytest.raises(UnknownRecipeError, match=r"tinny: is no recipe and no YAML file\. An override has"):
+        RecipeReader(container=reader.container).read(["tinny"])
+
+
+def test_unreadable_settings_are_collected(reader, tmp_path):
+    file = tmp_path / "run.yaml"
+    reader.read([]).config.to_yaml(file)
+    file.write_text(
+        file.read_text().replace("log_interval: 10", "log_interval: ten").replace("num_layers:", "num_layer:")
+    )
+    unread = []
+    request = reader.read([str(file), "optimizer.lrr=1"], unread=unread)
+    assert sorted(error.path for error in unread) == [
+        "logger.log_interval",
+        "model.num_layer",
+        "optimizer.lrr",
+    ]
+    assert (request.name, request.config.logger.log_interval) == ("run", 10)
+    with pytest.raises(ConfigReadError, match="expected int, not 'ten'"):
+        reader.read([str(file)])
+
+
+def test_a_file_without_required_settings_is_not_read(reader, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("train: {train_iters: many}\n")
+    with pytest.raises(ConfigReadError, match="is required"):
+        reader.read([str(file)], unread=[])
+    file.write_text("- 1\n")
+    with pytest.raises(ConfigReadError, match="expected a mapping"):
+        reader.read([str(file)], unread=[])
+
+
+def test_a_plain_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {_target_: mb_models.config.GPTModelConfig, num_layers: 2}\ntrain: {train_iters: 1}\n"
+    )
+    request = PlainReader().read([str(file), "train.train_iters=2"])
+    assert (request.name, request.config.train.train_iters) == ("run", 2)
+    assert {"train", "model"} <= {*request.sections}
+    assert not {"optimizer", "dataset"} & {*request.sections}
+    assert request.plain.unchecked() == {"model": "mb-models"}
+    with pytest.raises(UnknownKeyError, match="no such field"):
+        PlainReader().read([str(file), "train.nothing=2"])
+
+
+SIZES = {
+    "num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 64, "seq_length": 4,
+    "ffn_hidden_size": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "flops", "note"),
+    [
+        (None, None, "floating-point operations are not counted, because no function for them is installed"),
+        (lambda model, *, seq_length, vocab_size: "unknown layers", None, "unknown layers"),
+        (
+            lambda model, *, seq_length, vocab_size: SimpleNamespace(
+                total=float(seq_length), parts={"mlp": 4.0}
+            ),
+            4.0,
+            None,
+        ),
+    ],
+    ids=["no function", "not counted", "counted"],
+)
+def test_operations_are_counted_by_a_function(make, count, flops, note):
+    config = make()
+    config.model, config.dataset = SIZES, {}
+    config.train.global_batch_size, config.train.micro_batch_size = 2, 1
+    estimate = estimate_run(config, world_size=1, vocab_size=64, count_flops=count)
+    assert (estimate.flops and estimate.flops.total) == flops
+    assert estimate.flops_per_step == (None if flops is None else flops * 2 * 4)
+    assert note is None or note in estimate.notes
+    assert estimate.to_dict()["flops_per_token"] == (None if flops is None else {"total": 4.0, "mlp": 4.0})

@@ -1,0 +1,169 @@
+"""Constructors of common rules: what they reject, what they accept, and their messages."""
+
+import pytest
+
+from mb_config._rule_kinds import (
+    SET,
+    above,
+    among,
+    as_warning,
+    excludes,
+    in_range,
+    multiple_of,
+    needs_package,
+    no_effect,
+    one_of,
+    other_than,
+    requires,
+    rule,
+    shown,
+    unsupported,
+    within,
+)
+from mb_config._rules import RuleError, check, explain, refuse
+
+TEXT = {"why": "it is so", "fix": "Change it."}
+
+
+def rejects(rule, *values):
+    """Return the message for these values, after checking the examples of the rule."""
+    assert rule.test(*rule.fails.values())
+    assert rule.test(*rule.passes.values()) is None
+    return rule.test(*values)
+
+
+def test_one_of():
+    kind = one_of("X1", "a.kind", (None, "x", "y z"), fails="q", passes="x", **TEXT)
+    assert rejects(kind, "q") == "must be one of x, 'y z' (kind=q)"
+    assert rejects(kind, None) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "message"),
+    [
+        ({"low": 1}, 0, "must be at least 1 (n=0)"),
+        ({"low": 1}, float("nan"), "must be at least 1 (n=nan)"),
+        ({"low": 1}, float("inf"), None),
+        ({"low": 0, "high": 3}, 4, "must be from 0 to 3 (n=4)"),
+        ({"high": 3, "fails": 4, "passes": 3}, 4, "must be at most 3 (n=4)"),
+        ({"low": 0, "below": 1}, 1, "must be at least 0 and less than 1 (n=1)"),
+        ({"low": 0}, None, None),
+    ],
+)
+def test_in_range(bounds, value, message):
+    assert rejects(in_range("X1", "a.n", **bounds, **TEXT), value) == message
+
+
+def test_the_default_fix_names_the_bounds():
+    assert in_range("X1", "a.n", 1, why="").fix == "Set a.n to 1 or more."
+    assert in_range("X1", "a.n", 1, 8, why="").fix == "Set a.n to 1 to 8."
+
+
+def test_excludes():
+    conditions = {"a.on": True, "a.kind": "x", "b.n": above(1)}
+    combined = excludes("X1", conditions, fails=(True, "x", 2), passes=(True, "x", 1), **TEXT)
+    assert rejects(combined, 3, "x", 5) == "cannot be combined with kind and b.n (on=3, kind=x, b.n=5)"
+    assert rejects(combined, None, "x", 5) is None
+    assert rejects(combined, True, "x", None) is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "good", "bad", "message"),
+    [
+        (True, 1, 0, "requires other (on=true, other=0)"),
+        (False, None, "q", "requires other=false (on=true, other=q)"),
+        (SET, 0, None, "requires other (on=true, other=null)"),
+        ("x", "x", None, "requires other=x (on=true, other=null)"),
+        (among("x", None), None, "y", "requires other=x or null (on=true, other=y)"),
+        (other_than(""), None, "", "requires other other than '' (on=true, other='')"),
+    ],
+)
+def test_requires(needs, good, bad, message):
+    needed = requires(
+        "X1", {"a.on": True}, {"a.other": needs}, fails=(True, bad), passes=(True, good), **TEXT
+    )
+    assert rejects(needed, True, bad) == message
+    assert rejects(needed, False, bad) is None
+
+
+def test_multiple_of():
+    divided = multiple_of("X1", "a.width", "a.parts", fails=(3, 2), passes=(4, 2), **TEXT)
+    assert rejects(divided, 3, 2) == "must be a multiple of parts (width=3, parts=2)"
+    assert [rejects(divided, *values) for values in [(None, 2), (3, None), (3, 0)]] == [None] * 3
+    assert rejects(divided, 0, 2) is not None
+
+
+def test_no_effect():
+    unused = no_effect(
+        "X1", "a.on", {"a.n": 1, "a.m": None}, fails=(False, 2, None), passes=(True, 2, None), **TEXT
+    )
+    assert rejects(unused, None, 2, 3) == "leaves other settings without effect (on=null, n=2, m=3)"
+    assert rejects(unused, False, 1, None) is None
+
+
+def test_needs_package():
+    package = needs_package("X1", ["a.on", "a.name"], "some-tool", fact="tool_installed", **TEXT)
+    assert package.fails == {"a.on": True, "a.name": None, "facts.tool_installed": False}
+    assert rejects(package, None, "x", False) == "requires some-tool, which is not installed (name=x)"
+    assert rejects(package, None, None, False) is None
+
+
+def test_unsupported():
+    option = unsupported("X1", "a.option", False, fails=True)
+    assert (option.fix, option.fails) == ("Leave it at false.", {"a.option": True})
+    assert rejects(option, "x") == "is not supported (option=x)"
+    assert rejects(option, None) is None
+
+
+def test_as_warning_and_paths():
+    assert as_warning(unsupported("X1", "a.option", False, fails=True)).severity == "warning"
+    assert within("a", "n m") == ("a.n", "a.m")
+    assert [shown(value) for value in (None, True, "x", "x y", 1.5)] == ["null", "true", "x", "'x y'", "1.5"]
+
+
+def test_examples_have_one_value_per_field():
+    with pytest.raises(ValueError, match="zip"):
+        rule("X1", within("a", "n m"), lambda n, m: None, fails=(1,), passes=(1, 2), **TEXT)
+
+
+RULES = (
+    in_range("X1", "a.n", 1, **TEXT),
+    as_warning(in_range("X2", "a.n", 5, **TEXT)),
+    requires("X3", {"a.on": True}, {"b.n": SET}, fails=(True, None), passes=(True, 1), **TEXT),
+    in_range("X4", "facts.gpus", 1, **TEXT),
+)
+
+
+def test_a_field_that_is_absent_is_none_and_an_absent_section_or_fact_skips_the_rule():
+    assert [problem.id for problem in check({"a": {"n": 0, "on": True}}, RULES)] == ["X1", "X2"]
+    assert [problem.id for problem in check({"a": {"on": True}, "b": {}}, RULES)] == ["X3"]
+    assert [problem.id for problem in check({"a": {"n": 9}, "b": None}, RULES, facts={"gpus": 0})] == ["X4"]
+
+
+def test_refuse_raises_every_error_at_once_and_no_warning():
+    with pytest.raises(RuleError) as refused:
+        refuse({"a": {"n": 0, "on": True}, "b": {}}, RULES)
+    assert [problem.id for problem in refused.value.problems] == ["X1", "X3"]
+    assert str(refused.value).splitlines() == [
+        "[X1] a.n: must be at least 1 (n=0), because it is so. Change it.",
+        "[X3] a.on: requires b.n (on=true, b.n=null), because it is so. Change it.",
+    ]
+    refuse({"a": {"n": 3}}, RULES)
+
+
+def test_a_message_masks_secrets_and_limits_its_length():
+    key = rule("X1", "a.api_key", lambda key: f"is {key}", fails=("x",), passes=("x",), **TEXT)
+    long = rule("X2", "a.name", lambda name: f"is {name}", fails=("x",), passes=("x",), **TEXT)
+    found = check({"a": {"api_key": "s3cret", "name": "n" * 5_000}}, [key, long])
+    assert found[0].message == "is <masked>"
+    assert len(found[1].message) < 300
+
+
+def test_explain_quotes_text():
+    text = explain(one_of("X1", "a.kind", ("x", "y"), fails="q", **TEXT))
+    assert text.splitlines()[4:8] == [
+        "fails:",
+        "  a:",
+        '    kind: "q"',
+        "message: a.kind: must be one of x, y (kind=q)",
+    ]

@@ -7,8 +7,14 @@ import pytest
 import tiny_work
 from rank_work import error_of
 
-from mb_checkpoint import DataloaderStateError, read_dataloader_state
-from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
+from mb_checkpoint import DataloaderStateError, PositionCopies, SaveOutcome, read_dataloader_state
+from mb_checkpoint.dataloader import (
+    align_chunk_positions,
+    encode_position,
+    position_file_name,
+    positioned,
+    warn_without_position,
+)
 
 
 class Stream:
@@ -85,3 +91,65 @@ def test_a_smaller_run_does_not_lose_a_position_in_silence(two_ranks, tmp_path):
     for kind, message, _ in two_ranks.run(error_of, tiny_work.stream_of_three, tmp_path):
         assert kind == "DataloaderStateError", message
         assert "this run has 2: the position of rank 2 would be lost" in message
+
+
+def test_further_chunks_continue_from_the_position_of_the_first():
+    chunks = [SimpleNamespace(iterable=Stream(position)) for position in (5, 0, 0)]
+    align_chunk_positions(chunks)
+    assert [chunk.iterable.position for chunk in chunks] == [5, 5, 5]
+    for without in (None, chunks[0], [iter([]), iter([])]):
+        align_chunk_positions(without)
+
+
+def checked(iterator, *, folder=None, saves=True):
+    """Return the warnings about an iterator."""
+    lines = []
+    folders = {"dataset.dataloader_save": None, "dataset.dataloader_load": folder}
+    warn_without_position(iterator, dataset="Mine", folders=folders, saves=saves, log=lines.append)
+    return lines
+
+
+def test_a_loader_without_a_position_is_reported_if_checkpoints_are_saved():
+    assert checked(SimpleNamespace(iterable=Stream()), folder="positions") == []
+    assert checked(None, folder="positions") == []
+    assert checked(iter([]), saves=False) == []
+    (line,) = checked(iter([]))
+    assert line.startswith(
+        "warning: dataset.dataloader_type=external: the iterator of Mine has no `iterable` with"
+    )
+
+
+def test_a_loader_without_a_position_is_rejected_if_a_folder_for_positions_is_configured():
+    with pytest.raises(
+        DataloaderStateError, match=r"dataset\.dataloader_load=positions: .* so there is no position"
+    ):
+        checked(iter([]), folder="positions")
+
+
+def complete(step, path, *, non_persistent=False):
+    """Return the context of the event of a complete checkpoint."""
+    return SimpleNamespace(
+        save=SaveOutcome(step=step, non_persistent=non_persistent, written=True, path=path)
+    )
+
+
+def test_positions_of_persistent_checkpoints_are_copied(tmp_path):
+    checkpoint = put(tmp_path / "iter_0000003", 10, 20)
+    (checkpoint / "other.pt").touch()
+    copies = PositionCopies(tmp_path / "positions", log=print)
+    copies.on_checkpoint_save(complete(3, checkpoint))
+    copies.on_checkpoint_save(complete(4, checkpoint, non_persistent=True))
+    copies.on_checkpoint_save(complete(5, None))
+    copies.on_checkpoint_save(SimpleNamespace(save=None))
+    stored = sorted(path.relative_to(tmp_path) for path in (tmp_path / "positions").rglob("*.pt"))
+    assert [str(path) for path in stored] == [
+        "positions/iter_0000003/train_dataloader_dprank000.pt",
+        "positions/iter_0000003/train_dataloader_dprank001.pt",
+    ]
+
+
+def test_a_copy_that_fails_is_a_warning(tmp_path):
+    (tmp_path / "file").touch()
+    lines = []
+    PositionCopies(tmp_path / "file", log=lines.append).on_checkpoint_save(complete(3, tmp_path))
+    assert lines[0].startswith("warning: dataset.dataloader_save: no position of step 3: ")

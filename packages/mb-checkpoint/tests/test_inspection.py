@@ -42,6 +42,11 @@ def test_temporary_ones_are_listed_verified_and_described_too(tmp_path):
     assert found == list(zip(paths, [True, False, False, True], [False, True, False, False], strict=True))
     assert [describe_checkpoint(tmp_path, step=step).path for step in (12, 10, 4)] == paths[1:]
     assert describe_checkpoint(tmp_path).path == paths[1]
+    assert describe_checkpoint(paths[1], step=12).path == paths[1]
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"is the checkpoint of step 12, not 10\. Leave the step out"
+    ):
+        describe_checkpoint(paths[1], step=10)
     assert set(verify_checkpoint(tmp_path)) == set(paths)
 
 

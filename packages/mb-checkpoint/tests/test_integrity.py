@@ -14,7 +14,7 @@ from mb_checkpoint import (
     TrainStateError,
 )
 from mb_checkpoint.integrity import first_intact, newest_intact
-from mb_checkpoint.locks import WRITER, exclusive_lock, reader_lock, writer_lock
+from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
 from mb_checkpoint.select import select_checkpoint
 from mb_checkpoint.train_state import read_train_state
 
@@ -82,15 +82,15 @@ def test_one_process_at_a_time_saves_below_a_folder_and_describes_itself(tmp_pat
                 writer_lock(root, run="runs/b", timeout_seconds=0),
             ):
                 pass
-        (root / WRITER).unlink()
+        (root / WRITER_FILE).unlink()
         with (
             pytest.raises(CheckpointFolderError, match="another process saves"),
             writer_lock(root, run="b", timeout_seconds=0),
         ):
             pass
     with writer_lock(root, run="runs/b"):
-        assert (root / WRITER).is_file()
-    assert not (root / WRITER).exists()
+        assert (root / WRITER_FILE).is_file()
+    assert not (root / WRITER_FILE).exists()
 
 
 def test_a_writer_waits_for_a_lock_that_is_about_to_be_released(tmp_path):
@@ -101,7 +101,7 @@ def test_a_writer_waits_for_a_lock_that_is_about_to_be_released(tmp_path):
         if now[0] > 3:
             held.close()
 
-    held.enter_context(exclusive_lock(tmp_path))
+    held.enter_context(try_exclusive_lock(tmp_path))
     with writer_lock(tmp_path, run="b", timeout_seconds=5, clock=lambda: now[0], sleep=sleep):
         assert 3 < now[0] < 4
 

@@ -77,3 +77,25 @@ def test_a_folder_that_cannot_be_read_is_a_reason(tmp_path):
     assert layout.why_not_a_checkpoint(Unreadable(tmp_path)) == (
         "cannot be read (PermissionError: Permission denied)"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "inside"),
+    [
+        (["checkpoints/x", "run_config.yaml"], True),
+        (["events.jsonl", "run_config.yaml"], True),
+        (["events.jsonl", "run_config.yaml", "iter_0000001/x"], False),
+        (["iter_0000001/x"], False),
+        (["run_config.yaml", ".metadata"], False),
+    ],
+)
+def test_the_checkpoints_of_a_run_are_inside(tmp_path, files, inside):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert layout.checkpoints_in(tmp_path) == (tmp_path / "checkpoints" if inside else tmp_path)
+
+
+def test_a_folder_that_cannot_be_reached_is_returned_unchanged(tmp_path):
+    unreachable = tmp_path / ("x" * 300)
+    assert layout.checkpoints_in(unreachable) == unreachable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mb_checkpoint import CheckpointNotFoundError
 from mb_checkpoint.commit import open_staging
 from mb_checkpoint.layout import steps_in
-from mb_checkpoint.locks import WRITER, exclusive_lock, reader_lock, writer_lock
+from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
 from mb_checkpoint.retention import prune, steps_to_remove
 from mb_checkpoint.verified_cache import VerifiedCache
 
@@ -173,9 +173,9 @@ def test_a_dry_run_deletes_nothing(tmp_path):
 
 
 def test_a_folder_is_locked_unless_a_process_reads_it(tmp_path):
-    with exclusive_lock(tmp_path) as claim:
-        assert claim == "mine"
-    with reader_lock(tmp_path), exclusive_lock(tmp_path) as claim:
+    with try_exclusive_lock(tmp_path) as claim:
+        assert claim == "acquired"
+    with reader_lock(tmp_path), try_exclusive_lock(tmp_path) as claim:
         assert claim == "taken"
 
 
@@ -188,7 +188,7 @@ def test_without_locks_old_ones_are_deleted_and_unfinished_ones_are_kept(tmp_pat
     ((path, reason),) = done.not_removed
     assert (path, staging.is_dir(), "this file system has no locks" in reason) == (staging, True, True)
     with writer_lock(tmp_path, run="here"):
-        assert (tmp_path / WRITER).is_file()
+        assert (tmp_path / WRITER_FILE).is_file()
 
 
 def no_locks(_descriptor, _operation):

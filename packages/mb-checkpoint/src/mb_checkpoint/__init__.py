@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from mb_checkpoint.adapters import (
         apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
     )
+    from mb_checkpoint.ckpt_step import release_ckpt_step as release_ckpt_step
     from mb_checkpoint.commit import check_writable as check_writable
     from mb_checkpoint.commit import write_atomically as write_atomically
+    from mb_checkpoint.completion import resumed_step as resumed_step
+    from mb_checkpoint.completion import verify_last_checkpoint as verify_last_checkpoint
+    from mb_checkpoint.completion import (
+        verify_last_checkpoint_on_all_ranks as verify_last_checkpoint_on_all_ranks,
+    )
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
     from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
     from mb_checkpoint.context import CheckpointManager as CheckpointManager
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import ScheduledSave as ScheduledSave
     from mb_checkpoint.dataloader import read_dataloader_state as read_dataloader_state
     from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
+    from mb_checkpoint.errors import CheckpointError as CheckpointError
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
     from mb_checkpoint.errors import CheckpointLayoutError as CheckpointLayoutError
     from mb_checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import DataloaderStateError as DataloaderStateError
     from mb_checkpoint.errors import IncompleteCheckpointError as IncompleteCheckpointError
     from mb_checkpoint.errors import LocalStoreError as LocalStoreError
+    from mb_checkpoint.errors import ManagerStateError as ManagerStateError
     from mb_checkpoint.errors import ManifestError as ManifestError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
@@ -56,14 +64,20 @@ if TYPE_CHECKING:
     from mb_checkpoint.inspection import diff_checkpoints as diff_checkpoints
     from mb_checkpoint.inspection import list_checkpoints as list_checkpoints
     from mb_checkpoint.inspection import verify_checkpoint as verify_checkpoint
+    from mb_checkpoint.layout import checkpoints_in as checkpoints_in
     from mb_checkpoint.load import load_checkpoint as load_checkpoint
     from mb_checkpoint.load import load_model_weights as load_model_weights
     from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
     from mb_checkpoint.manifest import FileEntry as FileEntry
     from mb_checkpoint.manifest import Manifest as Manifest
     from mb_checkpoint.manifest import read_manifest as read_manifest
+    from mb_checkpoint.position_copies import PositionCopies as PositionCopies
     from mb_checkpoint.retention import PruneResult as PruneResult
     from mb_checkpoint.retention import prune as prune
+    from mb_checkpoint.run_checkpointer import RunCheckpointer as RunCheckpointer
+    from mb_checkpoint.run_checkpointer import SaveOutcome as SaveOutcome
+    from mb_checkpoint.run_status import ResumeStatus as ResumeStatus
+    from mb_checkpoint.run_status import resume_status as resume_status
     from mb_checkpoint.save import save_checkpoint as save_checkpoint
     from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
     from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
@@ -76,6 +90,7 @@ _HOMES = {
     "CheckpointConfigError": "errors",
     "CheckpointDescription": "inspection",
     "CheckpointDifference": "inspection",
+    "CheckpointError": "errors",
     "CheckpointFolderError": "errors",
     "CheckpointLayoutError": "errors",
     "CheckpointLoadContext": "context",
@@ -94,9 +109,14 @@ _HOMES = {
     "ListedCheckpoint": "inspection",
     "LoadedCheckpoint": "context",
     "LocalStoreError": "errors",
+    "ManagerStateError": "errors",
     "Manifest": "manifest",
     "ManifestError": "errors",
+    "PositionCopies": "position_copies",
     "PruneResult": "retention",
+    "ResumeStatus": "run_status",
+    "RunCheckpointer": "run_checkpointer",
+    "SaveOutcome": "run_checkpointer",
     "SavedCheckpoint": "context",
     "ScheduledSave": "context",
     "SelectedCheckpoint": "select",
@@ -106,6 +126,7 @@ _HOMES = {
     "UnsafeCheckpointError": "errors",
     "apply_peft_adapter_filter_to_state_dict": "adapters",
     "check_writable": "commit",
+    "checkpoints_in": "layout",
     "create_checkpoint_manager": "factory",
     "describe_checkpoint": "inspection",
     "diff_checkpoints": "inspection",
@@ -116,10 +137,15 @@ _HOMES = {
     "read_dataloader_state": "dataloader",
     "read_manifest": "manifest",
     "read_train_state": "train_state",
+    "release_ckpt_step": "ckpt_step",
+    "resume_status": "run_status",
+    "resumed_step": "completion",
     "save_checkpoint": "save",
     "select_checkpoint": "select",
     "trusted": "trust",
     "verify_checkpoint": "inspection",
+    "verify_last_checkpoint": "completion",
+    "verify_last_checkpoint_on_all_ranks": "completion",
     "write_atomically": "commit",
 }
 

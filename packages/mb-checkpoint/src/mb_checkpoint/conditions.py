@@ -1,9 +1,7 @@
 """Conditions of the rules: each returns None or a description of the problem with its values. Standard library only."""
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 
 from mb_checkpoint.foreign_formats import is_same_folder, why_no_source
@@ -84,12 +82,6 @@ def finetune_has_weights(finetune: bool, pretrained: str | None, load: str | Non
     )
 
 
-def main_params_without_optimizer(from_checkpoint: bool, load_optim: bool) -> str | None:
-    """Check that the main parameters have a single source."""
-    both = from_checkpoint and load_optim
-    return "load_main_params_from_ckpt=true together with load_optim=true" if both else None
-
-
 def async_save_has_folder(async_save: bool, save: str | None, persistent_worker: bool) -> str | None:
     """Check that a background save has a folder and a persistent worker."""
     if async_save and save is None:
@@ -108,50 +100,10 @@ def hugging_face_has_weights(also_save: bool, ckpt_format: str, non_persistent: 
     return None
 
 
-def ckpt_step_has_folder(ckpt_step: int | None, load: str | None) -> str | None:
-    """Check that `ckpt_step` comes with a folder to search."""
-    return f"ckpt_step={ckpt_step}, but load is not set" if ckpt_step is not None and load is None else None
-
-
-def single_reshardable_form(fully_reshardable: bool, memory_efficient: bool) -> str | None:
-    """Check that at most one form of the optimizer state is selected."""
-    both = fully_reshardable and memory_efficient
-    return "both reshardable forms of the optimizer state are enabled" if both else None
-
-
-def async_format(async_save: bool, ckpt_format: str) -> str | None:
-    """Check that the layout can be written in the background."""
-    wrong = async_save and ckpt_format not in DISTRIBUTED_FORMATS
-    return f"async_save=true with ckpt_format={ckpt_format}" if wrong else None
-
-
-def format_without_gloo(gloo: bool, distributed_optimizer: bool, ckpt_format: str) -> str | None:
-    """Check that the optimizer state can be gathered without Gloo groups."""
-    wrong = not gloo and distributed_optimizer and ckpt_format not in DISTRIBUTED_FORMATS
-    return f"no Gloo groups, a distributed optimizer and ckpt_format={ckpt_format}" if wrong else None
-
-
 def most_recent_k_is_valid(most_recent_k: int | None) -> str | None:
     """Check the number of checkpoints to keep."""
     good = most_recent_k is not None and (most_recent_k == -1 or most_recent_k >= 1)
     return None if good else f"most_recent_k={most_recent_k}"
-
-
-def format_is_supported(ckpt_format: str) -> str | None:
-    """Check that this version writes the layout."""
-    return None if ckpt_format in DISTRIBUTED_FORMATS else f"ckpt_format={ckpt_format}"
-
-
-def fsdp_dtensor_is_not_local(ckpt_format: str, kind: str | None) -> str | None:
-    """Check that local checkpoints can hold the layout."""
-    wrong = ckpt_format == "fsdp_dtensor" and kind == "local"
-    return "ckpt_format=fsdp_dtensor with non_persistent_ckpt_type=local" if wrong else None
-
-
-def fsdp_dtensor_without_parallel_load(ckpt_format: str, parallel_load: bool) -> str | None:
-    """Check that the layout supports exchanging tensors between ranks on load."""
-    wrong = ckpt_format == "fsdp_dtensor" and parallel_load
-    return "ckpt_format=fsdp_dtensor with fully_parallel_load=true" if wrong else None
 
 
 def strictness_returns_no_lists(strictness: str) -> str | None:
@@ -170,55 +122,10 @@ def intervals_are_positive(*intervals: int | None) -> str | None:
     return ", ".join(wrong) or None
 
 
-def non_persistent_type_is_set(interval: int | None, kind: str | None) -> str | None:
-    """Check that non-persistent checkpoints have a type."""
-    wrong = interval is not None and kind is None
-    return (
-        f"non_persistent_save_interval={interval}, but non_persistent_ckpt_type is not set" if wrong else None
-    )
-
-
-def non_persistent_needs_save(interval: int | None, save: str | None) -> str | None:
-    """Check that a run with non-persistent checkpoints saves at all."""
-    wrong = interval is not None and save is None
-    return f"non_persistent_save_interval={interval}, but save is not set" if wrong else None
-
-
-def non_persistent_type_is_supported(kind: str | None) -> str | None:
-    """Check that non-persistent checkpoints of this type are supported."""
-    return "non_persistent_ckpt_type=in_memory" if kind == "in_memory" else None
-
-
-def local_dir_is_set(kind: str | None, folder: str | None) -> str | None:
-    """Check that local checkpoints have a folder."""
-    wrong = kind == "local" and folder is None
-    return "non_persistent_ckpt_type=local, but non_persistent_local_ckpt_dir is not set" if wrong else None
-
-
 def local_library_is_installed(kind: str | None, installed: bool | None) -> str | None:
     """Check that the library for local checkpoints is installed; None if that is not known."""
     missing = kind == "local" and installed is False
     return "non_persistent_ckpt_type=local, but nvidia-resiliency-ext is not installed" if missing else None
-
-
-def replication_needs_local(replication: bool, kind: str | None) -> str | None:
-    """Check that replication is used with local checkpoints only."""
-    wrong = replication and kind != "local"
-    return f"replication=true with non_persistent_ckpt_type={kind}" if wrong else None
-
-
-def async_strategy_is_known(strategy: str) -> str | None:
-    """Check that the background writer exists."""
-    return None if strategy in ("mcore", "nvrx") else f"async_strategy={strategy}"
-
-
-def between(name: str, low: float, high: float = inf) -> Callable[[float | None], str | None]:
-    """Return a check that a number is within two inclusive bounds; None passes."""
-
-    def test(value: float | None) -> str | None:
-        return None if value is None or low <= value <= high else f"{name}={value}"
-
-    return test
 
 
 def manager_package_exists(name: str | None) -> str | None:

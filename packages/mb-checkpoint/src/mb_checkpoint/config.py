@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_checkpoint.errors import CheckpointConfigError
-from mb_checkpoint.rules import violations
+from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.strict_fields import StrictFields
 from mb_checkpoint.value_types import reject_wrong_types
 
@@ -193,6 +192,4 @@ class CheckpointConfig(StrictFields):
             FieldTypeError: Values have a wrong type.
         """
         reject_wrong_types(self, path="checkpoint")
-        lines = violations(self)
-        if lines:
-            raise CheckpointConfigError("\n".join(lines))
+        reject_violations(self)

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +12,8 @@ from mb_checkpoint.errors import DataloaderStateError
 from mb_checkpoint.layout import DATALOADER, iteration_directory, step_of
 from mb_checkpoint.unpickling import load_object, unsafe_names
 
+POSITION_FILES = "train_dataloader_dprank*.pt"
+"""Pattern of the files with positions, in the folder of a checkpoint."""
 _FILE = re.compile(r"train_dataloader_dprank(\d+)\.pt")
 
 
@@ -33,6 +35,55 @@ def positioned(iterator: Any | None) -> PositionedIterable | None:
     first = iterator[0] if isinstance(iterator, (list, tuple)) and iterator else iterator
     iterable = getattr(first, "iterable", None)
     return iterable if isinstance(iterable, PositionedIterable) else None
+
+
+def align_chunk_positions(iterator: Any | None) -> None:
+    """Set the iterators of further model chunks to the restored position of the first one."""
+    first = positioned(iterator)
+    if first is None or not isinstance(iterator, Sequence):
+        return
+    for other in iterator[1:]:
+        iterable = positioned(other)
+        if iterable is not None and iterable is not first:
+            iterable.restore_state(first.save_state())
+
+
+def warn_without_position(
+    iterator: Any | None,
+    *,
+    dataset: str,
+    folders: Mapping[str, str | None],
+    saves: bool,
+    log: Callable[[str], object],
+) -> None:
+    """Log that a data loader without a position restarts in each job, or reject it if its position is configured.
+
+    Args:
+        iterator: iterator of an external data loader; None: there is none, and nothing is checked.
+        dataset: name of the dataset section's class.
+        folders: dotted path of each field that names a folder for positions -> its value.
+        saves: whether the run saves checkpoints.
+        log: receives the warning.
+
+    Raises:
+        DataloaderStateError: a folder for positions is configured, and the data loader has none.
+    """
+    if iterator is None or positioned(iterator) is not None:
+        return
+    problem = (
+        f"dataset.dataloader_type=external: the iterator of {dataset} has no `iterable` with save_state and "
+        "restore_state"
+    )
+    for path, folder in folders.items():
+        if folder is not None:
+            raise DataloaderStateError(
+                f"{path}={folder}: {problem}, so there is no position. Add these methods, or leave {path} unset."
+            )
+    if saves:
+        log(
+            f"warning: {problem}, so checkpoints hold no position of the data, and a resumed run reads it from the "
+            "beginning"
+        )
 
 
 def position_file_name(dp_rank: int) -> str:
@@ -99,7 +150,7 @@ def read_dataloader_state(
 
 
 def _ranks_in(folder: Path) -> dict[int, Path]:
-    found = ((_FILE.fullmatch(path.name), path) for path in folder.glob("train_dataloader_dprank*.pt"))
+    found = ((_FILE.fullmatch(path.name), path) for path in folder.glob(POSITION_FILES))
     return {int(match[1]): path for match, path in found if match is not None}
 
 

@@ -24,6 +24,7 @@ from mb_checkpoint.layout import (
     is_iteration_directory,
     staged_step,
     staging_directories,
+    step_of,
     steps_in,
 )
 from mb_checkpoint.manifest import Manifest, find_hash_mismatches, read_manifest
@@ -163,9 +164,15 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Checkpo
     A non-persistent checkpoint is selected only if no persistent one matches.
 
     Raises:
-        CheckpointNotFoundError: There is none.
+        CheckpointNotFoundError: There is none, or the path names a checkpoint of another step.
         IncompleteCheckpointError: The path or the step names one checkpoint, and it is incomplete.
     """
+    named = Path(path)
+    if step is not None and is_iteration_directory(named) and step_of(named) != step:
+        raise CheckpointNotFoundError(
+            f"{path}: is the checkpoint of step {step_of(named)}, not {step}. Leave the step out, or name "
+            f"{named.parent}."
+        )
     chosen = _readable(_root_of(Path(path), step=step), step=step)
     if chosen is None:
         raise CheckpointNotFoundError(

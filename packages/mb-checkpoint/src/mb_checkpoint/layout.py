@@ -17,6 +17,8 @@ STEP_TRACKER = "latest_checkpointed_iteration.txt"
 MARKER_FILES = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARKER, TENSOR_INDEX)
 WEIGHTS = (TENSOR_INDEX,)
 RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
+RUN_CHECKPOINTS = "checkpoints"
+RUN_EVENTS = "events.jsonl"
 _COMMON = "common.pt"
 _REPLACED = ".replaced_"
 _STAGING = ".saving_"
@@ -81,6 +83,20 @@ def has_checkpoint(path: Path) -> bool:
 
 def _has_tracker(path: Path) -> bool:
     return any((path / name).is_file() for name in (STATE_TRACKER, STEP_TRACKER))
+
+
+def checkpoints_in(folder: Path) -> Path:
+    """Return the folder of checkpoints: `checkpoints` of a run folder, else the folder itself.
+
+    A run folder is recognized by its `checkpoints`, or by its events.jsonl if it has no step folders.
+    """
+    try:
+        is_run = (folder / RUN_CHECKPOINTS).is_dir() or (
+            (folder / RUN_EVENTS).is_file() and not steps_in(folder)
+        )
+    except OSError:
+        return folder  # reading it reports the reason
+    return folder / RUN_CHECKPOINTS if is_run else folder
 
 
 def why_not_a_checkpoint(path: Path) -> str | None:

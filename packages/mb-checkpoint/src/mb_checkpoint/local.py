@@ -1,8 +1,7 @@
 """Non-persistent checkpoints on the disk of each node: fast, not shared, and lost with the node unless replicated."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from mb_checkpoint.context import (
 from mb_checkpoint.dataloader import positioned, read_dataloader_state
 from mb_checkpoint.errors import CheckpointSaveError, LocalStoreError
 from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.local_state import LocalState
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
 from mb_checkpoint.save import reject_module_name, sharded_state
@@ -30,18 +30,6 @@ POSITION = "train_dataloader"
 """Entry with the position of each rank's data loader."""
 COUNTERS = "train_state_metadata"
 """Entry with the counters, since a local checkpoint has no train_state.pt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalState:
-    """Local checkpoint in memory."""
-
-    common: Mapping[str, Any]
-    """State that is identical on all ranks."""
-    objects: frozenset[str]
-    """Unique keys of the stored objects of this rank."""
-    fill: Callable[[dict[str, Any]], dict[str, Any]]
-    """Function that returns the state that a sharded state dict requests. Collective."""
 
 
 class LocalStoreLike(Protocol):

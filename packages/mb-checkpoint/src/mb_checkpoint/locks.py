@@ -1,4 +1,12 @@
-"""Locks on folders: a reader prevents the deletion of its checkpoint, and a writer excludes other writers."""
+"""Locks on folders, by which the processes of several runs exclude each other.
+
+* `reader_lock` on the folder of a checkpoint, while it is read: prevents its deletion.
+* `writer_lock` on a folder of checkpoints, during a run that saves there: excludes other writers.
+* `try_exclusive_lock` on either, while `prune` deletes: on the folder of a checkpoint against readers, on a folder of
+  checkpoints against writers.
+
+All are locks of the operating system (flock) on the folder itself, and are released if the process dies.
+"""
 
 import fcntl
 import os
@@ -11,15 +19,16 @@ from typing import Literal
 
 from mb_checkpoint.errors import CheckpointFolderError
 
-WRITER = ".writer"
-"""File in a folder of checkpoints that describes the writing process to users; the lock itself is on the folder."""
+WRITER_FILE = ".writer"
+"""File in a folder of checkpoints with the description of its writer, for messages; it is not the lock."""
 
 
 @contextmanager
 def reader_lock(directory: Path) -> Iterator[None]:
-    """Hold a shared lock on a checkpoint folder for the block. The system releases it if the process dies.
+    """Hold a shared lock on the folder of a checkpoint for the block.
 
-    Does nothing on file systems without folder locks, and for folders that this user cannot open.
+    Waits without a timeout while another process holds an exclusive lock. Does nothing on file systems without folder
+    locks, and for folders that do not exist or that this user cannot open.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY)
@@ -34,23 +43,30 @@ def reader_lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-LockState = Literal["mine", "taken", "unknown"]
-"""State of a lock: acquired by this process, held by another one, or unknown on file systems without locks."""
+LockState = Literal["acquired", "taken", "unknown"]
+"""State of a lock: acquired by the caller, taken by another holder, or unknown on file systems without locks."""
 
 LOCK_TIMEOUT_SECONDS = 10.0
 """Time that a writer waits for a lock: `prune` holds it while it deletes, and child processes of a killed run hold it
 for some seconds."""
 POLL_SECONDS = 0.1
+"""Time between two attempts to acquire a lock."""
 
 
 @contextmanager
-def exclusive_lock(directory: Path) -> Iterator[LockState]:
-    """Exclude readers and writers during the block; yield "taken" if `reader_lock` or `writer_lock` holds the lock."""
+def try_exclusive_lock(directory: Path) -> Iterator[LockState]:
+    """Try to acquire an exclusive lock on a folder for the block, without waiting; yield whether it was acquired.
+
+    The block runs in any case, and must check the state: only "acquired" excludes other processes.
+
+    Raises:
+        OSError: The folder cannot be opened.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock: LockState = "mine"
+            lock: LockState = "acquired"
         except BlockingIOError:
             lock = "taken"
         except OSError:
@@ -71,12 +87,12 @@ def writer_lock(
 ) -> Iterator[None]:
     """Hold the exclusive right to save below a folder of checkpoints for the block; create the folder.
 
-    The system releases the lock if the process dies. Readers are not excluded. Does nothing on file systems without
-    folder locks.
+    Readers are not excluded: they lock the folders below. On file systems without folder locks no process is excluded.
+    The block runs with a file in the folder that describes this process, for the messages of others.
 
     Args:
-        root: The folder with trackers and `iter_*` folders.
-        run: Description of this process for users, such as its run folder.
+        root: Folder of checkpoints, with trackers and `iter_*` folders.
+        run: Description of this run, such as its run folder.
         timeout_seconds: Time to wait for a holder that is about to release: a deleting `prune`, the children of a
             killed run.
         clock: Monotonic clock in seconds.
@@ -94,12 +110,12 @@ def writer_lock(
                 "unfinished checkpoints. Wait until it has ended, or set checkpoint.save to another folder."
             )
         with suppress(OSError):
-            (root / WRITER).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
+            (root / WRITER_FILE).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
         try:
             yield
         finally:
             with suppress(OSError):
-                (root / WRITER).unlink()
+                (root / WRITER_FILE).unlink()
     finally:
         os.close(descriptor)
 
@@ -111,9 +127,9 @@ def acquire_lock(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Acquire an exclusive lock on an open folder; return whether it succeeded, True without lock support.
+    """Acquire an exclusive lock on an open folder, waiting up to `timeout_seconds`; return whether it succeeded.
 
-    Waits up to `timeout_seconds`.
+    Returns True on file systems without folder locks. Closing the descriptor releases the lock.
     """
     until = clock() + timeout_seconds
     while True:
@@ -130,8 +146,8 @@ def acquire_lock(
 
 
 def describe_writer(root: Path) -> str:
-    """Return the description that the holder of `writer_lock` has written."""
+    """Return the description of the holder of `writer_lock`; "another process" if there is none."""
     try:
-        return (root / WRITER).read_text(errors="replace").strip() or "another process"
+        return (root / WRITER_FILE).read_text(errors="replace").strip() or "another process"
     except OSError:
         return "another process"

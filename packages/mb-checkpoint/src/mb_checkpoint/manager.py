@@ -24,10 +24,10 @@ from mb_checkpoint.context import (
     SavedCheckpoint,
     ScheduledSave,
 )
-from mb_checkpoint.errors import CheckpointConfigError, CheckpointSaveError
+from mb_checkpoint.errors import CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
 from mb_checkpoint.local import LocalStoreLike, open_local_store, save_local
-from mb_checkpoint.rules import violations
+from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save import (
     PlannerLike,
     cleaned_up,
@@ -100,9 +100,7 @@ class DefaultCheckpointManager:
         clock: Callable[[], float] = time.perf_counter,
         log_outcomes: bool = True,
     ) -> None:
-        problems = violations(checkpoint_config)
-        if problems:
-            raise CheckpointConfigError("\n".join(problems))
+        reject_violations(checkpoint_config)
         self._config = checkpoint_config
         self._write_assets = write_assets
         self._clock = clock

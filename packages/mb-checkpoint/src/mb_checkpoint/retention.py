@@ -1,13 +1,13 @@
 """Retention of checkpoints: selection and deletion of old ones."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mb_checkpoint.commit import remove_folder
 from mb_checkpoint.errors import CheckpointNotFoundError
 from mb_checkpoint.layout import staging_directories, steps_in
-from mb_checkpoint.locks import exclusive_lock
+from mb_checkpoint.locks import try_exclusive_lock
 from mb_checkpoint.select import tracked_steps
 from mb_checkpoint.verified_cache import VerifiedCache
 
@@ -114,43 +114,31 @@ def prune(
         CheckpointNotFoundError: `protected` is None, and no checkpoint is intact.
     """
     found = steps_in(root)
-    known = verified or VerifiedCache()
-    removed: list[Path] = []
-    not_removed: list[tuple[Path, str]] = []
-    damaged: list[tuple[Path, str]] = []
+    pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
+    newest = pruning.newest_intact(root, found) if protected is None else protected
     tracked = tracked_steps(root)
-
-    def is_intact(step: int) -> bool:
-        problems = known.problems(found[step], contents=contents)
-        if problems:
-            damaged.append((found[step], "; ".join(problems)))
-        return not problems
-
-    newest = next((step for step in found if is_intact(step)), None) if protected is None else protected
-    if newest is None:
-        listing = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "none found"
-        raise CheckpointNotFoundError(
-            f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
-        )
     for step in steps_to_remove(
-        found, keep=keep, protected=newest, retain_interval=retain_interval, is_intact=is_intact
+        found,
+        keep=keep,
+        protected=newest,
+        retain_interval=retain_interval,
+        is_intact=lambda step: pruning.is_intact(found[step]),
     ):
-        path = found[step]
         if step in tracked:
-            not_removed.append((path, "a tracker names it"))
-            continue
-        try:
-            if _remove(path, dry_run=dry_run):
-                removed.append(path)
-            else:
-                not_removed.append((path, "it is being read"))
-        except OSError as error:
-            not_removed.append((path, str(error)))
+            pruning.not_removed.append((found[step], TRACKED))
+        else:
+            pruning.remove(found[step])
     if unfinished:
-        _remove_unfinished(root, removed, not_removed, dry_run=dry_run)
-    return PruneResult(removed=tuple(removed), not_removed=tuple(not_removed), damaged=tuple(damaged))
+        pruning.remove_unfinished(root)
+    return PruneResult(
+        removed=tuple(pruning.removed),
+        not_removed=tuple(pruning.not_removed),
+        damaged=tuple(pruning.damaged),
+    )
 
 
+TRACKED = "a tracker names it"
+"""Reason why an old checkpoint is kept."""
 KEPT_REASONS = {
     "taken": "a process saves there",
     "unknown": "whether a process saves there is unknown: this file system has no locks",
@@ -158,26 +146,66 @@ KEPT_REASONS = {
 """Reasons why an unfinished save is kept."""
 
 
-def _remove_unfinished(
-    root: Path, removed: list[Path], not_removed: list[tuple[Path, str]], *, dry_run: bool
-) -> None:
-    """Delete staging folders while no process can start to save there."""
-    with exclusive_lock(root) as lock:
-        for path in staging_directories(root):
-            if lock != "mine":
-                not_removed.append((path, KEPT_REASONS[lock]))
-                continue
-            try:
-                if not dry_run:
-                    remove_folder(path)
-                removed.append(path)
-            except OSError as error:
-                not_removed.append((path, str(error)))
+class _Pruning:
+    """Deletions of one call of `prune`, and their results."""
+
+    def __init__(self, verified: VerifiedCache, *, contents: bool, dry_run: bool) -> None:
+        self._verified = verified
+        self._contents = contents
+        self._dry_run = dry_run
+        self.removed: list[Path] = []
+        self.not_removed: list[tuple[Path, str]] = []
+        self.damaged: list[tuple[Path, str]] = []
+
+    def is_intact(self, path: Path) -> bool:
+        """Return whether a checkpoint is intact; a damaged one is recorded."""
+        problems = self._verified.problems(path, contents=self._contents)
+        if problems:
+            self.damaged.append((path, "; ".join(problems)))
+        return not problems
+
+    def newest_intact(self, root: Path, found: Mapping[int, Path]) -> int:
+        """Return the first intact step of `found`.
+
+        Raises:
+            CheckpointNotFoundError: there is none.
+        """
+        newest = next((step for step, path in found.items() if self.is_intact(path)), None)
+        if newest is None:
+            listing = "; ".join(f"{path.name}: {reason}" for path, reason in self.damaged) or "none found"
+            raise CheckpointNotFoundError(
+                f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
+            )
+        return newest
+
+    def remove(self, path: Path) -> None:
+        """Delete a checkpoint unless a process reads it, and record the result."""
+        try:
+            if _remove(path, dry_run=self._dry_run):
+                self.removed.append(path)
+            else:
+                self.not_removed.append((path, "it is being read"))
+        except OSError as error:
+            self.not_removed.append((path, str(error)))
+
+    def remove_unfinished(self, root: Path) -> None:
+        """Delete staging folders while no process can start to save there."""
+        with try_exclusive_lock(root) as lock:
+            for path in staging_directories(root):
+                if lock != "acquired":
+                    self.not_removed.append((path, KEPT_REASONS[lock]))
+                    continue
+                try:
+                    if not self._dry_run:
+                        remove_folder(path)
+                    self.removed.append(path)
+                except OSError as error:
+                    self.not_removed.append((path, str(error)))
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:
     hidden = path.with_name(f".removing_{path.name}")
-    with exclusive_lock(path) as lock:
+    with try_exclusive_lock(path) as lock:
         free = (
             lock != "taken"
         )  # without locks, readers are unknown, and old checkpoints are deleted all the same

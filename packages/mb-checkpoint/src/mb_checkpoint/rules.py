@@ -1,38 +1,34 @@
 """Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
-from math import inf
-
+from mb_checkpoint._rule_kinds import (
+    SET,
+    among,
+    excludes,
+    in_range,
+    one_of,
+    other_than,
+    requires,
+    rule,
+    within,
+)
+from mb_checkpoint._rules import Problem, Rule, check, refuse
 from mb_checkpoint.conditions import (
-    async_format,
+    DISTRIBUTED_FORMATS,
     async_save_has_folder,
-    async_strategy_is_known,
-    between,
-    ckpt_step_has_folder,
     finetune_has_weights,
-    format_is_supported,
-    format_without_gloo,
-    fsdp_dtensor_is_not_local,
-    fsdp_dtensor_without_parallel_load,
     hugging_face_has_weights,
     intervals_are_positive,
     load_has_checkpoint,
-    local_dir_is_set,
     local_library_is_installed,
-    main_params_without_optimizer,
     manager_package_exists,
     most_recent_k_is_valid,
-    non_persistent_needs_save,
-    non_persistent_type_is_set,
-    non_persistent_type_is_supported,
     pretrained_exists,
     pretrained_has_checkpoint,
-    replication_needs_local,
-    single_reshardable_form,
     step_exists,
     strictness_returns_no_lists,
 )
+from mb_checkpoint.errors import CheckpointRulesError
 from mb_checkpoint.paths import path_rule
-from mb_checkpoint.rule import Rule as Rule
 from mb_checkpoint.unsupported import UNSUPPORTED_OPTIONS
 from mb_checkpoint.versions import incompatible_with_megatron, too_old_for_local, torch_cannot_load
 
@@ -40,85 +36,69 @@ MAX_THREADS = 1024
 """Upper bound of the number of threads of one rank; larger values are typing errors."""
 
 
-def _number(
-    number: int, name: str, low: float, high: float = inf, *, why: str, fix: str, passes: float
-) -> Rule:
-    """Return the rule that a field is within bounds."""
-    field = f"checkpoint.{name}"
-    return Rule(
-        id=f"CK{number}",
-        fields=(field,),
-        test=between(name, low, high),
-        why=why,
-        fix=fix,
-        fails={field: low - 1},
-        passes={field: passes},
-    )
-
-
 NUMBERS = (
-    _number(
-        16,
-        "save_retain_interval",
+    in_range(
+        "CK16",
+        "checkpoint.save_retain_interval",
         1,
         why="it is the interval in steps of the checkpoints that are never deleted",
         fix="Set checkpoint.save_retain_interval to 1 or more, or to null.",
         passes=1000,
     ),
-    _number(
-        17,
-        "async_hang_seconds",
+    in_range(
+        "CK17",
+        "checkpoint.async_hang_seconds",
         1,
         why="a background process that writes nothing for this time is killed, and a disk may pause briefly",
         fix="Set checkpoint.async_hang_seconds to 1 or more, such as 600.",
         passes=600,
     ),
-    _number(
-        18,
-        "async_ckpt_cpu_priority",
+    in_range(
+        "CK18",
+        "checkpoint.async_ckpt_cpu_priority",
         0,
         19,
         why="it is a nice value, and a process can only lower its own priority",
         fix="Set checkpoint.async_ckpt_cpu_priority to 0 to 19.",
         passes=10,
     ),
-    _number(
-        21,
-        "async_ckpt_io_priority",
+    in_range(
+        "CK21",
+        "checkpoint.async_ckpt_io_priority",
         0,
         3,
         why="the classes are 0 to 3",
         fix="Set checkpoint.async_ckpt_io_priority to 0 to 3, or to null for the default of the system.",
         passes=3,
     ),
-    _number(
-        37,
-        "dist_ckpt_workers",
+    in_range(
+        "CK37",
+        "checkpoint.dist_ckpt_workers",
         1,
         MAX_THREADS,
         why="each rank that writes starts that many threads",
         fix=f"Set checkpoint.dist_ckpt_workers to 1 to {MAX_THREADS}.",
         passes=1,
     ),
-    _number(
-        38,
-        "ckpt_step",
+    in_range(
+        "CK38",
+        "checkpoint.ckpt_step",
         0,
         why="steps are counted from 0",
         fix="Set checkpoint.ckpt_step to the step of a checkpoint, or leave it out for the newest.",
         passes=100,
     ),
-    _number(
-        39,
-        "replication_jump",
+    in_range(
+        "CK39",
+        "checkpoint.replication_jump",
         1,
         why="it is the distance in ranks between two holders of the same copy",
         fix="Set checkpoint.replication_jump to the number of ranks on a node, or to null.",
         passes=8,
     ),
-    _number(
-        40,
-        "replication_factor",
+    in_range(
+        "CK40",
+        "checkpoint.replication_factor",
         1,
         why="it counts the nodes that hold each copy",
         fix="Set checkpoint.replication_factor to 2 or more.",
@@ -138,14 +118,14 @@ _SOURCE: dict[str, object] = {
 }
 
 CONSISTENCY = (
-    Rule(
-        id="V064",
-        fields=("checkpoint.pretrained_checkpoint",),
-        test=pretrained_exists,
+    rule(
+        "V064",
+        "checkpoint.pretrained_checkpoint",
+        pretrained_exists,
         why="a run with initial weights must not start from random ones",
         fix="Set checkpoint.pretrained_checkpoint to an existing folder, or leave it out.",
-        fails={"checkpoint.pretrained_checkpoint": "/no/such/checkpoint"},
-        passes={"checkpoint.pretrained_checkpoint": None},
+        fails=("/no/such/checkpoint",),
+        passes=(None,),
     ),
     Rule(
         id="CK41",
@@ -169,346 +149,261 @@ CONSISTENCY = (
             "checkpoint.save": "runs/new/checkpoints",
         },
     ),
-    Rule(
-        id="CK42",
-        fields=("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
-        test=pretrained_has_checkpoint,
+    rule(
+        "CK42",
+        ("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
+        pretrained_has_checkpoint,
         why="a run with initial weights must not start from random ones",
         fix="Name a folder with trackers and iter_* folders, or one iter_* folder.",
-        fails={"checkpoint.pretrained_checkpoint": "/", _MANAGER: None, "facts.same_machine": True},
-        passes={"checkpoint.pretrained_checkpoint": None, _MANAGER: None, "facts.same_machine": True},
+        fails=("/", None, True),
+        passes=(None, None, True),
     ),
-    Rule(
-        id="CK43",
-        fields=("checkpoint.ckpt_step", "checkpoint.load", _MANAGER, "facts.same_machine"),
-        test=step_exists,
+    rule(
+        "CK43",
+        ("checkpoint.ckpt_step", "checkpoint.load", _MANAGER, "facts.same_machine"),
+        step_exists,
         why="there would be nothing to load",
         fix="Name one of these steps, or leave checkpoint.ckpt_step out for the newest.",
-        fails={
-            "checkpoint.ckpt_step": 100,
-            "checkpoint.load": "/",
-            _MANAGER: None,
-            "facts.same_machine": True,
-        },
-        passes={
-            "checkpoint.ckpt_step": None,
-            "checkpoint.load": "/",
-            _MANAGER: None,
-            "facts.same_machine": True,
-        },
+        fails=(100, "/", None, True),
+        passes=(None, "/", None, True),
     ),
-    Rule(
-        id="V065",
-        fields=("checkpoint.load_main_params_from_ckpt", "checkpoint.load_optim"),
-        test=main_params_without_optimizer,
+    excludes(
+        "V065",
+        {"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": True},
         why="the optimizer state already contains the main parameters",
         fix="Set checkpoint.load_optim=false or checkpoint.load_main_params_from_ckpt=false.",
-        fails={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": True},
-        passes={"checkpoint.load_main_params_from_ckpt": True, "checkpoint.load_optim": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
-    Rule(
-        id="V066",
-        fields=("checkpoint.async_save", "checkpoint.save", "checkpoint.use_persistent_ckpt_worker"),
-        test=async_save_has_folder,
+    rule(
+        "V066",
+        within("checkpoint", "async_save save use_persistent_ckpt_worker"),
+        async_save_has_folder,
         why="a background save needs a folder, and a worker that outlives the single save",
         fix="Set checkpoint.save and checkpoint.use_persistent_ckpt_worker=true, or async_save=false.",
-        fails={
-            "checkpoint.async_save": True,
-            "checkpoint.save": None,
-            "checkpoint.use_persistent_ckpt_worker": True,
-        },
-        passes={
-            "checkpoint.async_save": True,
-            "checkpoint.save": "checkpoints",
-            "checkpoint.use_persistent_ckpt_worker": True,
-        },
+        fails=(True, None, True),
+        passes=(True, "checkpoints", True),
     ),
-    Rule(
-        id="V067",
-        fields=(
-            "checkpoint.also_save_hf_checkpoint",
-            "checkpoint.ckpt_format",
-            "checkpoint.non_persistent_ckpt_type",
-        ),
-        test=hugging_face_has_weights,
+    rule(
+        "V067",
+        within("checkpoint", "also_save_hf_checkpoint ckpt_format non_persistent_ckpt_type"),
+        hugging_face_has_weights,
         why="the Hugging Face format is written from complete weights on the shared file system",
         fix="Use checkpoint.ckpt_format=torch_dist and no local non-persistent checkpoints.",
-        fails={
-            "checkpoint.also_save_hf_checkpoint": True,
-            "checkpoint.ckpt_format": "fsdp_dtensor",
-            "checkpoint.non_persistent_ckpt_type": None,
-        },
-        passes={
-            "checkpoint.also_save_hf_checkpoint": True,
-            "checkpoint.ckpt_format": "torch_dist",
-            "checkpoint.non_persistent_ckpt_type": None,
-        },
+        fails=(True, "fsdp_dtensor", None),
+        passes=(True, "torch_dist", None),
     ),
-    Rule(
-        id="V068",
-        fields=("checkpoint.ckpt_step", "checkpoint.load"),
-        test=ckpt_step_has_folder,
+    requires(
+        "V068",
+        {"checkpoint.ckpt_step": SET},
+        {"checkpoint.load": SET},
         why="the step is searched for in the folder of checkpoint.load",
         fix="Set checkpoint.load, or leave out checkpoint.ckpt_step.",
-        fails={"checkpoint.ckpt_step": 100, "checkpoint.load": None},
-        passes={"checkpoint.ckpt_step": 100, "checkpoint.load": "checkpoints"},
+        fails=(100, None),
+        passes=(100, "checkpoints"),
     ),
-    Rule(
-        id="V069",
-        fields=(
-            "checkpoint.dist_ckpt_optim_fully_reshardable",
-            "checkpoint.distrib_optim_fully_reshardable_mem_efficient",
-        ),
-        test=single_reshardable_form,
-        why="they are alternative ways to write the same state",
-        fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
-        fails={
+    excludes(
+        "V069",
+        {
             "checkpoint.dist_ckpt_optim_fully_reshardable": True,
             "checkpoint.distrib_optim_fully_reshardable_mem_efficient": True,
         },
-        passes={
-            "checkpoint.dist_ckpt_optim_fully_reshardable": True,
-            "checkpoint.distrib_optim_fully_reshardable_mem_efficient": False,
-        },
+        why="they are alternative ways to write the same state",
+        fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
+        fails=(True, True),
+        passes=(True, False),
     ),
-    Rule(
-        id="V244",
-        fields=("checkpoint.finetune", "checkpoint.pretrained_checkpoint", "checkpoint.load"),
-        test=finetune_has_weights,
+    rule(
+        "V244",
+        within("checkpoint", "finetune pretrained_checkpoint load"),
+        finetune_has_weights,
         why="fine-tuning needs initial weights",
         fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
-        fails={
-            "checkpoint.finetune": True,
-            "checkpoint.pretrained_checkpoint": None,
-            "checkpoint.load": None,
-        },
-        passes={
-            "checkpoint.finetune": True,
-            "checkpoint.pretrained_checkpoint": "/checkpoints/base",
-            "checkpoint.load": None,
-        },
+        fails=(True, None, None),
+        passes=(True, "/checkpoints/base", None),
     ),
-    Rule(
-        id="V131",
-        fields=("checkpoint.async_save", "checkpoint.ckpt_format"),
-        test=async_format,
+    requires(
+        "V131",
+        {"checkpoint.async_save": True},
+        {"checkpoint.ckpt_format": among(*DISTRIBUTED_FORMATS)},
         why="only the distributed layouts can be written in the background",
         fix="Set checkpoint.ckpt_format=torch_dist.",
-        fails={"checkpoint.async_save": True, "checkpoint.ckpt_format": "torch"},
-        passes={"checkpoint.async_save": True, "checkpoint.ckpt_format": "torch_dist"},
+        fails=(True, "torch"),
+        passes=(True, "torch_dist"),
     ),
-    Rule(
-        id="V135",
-        fields=(
-            "dist.use_gloo_process_groups",
-            "optimizer.use_distributed_optimizer",
-            "checkpoint.ckpt_format",
-        ),
-        test=format_without_gloo,
+    excludes(
+        "V135",
+        {
+            "dist.use_gloo_process_groups": False,
+            "optimizer.use_distributed_optimizer": True,
+            "checkpoint.ckpt_format": other_than(*DISTRIBUTED_FORMATS),
+        },
         why="the older layouts gather the optimizer state through Gloo",
         fix="Set checkpoint.ckpt_format=torch_dist or dist.use_gloo_process_groups=true.",
-        fails={
-            "dist.use_gloo_process_groups": False,
-            "optimizer.use_distributed_optimizer": True,
-            "checkpoint.ckpt_format": "torch",
-        },
-        passes={
-            "dist.use_gloo_process_groups": False,
-            "optimizer.use_distributed_optimizer": True,
-            "checkpoint.ckpt_format": "torch_dist",
-        },
+        fails=(False, True, "torch"),
+        passes=(False, True, "torch_dist"),
     ),
-    Rule(
-        id="CK01",
-        fields=("checkpoint.most_recent_k",),
-        test=most_recent_k_is_valid,
+    rule(
+        "CK01",
+        "checkpoint.most_recent_k",
+        most_recent_k_is_valid,
         why="-1 keeps every checkpoint and a positive number keeps that many; 0 would delete the newest one",
         fix="Set checkpoint.most_recent_k=-1, or to 1 or more.",
-        fails={"checkpoint.most_recent_k": 0},
-        passes={"checkpoint.most_recent_k": 2},
+        fails=(0,),
+        passes=(2,),
     ),
-    Rule(
-        id="CK02",
-        fields=("checkpoint.storage_writers_per_rank",),
-        test=between("storage_writers_per_rank", 1, MAX_THREADS),
+    in_range(
+        "CK02",
+        "checkpoint.storage_writers_per_rank",
+        1,
+        MAX_THREADS,
         why="each rank that writes starts that many threads, and a file for each",
         fix=f"Set checkpoint.storage_writers_per_rank to 1 to {MAX_THREADS}.",
-        fails={"checkpoint.storage_writers_per_rank": 0},
-        passes={"checkpoint.storage_writers_per_rank": 2},
+        fails=0,
+        passes=2,
     ),
-    Rule(
-        id="CK03",
-        fields=("checkpoint.ckpt_format",),
-        test=format_is_supported,
+    one_of(
+        "CK03",
+        "checkpoint.ckpt_format",
+        DISTRIBUTED_FORMATS,
         why="mb-checkpoint writes and reads Megatron Core's torch_dist, and fsdp_dtensor under Megatron-FSDP",
         fix="Set checkpoint.ckpt_format=torch_dist.",
-        fails={"checkpoint.ckpt_format": "torch_dcp"},
-        passes={"checkpoint.ckpt_format": "fsdp_dtensor"},
+        fails="torch_dcp",
+        passes="fsdp_dtensor",
     ),
-    Rule(
-        id="CK04",
-        fields=("checkpoint.dist_ckpt_strictness",),
-        test=strictness_returns_no_lists,
+    rule(
+        "CK04",
+        "checkpoint.dist_ckpt_strictness",
+        strictness_returns_no_lists,
         why="the return_* settings return lists of names, which this package does not use",
         fix="Set checkpoint.dist_ckpt_strictness=log_all or raise_all.",
-        fails={"checkpoint.dist_ckpt_strictness": "return_all"},
-        passes={"checkpoint.dist_ckpt_strictness": "raise_all"},
+        fails=("return_all",),
+        passes=("raise_all",),
     ),
-    Rule(
-        id="CK05",
-        fields=("checkpoint.non_persistent_save_interval", "checkpoint.non_persistent_ckpt_type"),
-        test=non_persistent_type_is_set,
+    requires(
+        "CK05",
+        {"checkpoint.non_persistent_save_interval": SET},
+        {"checkpoint.non_persistent_ckpt_type": SET},
         why="a non-persistent checkpoint is stored either on the shared file system or on each node",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
-        fails={
-            "checkpoint.non_persistent_save_interval": 5,
-            "checkpoint.non_persistent_ckpt_type": None,
-        },
-        passes={
-            "checkpoint.non_persistent_save_interval": 5,
-            "checkpoint.non_persistent_ckpt_type": "global",
-        },
+        fails=(5, None),
+        passes=(5, "global"),
     ),
-    Rule(
-        id="CK14",
-        fields=("checkpoint.non_persistent_save_interval", "checkpoint.save"),
-        test=non_persistent_needs_save,
+    requires(
+        "CK14",
+        {"checkpoint.non_persistent_save_interval": SET},
+        {"checkpoint.save": SET},
         why="a run that saves nothing saves no non-persistent checkpoints either",
         fix="Set checkpoint.save, or checkpoint.non_persistent_save_interval=null.",
-        fails={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": None},
-        passes={"checkpoint.non_persistent_save_interval": 5, "checkpoint.save": "checkpoints"},
+        fails=(5, None),
+        passes=(5, "checkpoints"),
     ),
-    Rule(
-        id="CK06",
-        fields=("checkpoint.non_persistent_ckpt_type",),
-        test=non_persistent_type_is_supported,
+    one_of(
+        "CK06",
+        "checkpoint.non_persistent_ckpt_type",
+        (None, "global", "local"),
         why="no trainer keeps checkpoints in memory; it would fail at the first save",
         fix="Set checkpoint.non_persistent_ckpt_type=global or local.",
-        fails={"checkpoint.non_persistent_ckpt_type": "in_memory"},
-        passes={"checkpoint.non_persistent_ckpt_type": "global"},
+        fails="in_memory",
+        passes="global",
     ),
-    Rule(
-        id="CK07",
-        fields=("checkpoint.non_persistent_ckpt_type", "checkpoint.non_persistent_local_ckpt_dir"),
-        test=local_dir_is_set,
+    requires(
+        "CK07",
+        {"checkpoint.non_persistent_ckpt_type": "local"},
+        {"checkpoint.non_persistent_local_ckpt_dir": SET},
         why="local checkpoints are stored in a folder on each node",
         fix="Set checkpoint.non_persistent_local_ckpt_dir.",
-        fails={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "checkpoint.non_persistent_local_ckpt_dir": None,
-        },
-        passes={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "checkpoint.non_persistent_local_ckpt_dir": "/local/checkpoints",
-        },
+        fails=("local", None),
+        passes=("local", "/local/checkpoints"),
     ),
-    Rule(
-        id="CK08",
-        fields=("checkpoint.replication", "checkpoint.non_persistent_ckpt_type"),
-        test=replication_needs_local,
+    requires(
+        "CK08",
+        {"checkpoint.replication": True},
+        {"checkpoint.non_persistent_ckpt_type": "local"},
         why="only local non-persistent checkpoints are copied to other nodes",
         fix="Set checkpoint.non_persistent_ckpt_type=local or checkpoint.replication=false.",
-        fails={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "global"},
-        passes={"checkpoint.replication": True, "checkpoint.non_persistent_ckpt_type": "local"},
+        fails=(True, "global"),
+        passes=(True, "local"),
     ),
-    Rule(
-        id="CK09",
-        fields=("checkpoint.async_strategy",),
-        test=async_strategy_is_known,
+    one_of(
+        "CK09",
+        "checkpoint.async_strategy",
+        ("mcore", "nvrx"),
         why="Megatron Core has the strategies mcore and nvrx",
         fix="Set checkpoint.async_strategy=mcore.",
-        fails={"checkpoint.async_strategy": "thread"},
-        passes={"checkpoint.async_strategy": "mcore"},
+        fails="thread",
+        passes="mcore",
     ),
-    Rule(
-        id="CK10",
-        fields=("checkpoint.save_interval", "checkpoint.non_persistent_save_interval"),
-        test=intervals_are_positive,
+    rule(
+        "CK10",
+        within("checkpoint", "save_interval non_persistent_save_interval"),
+        intervals_are_positive,
         why="it counts the steps between two checkpoints",
         fix="Set it to 1 or more, or to null for none but the last.",
-        fails={"checkpoint.save_interval": 0, "checkpoint.non_persistent_save_interval": None},
-        passes={"checkpoint.save_interval": 100, "checkpoint.non_persistent_save_interval": None},
+        fails=(0, None),
+        passes=(100, None),
     ),
-    Rule(
-        id="CK13",
-        fields=("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_installed"),
-        test=local_library_is_installed,
+    rule(
+        "CK13",
+        ("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_installed"),
+        local_library_is_installed,
         why="local checkpoints are written and read by that library",
         fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
-        fails={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "facts.nvidia_resiliency_ext_installed": False,
-        },
-        passes={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "facts.nvidia_resiliency_ext_installed": True,
-        },
+        fails=("local", False),
+        passes=("local", True),
     ),
-    Rule(
-        id="CK50",
-        fields=("facts.nvidia_resiliency_ext_version",),
-        test=incompatible_with_megatron,
+    rule(
+        "CK50",
+        "facts.nvidia_resiliency_ext_version",
+        incompatible_with_megatron,
         why="a run needs Megatron Core, whether or not it uses nvidia-resiliency-ext",
         fix='Install another version (pip install "nvidia-resiliency-ext==0.3.0"), or uninstall it.',
-        fails={"facts.nvidia_resiliency_ext_version": "0.4.1"},
-        passes={"facts.nvidia_resiliency_ext_version": "0.3.0"},
+        fails=("0.4.1",),
+        passes=("0.3.0",),
     ),
-    Rule(
-        id="CK52",
-        fields=("facts.torch_version",),
-        test=torch_cannot_load,
-        why="Megatron Core 0.19 loads with torch.distributed.checkpoint.load(no_dist=...), which 2.6 lacks",
-        fix="Install torch 2.7 or newer.",
-        fails={"facts.torch_version": "2.6.0+cu124"},
-        passes={"facts.torch_version": "2.7.0a0+nv25.3"},
+    rule(
+        "CK52",
+        "facts.torch_version",
+        torch_cannot_load,
+        why="loading with Megatron Core 0.19 is tested with torch 2.8 and newer, and fails with 2.6, whose "
+        "torch.distributed.checkpoint.load has no argument no_dist",
+        fix="Install torch 2.8 or newer.",
+        fails=("2.7.1+cu126",),
+        passes=("2.8.0a0+nv25.6",),
     ),
-    Rule(
-        id="CK51",
-        fields=("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_version"),
-        test=too_old_for_local,
+    rule(
+        "CK51",
+        ("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_version"),
+        too_old_for_local,
         why="local checkpoints are written and read by version 0.3 or newer",
         fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
-        fails={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "facts.nvidia_resiliency_ext_version": "0.2.1",
-        },
-        passes={
-            "checkpoint.non_persistent_ckpt_type": "local",
-            "facts.nvidia_resiliency_ext_version": "0.3.0",
-        },
+        fails=("local", "0.2.1"),
+        passes=("local", "0.3.0"),
     ),
-    Rule(
-        id="CK11",
-        fields=("checkpoint.ckpt_format", "checkpoint.non_persistent_ckpt_type"),
-        test=fsdp_dtensor_is_not_local,
+    excludes(
+        "CK11",
+        {"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.non_persistent_ckpt_type": "local"},
         why="local checkpoints are stored as Megatron Core's own pieces, which Megatron-FSDP does not have",
         fix="Set checkpoint.non_persistent_ckpt_type=global.",
-        fails={
-            "checkpoint.ckpt_format": "fsdp_dtensor",
-            "checkpoint.non_persistent_ckpt_type": "local",
-        },
-        passes={
-            "checkpoint.ckpt_format": "fsdp_dtensor",
-            "checkpoint.non_persistent_ckpt_type": "global",
-        },
+        fails=("fsdp_dtensor", "local"),
+        passes=("fsdp_dtensor", "global"),
     ),
-    Rule(
-        id="CK12",
-        fields=("checkpoint.ckpt_format", "checkpoint.fully_parallel_load"),
-        test=fsdp_dtensor_without_parallel_load,
+    excludes(
+        "CK12",
+        {"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.fully_parallel_load": True},
         why="under Megatron-FSDP each rank reads its own shards and no others, so there is nothing to exchange",
         fix="Set checkpoint.fully_parallel_load=false.",
-        fails={"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.fully_parallel_load": True},
-        passes={"checkpoint.ckpt_format": "torch_dist", "checkpoint.fully_parallel_load": True},
+        fails=("fsdp_dtensor", True),
+        passes=("torch_dist", True),
     ),
-    Rule(
-        id="CK15",
-        fields=("checkpoint.custom_manager_class",),
-        test=manager_package_exists,
+    rule(
+        "CK15",
+        "checkpoint.custom_manager_class",
+        manager_package_exists,
         why="the class is imported by that name when the run starts",
         fix="Give module and class, such as mine.storage.Manager, and install it or add its folder to PYTHONPATH.",
-        fails={"checkpoint.custom_manager_class": "no_such_package.Manager"},
-        passes={"checkpoint.custom_manager_class": "mb_checkpoint.DefaultCheckpointManager"},
+        fails=("no_such_package.Manager",),
+        passes=("mb_checkpoint.DefaultCheckpointManager",),
     ),
 )
 
@@ -526,18 +421,16 @@ _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PAT
 RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
 
 
-def violations(section: object) -> list[str]:
-    """Apply every rule that reads only the checkpoint section; return one line per violated rule of severity "error".
+def violations(section: object) -> list[Problem]:
+    """Return the violated rules of severity "error" that read only the checkpoint section. Changes nothing."""
+    problems = check({"checkpoint": section}, RULES)
+    return [problem for problem in problems if problem.severity == "error"]
 
-    For callers without a complete configuration; nothing is changed.
+
+def reject_violations(section: object) -> None:
+    """Check the checkpoint section on its own.
+
+    Raises:
+        CheckpointRulesError: Rules are violated; the message has a line for each.
     """
-    lines = []
-    for rule in RULES:
-        owners = {field.partition(".")[0] for field in rule.fields}
-        if owners != {"checkpoint"} or rule.severity != "error":
-            continue
-        names = [field.partition(".")[2] for field in rule.fields]
-        problem = rule.test(*(getattr(section, name) for name in names))
-        if problem is not None:
-            lines.append(f"{rule.fields[0]}: {problem}, because {rule.why}. {rule.fix} [{rule.id}]")
-    return lines
+    refuse({"checkpoint": section}, RULES, error=CheckpointRulesError)

@@ -5,8 +5,8 @@ import re
 MIN_VERSION = (0, 3)
 """Minimum version with the local checkpoints that this package writes."""
 
-MIN_TORCH = (2, 7)
-"""Minimum torch version whose distributed checkpoints Megatron Core 0.19 can load."""
+MIN_TORCH = (2, 8)
+"""Minimum torch version: that of `torch` in pyproject.toml, the lowest with which loading is tested."""
 
 INCOMPATIBLE_VERSIONS = {
     (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",

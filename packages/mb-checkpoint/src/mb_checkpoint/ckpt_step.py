@@ -1,0 +1,68 @@
+"""Handling of `ckpt_step`, the step to start from, which applies until a newer checkpoint is saved. Stdlib only."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mb_checkpoint.config import CheckpointConfig
+
+
+def start_fields(section: CheckpointConfig) -> dict[str, object]:
+    """Return the configured step and its folder, for the first event of a run; {} if no step is configured.
+
+    `release_ckpt_step` reads them from the events of the run.
+    """
+    if section.ckpt_step is None or section.finetune:
+        return {}
+    return {
+        "ckpt_step": section.ckpt_step,
+        "load": None if section.load is None else _absolute(section.load),
+    }
+
+
+def release_ckpt_step(section: CheckpointConfig, *, events: Iterable[Mapping[str, Any]]) -> str | None:
+    """Clear the configured step if a run started from it and has saved since; return the message, or None.
+
+    The same command, typed or queued again, thus resumes instead of starting from that step every time. Newer
+    checkpoints are in `save`, whatever folder the run started from: `load` is set to it.
+
+    Args:
+        section: its `ckpt_step` and `load` are set. Call this before the rules are checked: the step may be deleted.
+        events: events of the run, oldest first: mappings with "event" ("start", "resume", "save", ...) and "step"; the
+            first one of each process has the fields of `start_fields`.
+    """
+    start = start_fields(section)
+    newer = _saved_since(start, events) if start else None
+    if newer is None:
+        return None
+    step, load = section.ckpt_step, section.load
+    section.ckpt_step = None
+    section.load = section.save or section.load
+    return (
+        f"checkpoint.ckpt_step={step}: this run started from that step and has saved step {newer} since, so it resumes "
+        f"from its newest checkpoint. To start from step {step} again, use another folder: --out=NEW "
+        f"checkpoint.load={load}."
+    )
+
+
+def _saved_since(start: Mapping[str, object], events: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the newest step saved by the last process that started at a configured step, if that is `start`."""
+    last_start: Mapping[str, object] = {}
+    newest: int | None = None
+    for event in events:
+        kind = event.get("event")
+        if kind in ("start", "resume") and "ckpt_step" in event:
+            load = event.get("load")
+            last_start = {
+                "ckpt_step": event["ckpt_step"],
+                "load": _absolute(load) if isinstance(load, str) else None,
+            }
+            newest = None
+        elif kind == "save" and last_start == start and int(event["step"]) > int(str(start["ckpt_step"])):
+            newest = int(event["step"])
+    return newest
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path, so that different spellings of one path are equal."""
+    return os.path.abspath(path)  # noqa: PTH100  # pathlib keeps `..`

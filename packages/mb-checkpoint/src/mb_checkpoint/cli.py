@@ -1,0 +1,121 @@
+"""Command line `mb-checkpoint`: list, show, verify, compare and prune checkpoints. Requires the extra `cli`.
+
+Each command imports its implementation, and with it torch, when it is called, so that `--help` is fast.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mb_checkpoint.cli_errors import exit_codes
+from mb_checkpoint.trust import trusted
+
+
+class CommandWithExample(TyperCommand):
+    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the command."""
+        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = arguments
+
+
+def trust_folders(context: typer.Context, folders: list[Path] | None) -> list[Path] | None:
+    """Trust the folders until the command ends."""
+    context.with_resource(trusted(*(folders or ())))
+    return folders
+
+
+Trust = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust",
+        metavar="DIR",
+        callback=trust_folders,
+        help="Unpickle whatever legacy checkpoints in DIR hold: their authors can execute any code here; repeatable.",
+        show_default=False,
+    ),
+]
+"""Option of every command that reads checkpoints."""
+
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="A run folder, its checkpoints, or one iter_* folder.", show_default=False
+    ),
+]
+Root = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A run folder, or the checkpoints in it.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Step = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Step; default: the newest.", show_default=False)
+]
+
+app = typer.Typer(
+    help="Inspect checkpoints, and delete old ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _run(command: str, *arguments: Any, **options: Any) -> None:
+    """Run a command of `cli_commands`, which returns the exit code."""
+    with exit_codes():
+        raise typer.Exit(getattr(import_module("mb_checkpoint.cli_commands"), command)(*arguments, **options))
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
+def ls(root: Root, json: AsJson = False, _trust: Trust = None) -> None:
+    """List the checkpoints, newest first: step, size, problems, and which one the trackers name."""
+    _run("ls", root, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 100")
+def show(checkpoint: Checkpoint, step: Step = None, json: AsJson = False, _trust: Trust = None) -> None:
+    """Show the contents of a checkpoint: counters, parallel layout, versions, tensors."""
+    _run("show", checkpoint, step=step, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
+def verify(checkpoint: Checkpoint, json: AsJson = False, _trust: Trust = None) -> None:
+    """Read every file of every checkpoint and compare it with the manifest. Exit code 1 if there are problems."""
+    _run("verify", checkpoint, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/a runs/b --values")
+def diff(
+    old: Checkpoint,
+    new: Checkpoint,
+    values: Annotated[bool, typer.Option("--values", help="Read and compare the tensors, too.")] = False,
+    json: AsJson = False,
+    _trust: Trust = None,
+) -> None:
+    """Print the differences between two checkpoints. Exit code 1 if there are any."""
+    _run("diff", old, new, values=values, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --keep 2 --dry-run")
+def prune(
+    root: Root,
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Number of the newest to keep.")],
+    retain_interval: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep multiples of N, too.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
+    json: AsJson = False,
+    _trust: Trust = None,
+) -> None:
+    """Delete old checkpoints; never one that a tracker names or that is being read."""
+    _run("prune", root, keep=keep, retain_interval=retain_interval, dry_run=dry_run, as_json=json)

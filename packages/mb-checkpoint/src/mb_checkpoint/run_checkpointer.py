@@ -1,0 +1,243 @@
+"""Checkpoints of a training loop: a manager, bound to the parts of one run."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mb_checkpoint.adapters import KeyFilter
+from mb_checkpoint.context import (
+    CheckpointLoadContext,
+    CheckpointManager,
+    CheckpointSaveContext,
+    ConfigLike,
+    FailedSave,
+    LoadedCheckpoint,
+    RerunStateMachineLike,
+    SavedCheckpoint,
+    ScheduledSave,
+    SchedulerLike,
+    TrainStateLike,
+)
+from mb_checkpoint.run_load import load_run
+from mb_checkpoint.save_retry import SaveRetry
+
+
+class RunCountersLike(TrainStateLike, Protocol):
+    """Counters of a run; `mb_loop.TrainState` matches."""
+
+    @property
+    def step(self) -> int:
+        """Number of finished steps."""
+        ...
+
+    @property
+    def floating_point_operations_so_far(self) -> float:
+        """Operations of all steps so far."""
+        ...
+
+
+class RunStateLike(Protocol):
+    """State of the run outside model and optimizer; `mb_loop.LoopState` matches."""
+
+    @property
+    def train_state(self) -> RunCountersLike:
+        """The counters."""
+        ...
+
+    @property
+    def cfg(self) -> ConfigLike:
+        """The configuration, which is stored with each checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOutcome:
+    """Outcome of a save that has ended, identical on all ranks except for `seconds`."""
+
+    step: int
+    """Step of the checkpoint."""
+    non_persistent: bool
+    """Whether the checkpoint is non-persistent: the next non-persistent one replaces it."""
+    written: bool
+    """Whether the checkpoint is complete; False: the save failed, and the run continues."""
+    path: Path | None = None
+    """Folder of the checkpoint; None: not known, or failed."""
+    seconds: float | None = None
+    """Time for which the save blocked the training loop on this rank."""
+    write_seconds: float | None = None
+    """Time from the start of the save to the commit; None: not known, or failed."""
+    total_bytes: int | None = None
+    """Size of the files of all ranks; None: not known, or failed."""
+    message: str | None = None
+    """Log line of the checkpoint, or the reason of the failure; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StartedSave:
+    step: int
+    non_persistent: bool
+    seconds: float
+    """Time for which the call blocked the training loop."""
+
+
+class RunCheckpointer:
+    """Checkpointer of one run. All methods are collective over the world.
+
+    Saves and loads the parts that are bound at construction, through any checkpoint manager. A save that fails, also in
+    the background, is retried before the next step, then after 2, 4, ... (at most 64) steps; training continues
+    meanwhile. At the end of the run it is retried once, and a failure is then an error. With
+    `checkpoint.on_save_error=raise` the default manager raises by itself, which ends the run at once.
+
+    In a loop, after each step, on all ranks (`mb_loop.train` does this)::
+
+        outcomes = checkpointer.poll(blocking=False)
+        if checkpointer.retry_due(blocking=False) or step % save_interval == 0:
+            outcomes += checkpointer.save(step, non_persistent=False)
+
+    and at the end the same with `blocking=True`, followed by one more blocking poll, which raises if the retry failed.
+
+    Args:
+        manager: writes and reads the checkpoints. Create it with `log_outcomes=False`, as outcomes are logged here.
+        state: counters and configuration.
+        model: model chunks of this rank.
+        optimizer: Megatron optimizer; None: only weights.
+        scheduler: learning-rate scheduler.
+        groups: process groups, as `CheckpointSaveContext.pg_collection`.
+        train_data_iterator: its position is stored and restored if it is stateful (see `dataloader.positioned`).
+        rerun_state_machine: its state is stored and restored; None: there is none.
+        adapter_key_filter: accepts the parameters that a checkpoint holds; None: all of them.
+        log: receives one line per load, save and skipped checkpoint, on every rank.
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(  # noqa: PLR0913 - parts, each by name
+        self,
+        manager: CheckpointManager,
+        *,
+        state: RunStateLike,
+        model: Sequence[Any],
+        optimizer: Any | None,
+        scheduler: SchedulerLike | None,
+        groups: Any | None = None,
+        train_data_iterator: Any | None = None,
+        rerun_state_machine: RerunStateMachineLike | None = None,
+        adapter_key_filter: KeyFilter | None = None,
+        log: Callable[[str], object] = lambda _line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._state = state
+        self._bound: dict[str, Any] = {
+            "state": state,
+            "model": model,
+            "optimizer": optimizer,
+            "opt_param_scheduler": scheduler,
+            "pg_collection": groups,
+            "train_data_iterator": train_data_iterator,
+            "rerun_state_machine": rerun_state_machine,
+            "adapter_key_filter": adapter_key_filter,
+        }
+        self._log = log
+        self._clock = clock
+        self._retry = SaveRetry()
+        self._last = _StartedSave(step=0, non_persistent=False, seconds=0.0)
+        self._in_flight = False
+
+    def load(self, *, dataloader_load: Path | str | None = None) -> LoadedCheckpoint:
+        """Resume from the newest intact checkpoint, or load weights, as the manager is configured; log the result.
+
+        A custom manager is treated as `run_load.load_run` describes.
+
+        Args:
+            dataloader_load: folder with the positions of data loaders, if they are not in the checkpoint.
+
+        Raises:
+            ManagerStateError: a custom manager returned a step and left the counters unchanged.
+        """
+        context = CheckpointLoadContext(
+            **self._bound, dataloader_load=None if dataloader_load is None else Path(dataloader_load)
+        )
+        return load_run(self._manager, context, counters=self._state.train_state, log=self._log)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next poll may block, because a background save is in flight."""
+        return self._in_flight
+
+    def save(self, step: int, *, non_persistent: bool) -> list[SaveOutcome]:
+        """Write a checkpoint, or start a background save; return the saves that have ended, oldest first.
+
+        Waits for a previous save that is still in flight, which is then the first of the result. The retry at the end
+        of the run waits for its own write as well.
+        """
+        ended = self._finalize(blocking=True)
+        context = CheckpointSaveContext(
+            **self._bound,
+            num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
+            non_persistent_ckpt=non_persistent,
+        )
+        start = self._clock()
+        outcome = self._manager.save(context, None)
+        self._last = _StartedSave(step=step, non_persistent=non_persistent, seconds=self._clock() - start)
+        self._in_flight = not isinstance(outcome, SavedCheckpoint | FailedSave)
+        if not isinstance(outcome, ScheduledSave):
+            return [*ended, self._on_ended(outcome)]
+        self._log(f"  {outcome.message}")
+        if self._retry.is_last_attempt:
+            ended += self._finalize(blocking=True)
+        return ended
+
+    def wait(self) -> list[SaveOutcome]:
+        """Wait for the background save in flight, and return it. The background process continues. Collective."""
+        return self._finalize(blocking=True)
+
+    def poll(self, *, blocking: bool) -> list[SaveOutcome]:
+        """Return the background saves that have ended (`blocking`: wait for them, and end the background process).
+
+        Raises:
+            CheckpointSaveError: blocking, and the last save and its retry at the end of the run failed.
+        """
+        ended = self._finalize(blocking=blocking, terminate=blocking)
+        if blocking:
+            self._retry.raise_if_exhausted(self._state.train_state.step)
+        return ended
+
+    def retry_due(self, *, blocking: bool) -> bool:
+        """Return whether a failed save is to be repeated now. Call it once after each poll, with its `blocking`."""
+        return self._retry.is_due(at_end=blocking)
+
+    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveOutcome]:
+        """Poll the background save in flight, which is the one started last."""
+        outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
+        if outcome is None:
+            return []
+        self._in_flight = False
+        return [self._on_ended(outcome)]
+
+    def _on_ended(self, outcome: object) -> SaveOutcome:
+        """Log an outcome of the manager, and return its record. Any but a `FailedSave` counts as a complete save.
+
+        A custom manager may return records of other classes, or None.
+        """
+        last = self._last
+        message = getattr(outcome, "message", None)  # a custom manager's record may lack a message
+        if isinstance(outcome, FailedSave):
+            self._retry.on_failed(outcome.message)
+            self._log(f"error: {message}")
+        else:
+            self._retry.on_saved()
+            if message is not None:
+                self._log(f"  {message}")
+        saved = outcome if isinstance(outcome, SavedCheckpoint) else None
+        return SaveOutcome(
+            step=last.step,
+            non_persistent=last.non_persistent,
+            written=not isinstance(outcome, FailedSave),
+            path=None if saved is None else saved.path,
+            seconds=last.seconds,
+            write_seconds=None if saved is None else saved.seconds,
+            total_bytes=None if saved is None else saved.total_bytes,
+            message=message,
+        )

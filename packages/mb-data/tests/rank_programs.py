@@ -10,19 +10,19 @@ SAMPLES = 16
 
 def read_corpus(sources, cache_dir):
     """Read one epoch on both ranks. Return the micro-batches of this rank."""
-    config, train = _train(sources, cache_dir, is_built_on_rank=lambda: True)
+    config, train = _train(sources, cache_dir, reads_data=True)
     return _batches(config, train, rank=torch.distributed.get_rank(), ranks=2)
 
 
 def read_corpus_on_rank_zero(sources, cache_dir):
     """Read one epoch on rank 0 only. Return its samples, and None on rank 1."""
-    config, train = _train(sources, cache_dir, is_built_on_rank=lambda: torch.distributed.get_rank() == 0)
+    config, train = _train(sources, cache_dir, reads_data=torch.distributed.get_rank() == 0)
     if train is None:
         return None
     return [row for batch in _batches(config, train, rank=0, ranks=1) for row in batch]
 
 
-def _train(sources, cache_dir, *, is_built_on_rank):
+def _train(sources, cache_dir, *, reads_data):
     config = TextCorpusConfig(
         seq_length=8,
         sources=[sources],
@@ -32,8 +32,10 @@ def _train(sources, cache_dir, *, is_built_on_rank):
         test_fraction=0.2,
         num_workers=0,
     )
-    context = DatasetBuildContext(train_samples=SAMPLES, valid_samples=2, test_samples=2)
-    return config, build_gpt_datasets(config, context, is_built_on_rank=is_built_on_rank)[0]
+    context = DatasetBuildContext(
+        train_samples=SAMPLES, valid_samples=2, test_samples=2, reads_data=reads_data
+    )
+    return config, build_gpt_datasets(config, context)[0]
 
 
 def _batches(config, train, *, rank, ranks):

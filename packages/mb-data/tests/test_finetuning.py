@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_data import (
+    BatchPadding,
     BatchSampler,
     ByteTokenizer,
     ConfigError,
@@ -72,8 +73,8 @@ def config(root, tmp_path):
 
 def build(config, *, train=4, valid=0, test=0, tokenizer=None, **options):
     counts = {"train_samples": train, "valid_samples": valid, "test_samples": test}
-    context = DatasetBuildContext(**counts, tokenizer=tokenizer or ByteTokenizer())
-    return build_finetuning_datasets(config, context, **options)
+    context = DatasetBuildContext(**counts, tokenizer=tokenizer or ByteTokenizer(), **options)
+    return config.build_datasets(context)
 
 
 def seen(ids, loss_mask, tokenizer=None):
@@ -255,7 +256,7 @@ def test_fewer_training_samples_are_the_first_ones(config):
 
 
 def test_batches_are_padded_to_their_longest_sample_or_a_given_length(config):
-    train, valid, _ = build(config, valid=2, pad_to_multiple=16)
+    train, valid, _ = build(config, valid=2, padding=BatchPadding(multiple=16))
     batch = valid.collate([valid[0], valid[1]])
     assert {name: (tuple(each.shape), each.dtype) for name, each in batch.items()} == {
         "tokens": ((2, 32), torch.int64),
@@ -266,7 +267,7 @@ def test_batches_are_padded_to_their_longest_sample_or_a_given_length(config):
     assert batch["loss_mask"].sum(1).tolist() == [5, 6]
     assert batch["tokens"][0, 8:].unique().tolist() == [END]
     assert batch["position_ids"][1].tolist() == list(range(32))
-    _, valid, _ = build(config, valid=2, pad_to_max_length=True)
+    _, valid, _ = build(config, valid=2, padding=BatchPadding(to_max_length=True))
     assert valid.collate([valid[0]])["tokens"].shape == (1, 64)
     config.dataset_kwargs = {"pad_to_max_length": True}
     train, _, _ = build(config)
@@ -309,7 +310,7 @@ def test_invalid_options(given, message):
 
 
 def test_a_section_without_data_is_rejected():
-    with pytest.raises(ConfigError, match=r"dataset.dataset_root: is None \[V047\]"):
+    with pytest.raises(ConfigError, match=r"\[V047\] dataset.dataset_root: is None, because"):
         FinetuningDatasetConfig(64).finalize()
 
 
@@ -409,3 +410,8 @@ def test_a_global_batch_that_cannot_be_distributed_is_rejected(sizes, error, mes
 def test_the_batch_loader_requires_a_global_batch_size(config, many):
     with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
         read(config, many, batch=None)
+
+
+def test_a_missing_file_of_samples_is_named(config, tmp_path):
+    with pytest.raises(DataPathError, match=r"none\.jsonl: no such file"):
+        tokenize_samples(tmp_path / "none.jsonl", config=config, tokenizer=ByteTokenizer())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mb_data import DataPathError, IndexedFormatError, IndexedSummary, IndexedWriter, verify_prefix
-from mb_data.indexed import token_dtype
+from mb_data.indexed import sequence_lengths, token_dtype
 
 
 def test_the_bytes_of_a_small_pair(tmp_path):
@@ -121,3 +121,8 @@ class TestDamaged:
         (tmp_path / "pair.bin").write_bytes((content + b"\0\0")[:size])
         with pytest.raises(IndexedFormatError, match=f"{size} bytes found, 2200 expected"):
             verify_prefix(prefix)
+
+
+def test_lengths_of_a_missing_index_name_its_path(tmp_path):
+    with pytest.raises(DataPathError, match=r"none\.idx: no such file; .* contains no \.idx file"):
+        sequence_lengths(tmp_path / "none")

@@ -40,9 +40,9 @@ def config(tmp_path):
 
 def build(config, *, train=0, valid=2, log=None):
     context = DatasetBuildContext(
-        train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer()
+        train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer(), log=log
     )
-    return build_finetuning_datasets(config, context, log=log)
+    return build_finetuning_datasets(config, context)
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mb_data import RULES, TokenizerConfig
+from mb_data import RULES, TokenizerConfig, validation_rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -41,7 +41,7 @@ def test_ids_are_unique():
         ("D11", ("nothing",), "the type does not exist"),
         ("D12", ("HuggingFaceTokenizer", None, None, None, None), "without tokenizer_model"),
         ("D12", ("GPT2BPETokenizer", None, None, "vocab.json", None), "merge_file=None"),
-        ("D33", (0,), "0 would have no effect"),
+        ("D33", (0,), "is not supported (null_tokenizer_pad_id=0)"),
         ("D83", (1000, None, "e2m1", None, False), "is 1000 with fp4=e2m1"),
     ],
 )
@@ -66,3 +66,32 @@ def test_sections_and_rules_need_the_standard_library_only():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+SETS = {"multiple_validation_sets": True}
+NAMED = {**SETS, "validation_set_names": ["x", "y"]}
+TWO = [["a/books", "a/web"], None]
+
+
+@pytest.mark.parametrize(
+    ("validation", "dataset", "violated"),
+    [
+        (SETS, {"data_path": "a/books a/web"}, []),
+        (SETS, {"blend": TWO}, []),
+        (SETS, {"blend_per_split": [TWO, None, None], "blend": TWO}, ["T33"]),
+        (SETS, {"data_path": "1 a/valid 1 b/valid"}, ["T34"]),
+        (NAMED, {"data_path": "1 a/valid 1 b/valid"}, []),
+        (NAMED, {"blend_per_split": [None, [["a/books"], None], None]}, ["T34"]),
+        (NAMED, {"blend_per_split": [None]}, []),  # a rule of the dataset rejects it
+        (SETS, {"data_path": ""}, []),
+        ({}, {"blend": TWO}, []),
+    ],
+)
+def test_validation_sets_have_prefixes_and_different_names(validation, dataset, violated):
+    values = {f"validation.{name}": value for name, value in validation.items()}
+    values |= {
+        "dataset.mmap_bin_files": True,
+        **{f"dataset.{name}": value for name, value in dataset.items()},
+    }
+    problems = {rule.id: rule.test(*map(values.get, rule.fields)) for rule in validation_rules.RULES}
+    assert [rule_id for rule_id, problem in problems.items() if problem is not None] == violated

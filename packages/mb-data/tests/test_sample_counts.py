@@ -13,6 +13,12 @@ SIZES = {"global_batch_size": 8, "eval_interval": 30, "eval_iters": 2}
         ({"eval_interval": None}, SampleCounts(train=800, valid=0, test=16)),
         ({"eval_iters": 0}, SampleCounts(train=800, valid=0, test=0)),
         ({"train_samples": 777}, SampleCounts(train=777, valid=64, test=16)),
+        ({"validation_sets": True}, SampleCounts(train=800, valid=64, test=16)),
+        ({"validation_sets": True, "eval_iters": None}, SampleCounts(train=800, valid=1, test=0)),
+        (
+            {"validation_sets": True, "eval_interval": None, "eval_iters": 0},
+            SampleCounts(train=800, valid=0, test=0),
+        ),
     ],
 )
 def test_counts(changes, counts):

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from mb_data.errors import BlendError
+
 Blend = tuple[list[str], list[float] | None]
 """Prefixes of `.bin`/`.idx` pairs, and their weights; None weights each prefix in proportion to its size."""
 
@@ -24,24 +26,24 @@ def blend_from_path(data_path: str | Sequence[str]) -> Blend:
             prefix if the first entry of every pair is a number.
 
     Raises:
-        ValueError: `data_path` is empty, only some of the pairs start with a number, or a weight is not positive.
+        BlendError: `data_path` is empty, only some of the pairs start with a number, or a weight is not positive.
     """
     entries = data_path.split() if isinstance(data_path, str) else [str(entry).strip() for entry in data_path]
     if not entries:
-        raise ValueError("dataset.data_path: is empty. Set at least one prefix of a .bin/.idx pair.")
+        raise BlendError("dataset.data_path: is empty. Set at least one prefix of a .bin/.idx pair.")
     weights = [_parse_number(entry) for entry in entries[::2]]
     numbers = [weight for weight in weights if weight is not None]
     if len(entries) % 2 or not numbers:
         return entries, None
     if len(numbers) < len(weights):
-        raise ValueError(
+        raise BlendError(
             f"dataset.data_path: {len(numbers)} of {len(weights)} prefixes have a weight ({' '.join(entries)}); "
             "a blend has a weight for every prefix or for none. Write WEIGHT PREFIX WEIGHT PREFIX ..., or omit all "
             "weights."
         )
     wrong = find_bad_weights(numbers)
     if wrong:
-        raise ValueError(
+        raise BlendError(
             f"dataset.data_path: {wrong}; prefixes are sampled in proportion to their weights. Use positive numbers."
         )
     return entries[1::2], numbers

@@ -1,115 +1,34 @@
-"""Configuration sections for datasets and data loaders. Standard library only.
+"""Configuration sections for GPT datasets. Standard library only.
 
 The constructor of a section reads no files and performs no checks. `finalize()` computes derived fields, may be called
 repeatedly, and raises if values contradict each other.
 """
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 from mb_data.aliases import accept_sequence_length
 from mb_data.blend import Blend, blend_from_path, split_matrix
+from mb_data.dataset_provider import BuiltInDatasetConfig
+from mb_data.dataset_provider import DatasetBuildContext as DatasetBuildContext
+from mb_data.dataset_provider import DatasetProvider as DatasetProvider
+from mb_data.loader_config import DataloaderConfig as DataloaderConfig
 from mb_data.rules import check_section
-from mb_data.strict_fields import StrictFields
 from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from mb_data.value_types import reject_wrong_types
 
 
-@dataclass(kw_only=True)
-class DataloaderConfig(StrictFields):
-    """Settings of the data loader. Every dataset section inherits these fields."""
-
-    dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
-    """`single`: one epoch in the dataset's order. `cyclic`: endless epochs, each shuffled. `batch`: as `single`, but
-    complete global batches, sorted by sample length. `external`: the dataset is an iterable of finished batches; its
-    position is saved if its `iterable` has `save_state()` and `restore_state(state)`. None means `single`."""
-
-    num_workers: int = 2
-    """Worker processes of each loader; 0 loads in the training process."""
-
-    data_sharding: bool = True
-    """Accepted for compatibility; the loader always behaves as with False. The cyclic order is global over all ranks
-    and identical for every data-parallel size. It is never split into one range per rank, as True does in Megatron's
-    loader."""
-
-    pin_memory: bool = True
-    """Copy batches to page-locked memory. Has no effect without a GPU."""
-
-    drop_last: bool = True
-    """Drop the samples at the end of a single epoch that do not fill a micro-batch on every rank."""
-
-    persistent_workers: bool = True
-    """Keep worker processes alive between epochs. finalize() sets False if `num_workers` is 0."""
-
-    trust_remote_code: bool | None = None
-    """Allow a dataset from the Hugging Face Hub to run the code that it contains."""
-
-    dataloader_save: str | None = None
-    """Folder to which the position of an external loader is saved in addition to the checkpoint, in `iter_*`
-    subfolders. None: saved in the checkpoint only."""
-
-    dataloader_load: str | None = None
-    """Folder from which the position of an external loader is loaded, in `iter_*` subfolders. None: loaded from the
-    checkpoint."""
-
-    def finalize(self) -> None:
-        """Set `persistent_workers` to False if there are no workers.
-
-        Raises:
-            FieldTypeError: Values have a wrong type.
-        """
-        reject_wrong_types(self, path="dataset")
-        if self.num_workers == 0:
-            self.persistent_workers = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetBuildContext:
-    """Arguments of a dataset provider. A sample count of 0 requests no such split."""
-
-    train_samples: int
-    """Training samples (sequences)."""
-
-    valid_samples: int
-    """Validation samples (sequences)."""
-
-    test_samples: int
-    """Test samples (sequences)."""
-
-    tokenizer: Any = None
-    """Tokenizer of this package or of Megatron. None: the provider needs none or has its own."""
-
-    pg_collection: Any = None
-    """Megatron's ProcessGroupCollection, for providers that read different data on different ranks."""
-
-    progress: Callable[[str, int, int], None] | None = None
-    """Called with the stage, the number of sample indices that are built or loaded, and their total."""
-
-
-@dataclass(kw_only=True)
-class DatasetProvider(DataloaderConfig, ABC):
-    """Base class for custom dataset sections: the fields of the loader, and one method to implement."""
-
-    @abstractmethod
-    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
-        """Return the training, validation and test datasets; None for a split that does not exist.
-
-        Called on every rank that reads data. A dataset is a map-style dataset whose samples are dictionaries of
-        tensors.
-        """
-
-
 @accept_sequence_length
 @dataclass(kw_only=True)
-class GPTDatasetConfig(DataloaderConfig):
+class GPTDatasetConfig(BuiltInDatasetConfig):
     """Section for tokens from `.bin`/`.idx` pairs, cut into sequences by Megatron Core.
 
     Without any data path, tokens are generated.
     """
+
+    builder: ClassVar[str] = "mb_data.mcore:build_gpt_datasets"
 
     seq_length: int = field(kw_only=False)
     """Tokens in one sample. May be passed as first positional argument, or as `sequence_length`."""

@@ -1,37 +1,85 @@
 """Exceptions of this package. Standard library only."""
 
+from typing import ClassVar
 
-class BadDocumentError(ValueError):
+
+class DataError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of the command line: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class BadDocumentError(DataError, ValueError):
     """An input file contains something that is not a document. The message names file and line."""
 
+    bad_input = True
 
-class CorpusError(ValueError):
+
+class BlendError(DataError, ValueError):
+    """A text cannot be parsed as a blend of prefixes and weights."""
+
+    bad_input = True
+
+
+class CorpusError(DataError, ValueError):
     """The sources do not provide what the settings require."""
 
+    bad_input = True
 
-class DataPathError(FileNotFoundError):
+
+class DataPathError(DataError, FileNotFoundError):
     """A named file does not exist, or only one file of a `.bin`/`.idx` pair exists."""
 
+    bad_input = True
 
-class DocumentNumberError(IndexError):
+
+class DocumentNumberError(DataError, IndexError):
     """A pair has no document with this number."""
 
+    bad_input = True
 
-class IndexedFormatError(ValueError):
+
+class IndexedFormatError(DataError, ValueError):
     """A `.bin`/`.idx` pair does not match its header."""
 
+    bad_input = True
 
-class NotEnoughSamplesError(RuntimeError):
+
+class NothingToIndexError(DataError, ValueError):
+    """The datasets of a section have no sample indices."""
+
+
+class NotEnoughSamplesError(DataError, RuntimeError):
     """A dataset has fewer samples than requested."""
 
 
-class TokenizerError(ValueError):
+class PairExistsError(DataError, FileExistsError):
+    """A `.bin`/`.idx` pair exists and would be overwritten."""
+
+
+class SectionFileError(DataError, ValueError):
+    """A file of sections cannot be read."""
+
+    bad_input = True
+
+
+class TokenizerError(DataError, ValueError):
     """A tokenizer cannot be read, or lacks a required property."""
+
+    bad_input = True
 
 
 class TokenizerLibraryError(TokenizerError, ModuleNotFoundError):
     """The library that reads this kind of tokenizer is not installed."""
 
 
-class WorkerError(RuntimeError):
+class ValidationDataError(DataError, ValueError):
+    """The validation data does not have the sets that the settings require."""
+
+
+class WorkerError(DataError, RuntimeError):
     """A worker process exited without returning a result: it was killed, or ran out of memory."""

@@ -1,7 +1,6 @@
 """Builder of fill-in-the-middle datasets from Megatron Core's GPT datasets."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,8 +15,6 @@ from mb_data.tokenizers import Tokenizer
 def build_fim_datasets(
     config: GPTFIMDatasetConfig | FIMTextCorpusConfig,
     context: DatasetBuildContext,
-    *,
-    is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> DatasetSplits:
     """Build fill-in-the-middle datasets for training, validation and test.
 
@@ -27,7 +24,6 @@ def build_fim_datasets(
         config: The dataset section; not modified.
         context: Sample counts of the splits, and the tokenizer that produced the tokens unless the section has one. A
             text corpus is tokenized with it; to use the corpus's own tokenizer, wrap it in `ExtendedTokenizer`.
-        is_built_on_rank: Returns True if this rank reads data.
 
     Returns:
         Train, validation and test; None in the same cases as `build_gpt_datasets`.
@@ -44,7 +40,6 @@ def build_fim_datasets(
     texts = build_gpt_datasets(
         _text_section(config, tokenizer),
         replace(context, tokenizer=tokenizer),
-        is_built_on_rank=is_built_on_rank,
     )
 
     def rewrite(split: Any) -> FIMDataset | None:

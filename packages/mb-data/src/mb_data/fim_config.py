@@ -4,9 +4,12 @@ Texts are read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from p
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mb_data.aliases import accept_sequence_length
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
+
+_BUILDER = "mb_data.fim_build:build_fim_datasets"
 
 
 @dataclass(kw_only=True)
@@ -47,8 +50,12 @@ class FillInTheMiddleOptions:
 class GPTFIMDatasetConfig(FillInTheMiddleOptions, GPTDatasetConfig):
     """Section for fill-in-the-middle data from `.bin`/`.idx` pairs; without any data path, from generated tokens."""
 
+    builder: ClassVar[str] = _BUILDER
+
 
 @accept_sequence_length
 @dataclass(kw_only=True)
 class FIMTextCorpusConfig(FillInTheMiddleOptions, TextCorpusConfig):
     """Section for fill-in-the-middle data from plain text files."""
+
+    builder: ClassVar[str] = _BUILDER

@@ -5,7 +5,9 @@ The rules do not apply to a dataset that lacks one of their fields, or whose fir
 
 from typing import Any
 
-from mb_data.rule import Rule, unless
+from mb_data._rule_kinds import rule
+from mb_data._rules import Rule
+from mb_data.conditions import unless
 
 FIM_PARTS = ("prefix", "middle", "suffix")
 """Parts of a document, and names of the special tokens that precede them."""
@@ -48,44 +50,44 @@ def _fixed_value(number: int, name: str, value: object, *, requested: object, wh
         return unless(not fim or found in (value, None), f"{found!r} would have no effect")
 
     path = f"dataset.{name}"
-    return Rule(
-        id=f"D{number}",
-        fields=(_FIM, path),
-        test=other,
+    return rule(
+        f"D{number}",
+        (_FIM, path),
+        other,
         why=why,
         fix=f"Leave dataset.{name} unset.",
-        fails={_FIM: True, path: requested},
-        passes={_FIM: True, path: value},
+        fails=(True, requested),
+        passes=(True, value),
     )
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="D91",
-        fields=_RATES,
-        test=_check_rates,
+    rule(
+        "D91",
+        _RATES,
+        _check_rates,
         why="they define the fraction of documents that are rewritten, and the fraction of these in SPM order",
         fix="Set both to values from 0 to 1, for example 0.5.",
-        fails=dict(zip(_RATES, (True, 0.5, None), strict=True)),
-        passes=dict(zip(_RATES, (True, 0.9, 0.5), strict=True)),
+        fails=(True, 0.5, None),
+        passes=(True, 0.9, 0.5),
     ),
-    Rule(
-        id="D92",
-        fields=(_FIM, "dataset.fim_extra_tokens"),
-        test=_check_tokens,
+    rule(
+        "D92",
+        (_FIM, "dataset.fim_extra_tokens"),
+        _check_tokens,
         why="a distinct special token precedes each of the three parts of a document",
         fix=f"Set the three names, for example {_NAMES}, and optionally pad and eod.",
-        fails={_FIM: True, "dataset.fim_extra_tokens": {"prefix": "<fim_prefix>"}},
-        passes={_FIM: True, "dataset.fim_extra_tokens": _NAMES},
+        fails=(True, {"prefix": "<fim_prefix>"}),
+        passes=(True, _NAMES),
     ),
-    Rule(
-        id="D93",
-        fields=_FRAGMENTS,
-        test=_check_fragments,
+    rule(
+        "D93",
+        _FRAGMENTS,
+        _check_fragments,
         why="the first divides documents into fragments, the second is the fraction of these that are rewritten",
         fix="Set both, with a rate from 0 to 1, or neither.",
-        fails=dict(zip(_FRAGMENTS, (True, "<file>", None), strict=True)),
-        passes=dict(zip(_FRAGMENTS, (True, "<file>", 0.5), strict=True)),
+        fails=(True, "<file>", None),
+        passes=(True, "<file>", 0.5),
     ),
     _fixed_value(
         94,

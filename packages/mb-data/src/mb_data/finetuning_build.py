@@ -20,10 +20,6 @@ FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
 def build_finetuning_datasets(
     config: FinetuningDatasetConfig,
     context: DatasetBuildContext,
-    *,
-    pad_to_multiple: int = 1,
-    pad_to_max_length: bool = False,
-    log: Callable[[str], None] | None = None,
 ) -> FinetuningSplits:
     """Build the datasets for training, validation and test.
 
@@ -33,11 +29,8 @@ def build_finetuning_datasets(
 
     Args:
         config: The dataset section; not modified.
-        context: Sample counts of the splits, and the tokenizer.
-        pad_to_multiple: Divisor of the length of every batch.
-        pad_to_max_length: Pad every batch to `seq_length` regardless of the section. Required by pipeline parallelism
-            and by experts on several ranks.
-        log: Called with one line of text about the samples of each file.
+        context: Sample counts of the splits, the tokenizer, the padding in addition to that of the section, and the
+            function that receives a line of text about the samples of each file.
 
     Returns:
         Train, validation and test; None if no samples are requested, or if the section disables the split.
@@ -60,7 +53,7 @@ def build_finetuning_datasets(
         "validation": context.valid_samples if config.do_validation else 0,
         "test": context.test_samples if config.do_test else 0,
     }
-    padded = pad_to_max_length or config.options.pad_to_max_length
+    padded, log = context.padding.to_max_length or config.options.pad_to_max_length, context.log
 
     def build(split: str, size: int) -> FinetuningSplit:
         if not size:
@@ -78,7 +71,7 @@ def build_finetuning_datasets(
             seed=seed,
             padding_token=tokenizer.eod,
             pad_to=config.seq_length if padded else None,
-            multiple=pad_to_multiple,
+            multiple=context.padding.multiple,
         )
 
     train, valid, test = (build(split, size) for split, size in wanted.items())

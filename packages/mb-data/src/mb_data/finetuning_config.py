@@ -4,10 +4,10 @@ The constructor of a section reads no files and performs no checks. `finalize()`
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mb_data.aliases import accept_sequence_length
-from mb_data.config import DataloaderConfig
+from mb_data.dataset_provider import BuiltInDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions, read_options
 from mb_data.rules import check_section
 from mb_data.strict_fields import StrictFields
@@ -47,13 +47,15 @@ class PackedSequenceSpecs(StrictFields):
 
 @accept_sequence_length
 @dataclass(kw_only=True)
-class FinetuningDatasetConfig(DataloaderConfig):
+class FinetuningDatasetConfig(BuiltInDatasetConfig):
     """Section for prompts with answers, and conversations, from JSON lines.
 
     The files are `training.jsonl`, `validation.jsonl` and `test.jsonl`. Each line is a JSON object. An object with
     `messages`, a list of objects with `role` and `content`, is a conversation; the loss covers the messages of the
     assistant. Any other object is inserted into the template; the loss covers its answer.
     """
+
+    builder: ClassVar[str] = "mb_data.finetuning_build:build_finetuning_datasets"
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = "batch"
     """As for every dataset. `batch` draws complete global batches and sorts each by sample length."""
@@ -96,6 +98,11 @@ class FinetuningDatasetConfig(DataloaderConfig):
     def sequence_length(self) -> int:
         """Alias of `seq_length`, under Megatron Core's name."""
         return self.seq_length
+
+    @property
+    def is_packed(self) -> bool:
+        """True if `packed_sequence_specs` is set."""
+        return self.packed_sequence_specs is not None
 
     @property
     def options(self) -> FinetuningOptions:

@@ -6,8 +6,10 @@ The rules do not apply to a dataset that lacks their first field.
 from collections.abc import Mapping
 from typing import Any
 
+from mb_data._rule_kinds import SET, among, excludes, in_range, requires, rule
+from mb_data._rules import Rule
+from mb_data.conditions import unless
 from mb_data.finetuning_options import read_options
-from mb_data.rule import Rule, unless
 
 _FINETUNING = "dataset.made_up"
 """Field that these sections have (False or True) and custom providers do not, so that a test can distinguish them."""
@@ -105,61 +107,59 @@ def _partial_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, made_up: Any) -
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V047",
-        fields=_ROOT,
-        test=_no_data,
+    rule(
+        "V047",
+        _ROOT,
+        _no_data,
         why="samples are read from training.jsonl, validation.jsonl and test.jsonl in this folder",
         fix="Set dataset.dataset_root to a folder that contains these files.",
-        fails=dict(zip(_ROOT, (None, False), strict=True)),
-        passes=dict(zip(_ROOT, ("/data/answers", False), strict=True)),
+        fails=(None, False),
+        passes=("/data/answers", False),
     ),
-    Rule(
-        id="V047a",
-        fields=_OPTIONS,
-        test=_bad_options,
+    rule(
+        "V047a",
+        _OPTIONS,
+        _bad_options,
         why="the keys are options that control how lines become samples; the run determines the number of samples",
         fix="Correct the option.",
-        fails=dict(zip(_OPTIONS, ({"max_num_samples": 100}, False), strict=True)),
-        passes=dict(zip(_OPTIONS, ({"prompt_template": "Q: {input}\nA: {output}"}, False), strict=True)),
+        fails=({"max_num_samples": 100}, False),
+        passes=({"prompt_template": "Q: {input}\nA: {output}"}, False),
     ),
-    Rule(
-        id="V105",
-        fields=_GRAPH,
-        test=_shapes_differ,
+    rule(
+        "V105",
+        _GRAPH,
+        _shapes_differ,
         why="a captured graph requires micro-batches of one fixed length",
         fix="Set dataset.dataset_kwargs.pad_to_max_length=true, or model.cuda_graph_impl=none.",
-        fails=dict(zip(_GRAPH, (None, False, "local"), strict=True)),
-        passes=dict(zip(_GRAPH, ({"pad_to_max_length": True}, False, "local"), strict=True)),
+        fails=(None, False, "local"),
+        passes=({"pad_to_max_length": True}, False, "local"),
     ),
-    Rule(
-        id="D70",
-        fields=(_PACKS, "dataset.seq_length"),
-        test=_wrong_pack_length,
+    rule(
+        "D70",
+        (_PACKS, "dataset.seq_length"),
+        _wrong_pack_length,
         why="a pack is the complete sequence that the model reads; max_single_sequence_length limits single samples",
         fix="Set model.seq_length and dataset.seq_length to packed_sequence_size, a multiple of pad_seq_to_mult.",
-        fails={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 1024},
-        passes={_PACKS: {"packed_sequence_size": 4096}, "dataset.seq_length": 4096},
+        fails=({"packed_sequence_size": 4096}, 1024),
+        passes=({"packed_sequence_size": 4096}, 4096),
     ),
-    Rule(
-        id="D73",
-        fields=(_PACKS,),
-        test=_unread_specs,
+    rule(
+        "D73",
+        _PACKS,
+        _unread_specs,
         why="this option is not implemented: packs are built from the lines, and named by their content",
         fix="Leave it unset.",
-        fails={_PACKS: {"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"}},
-        passes={_PACKS: {"packed_sequence_size": 4096}},
+        fails=({"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"},),
+        passes=({"packed_sequence_size": 4096},),
     ),
-    Rule(
-        id="D74",
-        fields=(_PACKS, "validation.eval_micro_batch_size"),
-        test=lambda specs, micro: unless(
-            specs is None or micro in (None, 1), f"is set with eval_micro_batch_size={micro}"
-        ),
+    requires(
+        "D74",
+        {_PACKS: SET},
+        {"validation.eval_micro_batch_size": among(None, 1)},
         why="a micro-batch is a single pack, also in evaluation",
         fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
-        fails={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 4},
-        passes={_PACKS: {"packed_sequence_size": 4096}, "validation.eval_micro_batch_size": 1},
+        fails=({"packed_sequence_size": 4096}, 4),
+        passes=({"packed_sequence_size": 4096}, 1),
     ),
     Rule(
         id="D75",
@@ -171,107 +171,105 @@ RULES: tuple[Rule, ...] = (
         fails={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 2},
         passes={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 1},
     ),
-    Rule(
-        id="D76",
-        fields=(_PACKS, "model.cuda_graph_impl"),
-        test=lambda specs, graphs: unless(
-            specs is None or graphs in (None, "none"), f"is set with cuda_graph_impl={graphs}"
-        ),
+    requires(
+        "D76",
+        {_PACKS: SET},
+        {"model.cuda_graph_impl": among(None, "none")},
         why="a captured graph would keep the sample boundaries of the pack that it was captured with",
         fix="Set model.cuda_graph_impl=none.",
-        fails={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "local"},
-        passes={_PACKS: {"packed_sequence_size": 4096}, "model.cuda_graph_impl": "none"},
+        fails=({"packed_sequence_size": 4096}, "local"),
+        passes=({"packed_sequence_size": 4096}, "none"),
     ),
-    Rule(
-        id="D81",
-        fields=(_PACKS, "model.transformer_impl", "facts.cpu"),
-        test=lambda specs, layers, cpu: unless(
+    rule(
+        "D81",
+        (_PACKS, "model.transformer_impl", "facts.cpu"),
+        lambda specs, layers, cpu: unless(
             specs is None or cpu is not False or layers != "local",
             "is set with transformer_impl=local on a GPU",
         ),
         why="Megatron Core's local attention does not support packed sequences",
         fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
         "dataset.packed_sequence_specs unset.",
-        fails={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": False},
-        passes={_PACKS: {}, "model.transformer_impl": "local", "facts.cpu": True},
+        fails=({}, "local", False),
+        passes=({}, "local", True),
     ),
-    Rule(
-        id="D71",
-        fields=_GROWING,
-        test=_growing_batch,
+    rule(
+        "D71",
+        _GROWING,
+        _growing_batch,
         why="the batch loader draws complete global batches of a fixed size",
         fix="Use dataset.dataloader_type=single, or a constant global batch size.",
-        fails=dict(zip(_GROWING, ("batch", [8, 8, 100], None), strict=True)),
-        passes=dict(zip(_GROWING, ("single", [8, 8, 100], None), strict=True)),
+        fails=("batch", [8, 8, 100], None),
+        passes=("single", [8, 8, 100], None),
     ),
-    Rule(
-        id="D72",
-        fields=("dataset.dataloader_type", "dataset.drop_last"),
-        test=lambda kind, drop: unless(kind != "batch" or drop is not False, "is batch with drop_last=false"),
+    excludes(
+        "D72",
+        {"dataset.dataloader_type": "batch", "dataset.drop_last": among(False)},
         why="a step consumes a complete global batch, and an incomplete one is dropped",
         fix="Set dataset.drop_last=true, or dataset.dataloader_type=single.",
-        fails={"dataset.dataloader_type": "batch", "dataset.drop_last": False},
-        passes={"dataset.dataloader_type": "batch", "dataset.drop_last": True},
+        fails=("batch", False),
+        passes=("batch", True),
     ),
-    Rule(
-        id="D77",
-        fields=("dataset.memmap_workers",),
-        test=lambda workers: unless(workers is None or workers >= 1, f"is {workers}"),
+    in_range(
+        "D77",
+        "dataset.memmap_workers",
+        1,
         why="tokenization needs at least one process",
         fix="Set dataset.memmap_workers to 1 or more.",
-        fails={"dataset.memmap_workers": 0},
-        passes={"dataset.memmap_workers": 1},
+        fails=0,
+        passes=1,
     ),
-    Rule(
-        id="D78",
-        fields=("dataset.max_train_samples",),
-        test=lambda most: unless(most is None or most >= 1, f"is {most}"),
+    rule(
+        "D78",
+        "dataset.max_train_samples",
+        lambda most: unless(most is None or most >= 1, f"is {most}"),
         why="training needs at least one sample",
         fix="Set dataset.max_train_samples to 1 or more, or to null for all.",
-        fails={"dataset.max_train_samples": 0},
-        passes={"dataset.max_train_samples": None},
+        fails=(0,),
+        passes=(None,),
     ),
-    Rule(
-        id="D79",
-        fields=("dataset.largest",),
-        test=lambda largest: unless(largest is None or 2 <= largest <= 999, f"is {largest}"),
+    in_range(
+        "D79",
+        "dataset.largest",
+        2,
+        999,
         why="all sums of two numbers up to it are written, and a fraction of them is held out",
         fix="Set dataset.largest from 2 to 999.",
-        fails={"dataset.largest": 1},
-        passes={"dataset.largest": 19},
+        fails=1,
+        passes=19,
     ),
-    Rule(
-        id="D80",
-        fields=("dataset.dataloader_type", _FINETUNING),
-        test=lambda kind, made_up: unless(
+    rule(
+        "D80",
+        ("dataset.dataloader_type", _FINETUNING),
+        lambda kind, made_up: unless(
             made_up is None or kind != "external", "is external for prompts with answers"
         ),
         why="an external loader yields finished batches, but this dataset yields samples by index",
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
-        fails={"dataset.dataloader_type": "external", _FINETUNING: False},
-        passes={"dataset.dataloader_type": "batch", _FINETUNING: False},
+        fails=("external", False),
+        passes=("batch", False),
     ),
-    Rule(
-        id="D82",
-        fields=("model.calculate_per_token_loss", _FINETUNING),
-        test=lambda per_token, made_up: unless(
+    rule(
+        "D82",
+        ("model.calculate_per_token_loss", _FINETUNING),
+        lambda per_token, made_up: unless(
             made_up is None or per_token is not False, "is false with samples that differ"
         ),
         why="every micro-batch then has the same weight in a step, so that the weight of an answer depends on the "
         "number of other tokens in its micro-batch",
         fix="Set model.calculate_per_token_loss=true to give each token in the loss the same weight.",
+        fails=(False, False),
+        passes=(True, False),
         severity="warning",
-        fails={"model.calculate_per_token_loss": False, _FINETUNING: False},
-        passes={"model.calculate_per_token_loss": True, _FINETUNING: False},
     ),
-    Rule(
-        id="D83",
-        fields=_BLOCKS,
-        test=_partial_blocks,
+    rule(
+        "D83",
+        _BLOCKS,
+        _partial_blocks,
         why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed seq_length",
         fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or disable FP8 and FP4.",
-        fails=dict(zip(_BLOCKS, (1000, "hybrid", None, None, False), strict=True)),
-        passes=dict(zip(_BLOCKS, (1024, "hybrid", None, None, False), strict=True)),
+        fails=(1000, "hybrid", None, None, False),
+        passes=(1024, "hybrid", None, None, False),
     ),
 )
 """All rules for fine-tuning data and complete global batches."""

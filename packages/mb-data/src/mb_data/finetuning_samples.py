@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.chat import ChatTurn, JsonLine, parse_line, parse_turns
 from mb_data.documents import DocumentChunk, read_chunks
-from mb_data.errors import NotEnoughSamplesError
+from mb_data.errors import DataPathError, NotEnoughSamplesError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions
 from mb_data.tokenizers import Tokenizer
@@ -197,9 +197,14 @@ def _common_prefix_length(ids: list[int], others: list[int]) -> int:
 
 def _digest(file: Path) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
+    try:
+        with file.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    except FileNotFoundError as error:
+        raise DataPathError(
+            f"{file}: no such file; samples are read from it. Correct dataset.dataset_root."
+        ) from error
     return digest.hexdigest()
 
 

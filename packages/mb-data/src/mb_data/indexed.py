@@ -240,8 +240,12 @@ def _suggest_path(prefix: str) -> str:
 
 def _read_header(idx_path: Path) -> tuple[str, int, int]:
     """Return the token type, the number of sequences and of document boundaries."""
-    with idx_path.open("rb") as stream:
-        header = stream.read(HEADER.size)
+    try:
+        with idx_path.open("rb") as stream:
+            header = stream.read(HEADER.size)
+    except FileNotFoundError as error:
+        prefix = str(idx_path)[: -len(".idx")]
+        raise DataPathError(f"{idx_path}: no such file; {_suggest_path(prefix)}") from error
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise IndexedFormatError(
             f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index of at least {HEADER.size} bytes begins "

@@ -94,8 +94,6 @@ def as_megatron(tokenizer: Tokenizer) -> MegatronTokenizer:
 def build_gpt_datasets(
     config: GPTDatasetConfig,
     context: DatasetBuildContext,
-    *,
-    is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> DatasetSplits:
     """Build Megatron's GPT datasets for training, validation and test.
 
@@ -112,8 +110,8 @@ def build_gpt_datasets(
 
     Args:
         config: The dataset section; not modified.
-        context: Sample counts of the splits, and the tokenizer unless the section has one or the corpus trains one.
-        is_built_on_rank: Returns True if this rank reads data.
+        context: Sample counts of the splits, the tokenizer unless the section has one or the corpus trains one, and
+            whether this rank reads data.
 
     Returns:
         Train, validation and test; None if no samples are requested, if the ratio of the split is 0, or if this rank
@@ -136,8 +134,9 @@ def build_gpt_datasets(
     if config.full_validation and context.valid_samples:
         sizes[1] = None
         _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
-    reads = is_built_on_rank()  # ranks that do not read need no access to the files
+    reads = context.reads_data
     index_cache = _index_cache(config) if reads else config.path_to_cache
+    # ranks that do not read need no access to the files
     if reads and index_cache is not None:
         require_numeric_arrays(Path(index_cache))
     with _suppress_notices():
@@ -149,7 +148,7 @@ def build_gpt_datasets(
         MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
     )
     with _suppress_notices():
-        built = BlendedMegatronDatasetBuilder(dataset_class, sizes, is_built_on_rank, megatron_config).build()
+        built = BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: reads, megatron_config).build()
     for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
         _require_samples(dataset, split=split, wanted=wanted or 0)
     return built[0], built[1], built[2]

@@ -1,25 +1,21 @@
 """Configuration section for generated images with captions. Standard library only."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from mb_data.config import DatasetBuildContext, DatasetProvider
+from mb_data.dataset_provider import BuiltInDatasetConfig
 from mb_data.rules import check_section
-
-if TYPE_CHECKING:
-    from mb_data.synthetic_images import SyntheticImageDataset
-
-Splits = tuple["SyntheticImageDataset | None", "SyntheticImageDataset | None", "SyntheticImageDataset | None"]
 
 
 @dataclass(kw_only=True)
-class DrawnShapesConfig(DatasetProvider):
+class DrawnShapesConfig(BuiltInDatasetConfig):
     """Section for images of one or two coloured shapes, with captions.
 
     A caption reads, for example, "a small red circle above a large blue square". Images are rendered on access, without
     files or downloads, for any number of samples. Sample `i` of a split depends only on the settings and `i`.
     """
+
+    builder: ClassVar[str] = "mb_data.synthetic_images:build_image_datasets"
 
     seq_length: int
     """Tokens in one sample: image placeholders, caption, end-of-document token and padding."""
@@ -44,21 +40,3 @@ class DrawnShapesConfig(DatasetProvider):
         """
         check_section(self, section="dataset")
         super().finalize()
-
-    def build_datasets(self, context: DatasetBuildContext) -> Splits:
-        """Return the three datasets with the requested numbers of samples; None for a number of 0.
-
-        Raises:
-            ConfigError: The section violates rules.
-            ValueError: There is no tokenizer, or `seq_length` is too small for the longest caption.
-        """
-        check_section(self, section="dataset")
-        images = import_module("mb_data.synthetic_images")  # sections load without NumPy and torch
-        counts = (context.train_samples, context.valid_samples, context.test_samples)
-        train, valid, test = (
-            images.SyntheticImageDataset(self, samples=count, split=split, tokenizer=context.tokenizer)
-            if count
-            else None
-            for split, count in enumerate(counts)
-        )
-        return train, valid, test

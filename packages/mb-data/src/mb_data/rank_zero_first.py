@@ -25,6 +25,11 @@ def rank_zero_first(action: Callable[[], Result]) -> Result:
         _barrier()
 
 
+def is_rank_zero() -> bool:
+    """Return whether this is rank 0 of the default process group, or there is no group."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
 def _barrier() -> None:
     """Wait for all ranks. With NCCL, pass the current GPU of this rank, which NCCL would otherwise guess."""
     if torch.distributed.get_backend() == "nccl":

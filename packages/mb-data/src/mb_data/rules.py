@@ -8,11 +8,13 @@ value that the rule rejects.
 from collections.abc import Callable
 from typing import Any
 
-from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules
+from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules, validation_rules
+from mb_data._rule_kinds import SET, in_range, one_of, requires, rule, unsupported, within
+from mb_data._rules import Rule, RuleError, refuse
 from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
+from mb_data.conditions import unless
+from mb_data.errors import DataError
 from mb_data.paths import path_rule
-from mb_data.rule import Rule as Rule
-from mb_data.rule import inert, unless
 from mb_data.tokenizer_rules import BYTE_ENTRIES
 from mb_data.value_types import reject_wrong_types
 
@@ -21,28 +23,19 @@ SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 _END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
 
 
-class ConfigError(ValueError):
-    """A section violates rules; the message lists all of them, one per line."""
+class ConfigError(DataError, RuleError):
+    """A section violates rules. `problems` contains all of them, and the message has a line for each."""
 
 
 def check_section(values: object, *, section: str) -> None:
     """Check a section against the rules that read no other section.
 
     Raises:
-        ConfigError: The section violates rules. The message has a line `path: problem [id]; reason. Fix.` for each.
+        ConfigError: The section violates rules.
         FieldTypeError: Values have a wrong type.
     """
     reject_wrong_types(values, path=section)
-    problems = []
-    for rule in RULES:
-        names = [path.removeprefix(f"{section}.") for path in rule.fields]
-        if not all(hasattr(values, name) for name in names):
-            continue
-        problem = rule.test(*(getattr(values, name) for name in names))
-        if problem is not None and rule.severity == "error":
-            problems.append(f"{rule.fields[0]}: {problem} [{rule.id}]; {rule.why}. {rule.fix}")
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse({section: values}, RULES, error=ConfigError)
 
 
 def _parse_problem(read: Callable[[Any], object], value: object) -> str | None:
@@ -101,13 +94,19 @@ def _check_corpus_paths(sources: Any, data_path: Any, blend: Any, per_split: Any
 def _check_fractions(valid: Any, test: Any) -> str | None:
     if valid is None or test is None:
         return None
-    return unless(min(valid, test) >= 0 and valid + test < 1, f"validation {valid}, test {test}")
+    return unless(
+        min(valid, test) >= 0 and valid + test < 1,
+        f"does not fit test_fraction (validation_fraction={valid}, test_fraction={test})",
+    )
 
 
 def _check_image_sizes(size: Any, tokens: Any) -> str | None:
     if size is None or tokens is None:
         return None
-    return unless(size >= 1 and tokens >= 1, f"{size} pixels, {tokens} tokens")
+    return unless(
+        size >= 1 and tokens >= 1,
+        f"must be at least 1, and so must image_tokens (image_size={size}, image_tokens={tokens})",
+    )
 
 
 def _check_loader_position(save: Any, load: Any, kind: Any) -> str | None:
@@ -138,72 +137,68 @@ _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PAT
 
 RULES: tuple[Rule, ...] = (
     *_PATHS,
-    Rule(
-        id="V042",
-        fields=("dataset.data_path",),
-        test=lambda data_path: _parse_problem(blend_from_path, data_path),
+    rule(
+        "V042",
+        "dataset.data_path",
+        lambda data_path: _parse_problem(blend_from_path, data_path),
         why="a blend has a weight for every prefix or for none",
         fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
-        fails={"dataset.data_path": "30 a b c"},
-        passes={"dataset.data_path": "30 a 70 b"},
+        fails=("30 a b c",),
+        passes=("30 a 70 b",),
     ),
-    Rule(
-        id="V044a",
-        fields=("dataset.fast_cache_load", "dataset.path_to_cache", "dataset.blend"),
-        test=_check_fast_cache_load,
+    rule(
+        "V044a",
+        within("dataset", "fast_cache_load path_to_cache blend"),
+        _check_fast_cache_load,
         why="it relies on indices that a previous run built for each split, in the cache folder",
         fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
-        fails={"dataset.fast_cache_load": True, "dataset.path_to_cache": None, "dataset.blend": None},
-        passes={"dataset.fast_cache_load": True, "dataset.path_to_cache": "/cache", "dataset.blend": None},
+        fails=(True, None, None),
+        passes=(True, "/cache", None),
     ),
-    Rule(
-        id="V044b",
-        fields=("dataset.defer_npy_index_mmap", "dataset.path_to_cache"),
-        test=lambda defer, path: unless(not defer or path is not None, "is on without path_to_cache"),
+    requires(
+        "V044b",
+        {"dataset.defer_npy_index_mmap": True},
+        {"dataset.path_to_cache": SET},
         why="the indices are read later, from the cache",
         fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
-        fails={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": None},
-        passes={"dataset.defer_npy_index_mmap": True, "dataset.path_to_cache": "/cache"},
+        fails=(True, None),
+        passes=(True, "/cache"),
     ),
-    Rule(
-        id="V044c",
-        fields=("dataset.blend_per_split", "dataset.blend", "dataset.split"),
-        test=_check_blend_per_split,
+    rule(
+        "V044c",
+        within("dataset", "blend_per_split blend split"),
+        _check_blend_per_split,
         why="it specifies the data of train, validation and test separately, so there is nothing to split",
         fix="Set three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
-        fails={"dataset.blend_per_split": [(["a"], None)], "dataset.blend": None, "dataset.split": None},
-        passes={
-            "dataset.blend_per_split": [(["a"], None), (["b"], None), None],
-            "dataset.blend": None,
-            "dataset.split": None,
-        },
+        fails=([(["a"], None)], None, None),
+        passes=([(["a"], None), (["b"], None), None], None, None),
     ),
-    Rule(
-        id="V044d",
-        fields=("dataset.blend", "dataset.split"),
-        test=lambda blend, split: unless(blend is None or split is not None, f"{blend!r} without a split"),
+    requires(
+        "V044d",
+        {"dataset.blend": SET},
+        {"dataset.split": SET},
         why="validation and test use a part of the same documents",
         fix="Set dataset.split, for example '99,1,0'.",
-        fails={"dataset.blend": (["a"], None), "dataset.split": None},
-        passes={"dataset.blend": (["a"], None), "dataset.split": "99,1,0"},
+        fails=((["a"], None), None),
+        passes=((["a"], None), "99,1,0"),
     ),
-    Rule(
-        id="V044e",
-        fields=("dataset.blend",),
-        test=_check_weights,
+    rule(
+        "V044e",
+        "dataset.blend",
+        _check_weights,
         why="each prefix is sampled in proportion to its weight",
         fix="Set as many positive weights as prefixes, or none.",
-        fails={"dataset.blend": (["a", "b"], [1.0])},
-        passes={"dataset.blend": (["a", "b"], [0.3, 0.7])},
+        fails=((["a", "b"], [1.0]),),
+        passes=((["a", "b"], [0.3, 0.7]),),
     ),
-    Rule(
-        id="V044f",
-        fields=("dataset.split",),
-        test=lambda split: _parse_problem(split_matrix, split),
+    rule(
+        "V044f",
+        "dataset.split",
+        lambda split: _parse_problem(split_matrix, split),
         why="it defines the parts of the documents for train, validation and test",
         fix="Set up to three ratios, for example '99,1,0'.",
-        fails={"dataset.split": "0,0,0"},
-        passes={"dataset.split": "99,1,0"},
+        fails=("0,0,0",),
+        passes=("99,1,0",),
     ),
     Rule(
         id="V045",
@@ -214,173 +209,138 @@ RULES: tuple[Rule, ...] = (
         fails=dict.fromkeys(_END_OF_DOCUMENT),
         passes=dict.fromkeys(_END_OF_DOCUMENT, False),
     ),
-    Rule(
-        id="V046",
-        fields=("dataset.mock", "dataset.blend", "dataset.blend_per_split", "dataset.data_path"),
-        test=_mock_with_paths,
+    rule(
+        "V046",
+        within("dataset", "mock blend blend_per_split data_path"),
+        _mock_with_paths,
         why="the tokens are generated, and the files would not be read",
         fix="Remove the data paths, or use GPTDatasetConfig to read them.",
-        fails={
-            "dataset.mock": True,
-            "dataset.blend": (["a"], None),
-            "dataset.blend_per_split": None,
-            "dataset.data_path": None,
-        },
-        passes={
-            "dataset.mock": True,
-            "dataset.blend": None,
-            "dataset.blend_per_split": None,
-            "dataset.data_path": None,
-        },
+        fails=(True, (["a"], None), None, None),
+        passes=(True, None, None, None),
     ),
-    Rule(
-        id="D01",
-        fields=("dataset.dataloader_type",),
-        test=lambda kind: unless(kind in SUPPORTED_LOADERS, f"{kind!r}"),
+    one_of(
+        "D01",
+        "dataset.dataloader_type",
+        SUPPORTED_LOADERS,
         why="there are no other loader types",
         fix="Use single, cyclic, batch or external.",
-        fails={"dataset.dataloader_type": "energon"},
-        passes={"dataset.dataloader_type": "batch"},
+        fails="energon",
+        passes="batch",
     ),
-    Rule(
-        id="D02",
-        fields=("dataset.num_workers",),
-        test=lambda workers: unless(workers is None or workers >= 0, f"{workers}"),
+    in_range(
+        "D02",
+        "dataset.num_workers",
+        0,
         why="it is a number of processes",
         fix="Set 0 to load in the training process.",
-        fails={"dataset.num_workers": -1},
-        passes={"dataset.num_workers": 0},
+        fails=-1,
+        passes=0,
     ),
-    Rule(
-        id="D03",
-        fields=("dataset.seq_length",),
-        test=lambda seq_length: unless(seq_length is None or seq_length > 0, f"{seq_length} tokens"),
+    in_range(
+        "D03",
+        "dataset.seq_length",
+        1,
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
-        fails={"dataset.seq_length": 0},
-        passes={"dataset.seq_length": 2048},
+        fails=0,
+        passes=2048,
     ),
-    Rule(
-        id="D04",
-        fields=(
-            "dataset.sources",
-            "dataset.data_path",
-            "dataset.blend",
-            "dataset.blend_per_split",
-            "dataset.split",
-        ),
-        test=_check_corpus_paths,
+    rule(
+        "D04",
+        within("dataset", "sources data_path blend blend_per_split split"),
+        _check_corpus_paths,
         why="a text corpus is tokenized and split by file from its sources",
         fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
-        fails={
-            "dataset.sources": ["/text"],
-            "dataset.data_path": "/data/a",
-            "dataset.blend": None,
-            "dataset.blend_per_split": None,
-            "dataset.split": None,
-        },
-        passes={
-            "dataset.sources": ["/text"],
-            "dataset.data_path": None,
-            "dataset.blend": None,
-            "dataset.blend_per_split": None,
-            "dataset.split": None,
-        },
+        fails=(["/text"], "/data/a", None, None, None),
+        passes=(["/text"], None, None, None, None),
     ),
-    Rule(
-        id="D05",
-        fields=("dataset.validation_fraction", "dataset.test_fraction"),
-        test=_check_fractions,
+    rule(
+        "D05",
+        within("dataset", "validation_fraction test_fraction"),
+        _check_fractions,
         why="training uses the remaining files",
         fix="Set fractions of at least 0 whose sum is below 1.",
-        fails={"dataset.validation_fraction": 0.5, "dataset.test_fraction": 0.5},
-        passes={"dataset.validation_fraction": 0.05, "dataset.test_fraction": 0.05},
+        fails=(0.5, 0.5),
+        passes=(0.05, 0.05),
     ),
-    Rule(
-        id="D06",
-        fields=("dataset.vocab_size",),
-        test=lambda size: unless(size is None or size >= BYTE_ENTRIES, f"{size} entries"),
+    in_range(
+        "D06",
+        "dataset.vocab_size",
+        BYTE_ENTRIES,
         why="a byte-level vocabulary contains the 256 bytes and the end-of-document token",
         fix=f"Use {BYTE_ENTRIES} or more.",
-        fails={"dataset.vocab_size": 256},
-        passes={"dataset.vocab_size": 4096},
+        fails=256,
+        passes=4096,
     ),
-    Rule(
-        id="D13",
-        fields=("dataset.dataloader_save", "dataset.dataloader_load", "dataset.dataloader_type"),
-        test=_check_loader_position,
+    rule(
+        "D13",
+        within("dataset", "dataloader_save dataloader_load dataloader_type"),
+        _check_loader_position,
         why="the other loaders resume from the number of consumed samples, and save no position",
         fix="Leave both unset, or use dataloader_type external with a dataset that supports them.",
-        fails={
-            "dataset.dataloader_save": "/positions",
-            "dataset.dataloader_load": None,
-            "dataset.dataloader_type": "single",
-        },
-        passes={
-            "dataset.dataloader_save": "/positions",
-            "dataset.dataloader_load": None,
-            "dataset.dataloader_type": "external",
-        },
+        fails=("/positions", None, "single"),
+        passes=("/positions", None, "external"),
     ),
-    Rule(
-        id="D61",
-        fields=("dataset.image_size", "dataset.image_tokens"),
-        test=_check_image_sizes,
+    rule(
+        "D61",
+        within("dataset", "image_size image_tokens"),
+        _check_image_sizes,
         why="an image has at least one pixel, and takes at least one token of the sequence",
         fix="Set image_size to model.image_size, and image_tokens to the number of patches.",
-        fails={"dataset.image_size": 32, "dataset.image_tokens": 0},
-        passes={"dataset.image_size": 32, "dataset.image_tokens": 16},
+        fails=(32, 0),
+        passes=(32, 16),
     ),
-    Rule(
-        id="D62",
-        fields=("dataset.image_token_id",),
-        test=lambda number: unless(number is None or number < 0, f"is {number}"),
+    in_range(
+        "D62",
+        "dataset.image_token_id",
+        below=0,
         why="ids from 0 are tokens of captions, which the model would replace by image embeddings",
         fix="Set a negative number equal to model.image_token_id.",
-        fails={"dataset.image_token_id": 0},
-        passes={"dataset.image_token_id": -200},
+        fails=0,
+        passes=-200,
     ),
-    inert(
+    unsupported(
         "D41",
         "dataset.multiple_validation_sets",
-        neutral=None,
-        requested=True,
+        None,
+        fails=True,
         fix="Leave it unset, and build a separate dataset for each set; the trainer does so with "
         "validation.multiple_validation_sets.",
     ),
-    inert(
+    unsupported(
         "D46",
         "dataset.trust_remote_code",
-        neutral=False,
-        requested=True,
+        False,
+        fails=True,
         fix="Leave it off; code in a dataset is never run.",
     ),
-    inert(
+    unsupported(
         "D47",
         "dataset.sequence_parallel_size",
-        neutral=0,
-        requested=2,
+        0,
+        fails=2,
         fix="Leave it at 0; sequences have dataset.seq_length tokens, a multiple of what the parallel layout requires.",
     ),
-    inert(
+    unsupported(
         "D48",
         "dataset.hybrid_context_parallel",
-        neutral=False,
-        requested=True,
+        False,
+        fails=True,
         fix="Leave it off; every sequence is split over model.context_parallel_size ranks.",
     ),
-    Rule(
-        id="D49",
-        fields=("dataset.num_dataset_builder_threads",),
-        test=lambda threads: unless(threads is None or threads >= 1, f"is {threads}"),
+    in_range(
+        "D49",
+        "dataset.num_dataset_builder_threads",
+        1,
         why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
-        fails={"dataset.num_dataset_builder_threads": 0},
-        passes={"dataset.num_dataset_builder_threads": 1},
+        fails=0,
+        passes=1,
     ),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
     *fim_rules.RULES,
     *finetuning_rules.RULES,
+    *validation_rules.RULES,
 )
 """All rules of this package."""

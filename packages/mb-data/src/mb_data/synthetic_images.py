@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mb_data.dataset_provider import DatasetBuildContext
 from mb_data.mimo_config import DrawnShapesConfig
 from mb_data.rules import check_section
 from mb_data.tokenizers import Tokenizer
@@ -207,3 +208,25 @@ def _sample_shape(generator: np.random.Generator, centre: tuple[float, float]) -
         right=float(right),
         down=float(down),
     )
+
+
+def build_image_datasets(
+    config: DrawnShapesConfig, context: DatasetBuildContext
+) -> tuple[SyntheticImageDataset | None, SyntheticImageDataset | None, SyntheticImageDataset | None]:
+    """Return the training, validation and test datasets of generated images; None where no samples are requested.
+
+    Not collective.
+
+    Raises:
+        ConfigError: The section violates rules.
+        ValueError: There is no tokenizer, or `seq_length` is too small for the longest caption.
+    """
+    check_section(config, section="dataset")
+    counts = (context.train_samples, context.valid_samples, context.test_samples)
+    train, valid, test = (
+        SyntheticImageDataset(config, samples=count, split=split, tokenizer=context.tokenizer)
+        if count
+        else None
+        for split, count in enumerate(counts)
+    )
+    return train, valid, test

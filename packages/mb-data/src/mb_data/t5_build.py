@@ -1,7 +1,6 @@
 """Builder of T5 datasets from Megatron Core's GPT datasets."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,8 +15,6 @@ from mb_data.tokenizers import SentinelTokenizer, Tokenizer
 def build_t5_datasets(
     config: T5DatasetConfig | T5TextCorpusConfig,
     context: DatasetBuildContext,
-    *,
-    is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> DatasetSplits:
     """Build T5 datasets for training, validation and test.
 
@@ -31,7 +28,6 @@ def build_t5_datasets(
     Args:
         config: The dataset section; not modified.
         context: Sample counts of the splits, and a tokenizer with sentinels unless the section has one.
-        is_built_on_rank: Returns True if this rank reads data.
 
     Returns:
         Train, validation and test; None in the same cases as `build_gpt_datasets`.
@@ -48,7 +44,6 @@ def build_t5_datasets(
     texts = build_gpt_datasets(
         _text_section(config, tokenizer.base),
         replace(context, tokenizer=tokenizer.base),
-        is_built_on_rank=is_built_on_rank,
     )
 
     def pairs(split: Any) -> T5Dataset | None:

@@ -4,6 +4,7 @@ Texts are read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from p
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 from mb_data.span_corruption import SpanSizes, fit_span_sizes
@@ -43,6 +44,8 @@ class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
     sentinel for each span, and an end token.
     """
 
+    builder: ClassVar[str] = "mb_data.t5_build:build_t5_datasets"
+
     @property
     def sizes(self) -> SpanSizes:
         """Sizes of the span corruption of every text."""
@@ -56,6 +59,8 @@ class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
     `seq_length` is the length of the encoder sequence: the remaining tokens of a text of `sizes.tokens` tokens, a
     sentinel for each span, and an end token.
     """
+
+    builder: ClassVar[str] = "mb_data.t5_build:build_t5_datasets"
 
     @property
     def sizes(self) -> SpanSizes:

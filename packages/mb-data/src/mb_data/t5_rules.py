@@ -3,7 +3,8 @@
 The rules do not apply to a dataset that lacks one of their fields, or has None there.
 """
 
-from mb_data.rule import Rule
+from mb_data._rule_kinds import rule
+from mb_data._rules import Rule
 from mb_data.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
@@ -49,45 +50,45 @@ def _fixed_value(number: int, name: str, value: object, *, requested: object, wh
         return None if density is None or found in (value, None) else f"{found!r} would have no effect"
 
     path, mark = f"dataset.{name}", "dataset.noise_density"
-    return Rule(
-        id=f"D{number}",
-        fields=(path, mark),
-        test=other,
+    return rule(
+        f"D{number}",
+        (path, mark),
+        other,
         why=why,
         fix="Leave it unset.",
-        fails={path: requested, mark: 0.15},
-        passes={path: value, mark: 0.15},
+        fails=(requested, 0.15),
+        passes=(value, 0.15),
     )
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="D51",
-        fields=_SPANS,
-        test=_span_settings_problem,
+    rule(
+        "D51",
+        _SPANS,
+        _span_settings_problem,
         why="a part of every text is removed in spans of at least one token, and the encoder reads at least "
         f"{SHORTEST_ENCODER} tokens",
         fix="Set noise_density between 0 and 1, mean_span_length to 1 or more, and a longer seq_length.",
-        fails=dict(zip(_SPANS, (1.0, 3.0, 512), strict=True)),
-        passes=dict(zip(_SPANS, (0.15, 3.0, 512), strict=True)),
+        fails=(1.0, 3.0, 512),
+        passes=(0.15, 3.0, 512),
     ),
-    Rule(
-        id="D52",
-        fields=("dataset.decoder_seq_length", *_SPANS),
-        test=_decoder_suffices,
+    rule(
+        "D52",
+        ("dataset.decoder_seq_length", *_SPANS),
+        _decoder_suffices,
         why="removed spans are not truncated",
         fix="Increase dataset.decoder_seq_length and model.decoder_seq_length to that, or decrease dataset.seq_length.",
-        fails={"dataset.decoder_seq_length": 113, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
-        passes={"dataset.decoder_seq_length": 114, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+        fails=(113, 0.15, 3.0, 512),
+        passes=(114, 0.15, 3.0, 512),
     ),
-    Rule(
-        id="D53",
-        fields=("tokenizer.vocab_extra_ids", *_SPANS),
-        test=_enough_sentinels,
+    rule(
+        "D53",
+        ("tokenizer.vocab_extra_ids", *_SPANS),
+        _enough_sentinels,
         why="every span of a text is replaced by a different sentinel",
         fix="Increase tokenizer.vocab_extra_ids, for example to 100, or increase dataset.mean_span_length.",
-        fails={"tokenizer.vocab_extra_ids": 0, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
-        passes={"tokenizer.vocab_extra_ids": 100, **dict(zip(_SPANS, (0.15, 3.0, 512), strict=True))},
+        fails=(0, 0.15, 3.0, 512),
+        passes=(100, 0.15, 3.0, 512),
     ),
     _fixed_value(
         54,

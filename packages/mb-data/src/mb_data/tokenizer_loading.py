@@ -1,5 +1,6 @@
 """Loading of tokenizers from a section or a path, and saving of their files."""
 
+import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -185,3 +186,10 @@ def _import_adapter(name: str) -> Any:
             f"tokenizer: the library {library} is not installed; it reads this kind of tokenizer. "
             f'Install it: pip install "mb-data[{extra}]".'
         ) from error
+
+
+def copy_tokenizer_files(source: Path, target: Path) -> None:
+    """Copy the tokenizer files of a folder that exist, such as those of a checkpoint."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

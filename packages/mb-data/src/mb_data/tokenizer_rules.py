@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from mb_data.rule import Rule, inert, unless
+from mb_data._rule_kinds import in_range, one_of, rule, unsupported, within
+from mb_data._rules import Rule
+from mb_data.conditions import unless
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """End-of-document token of the tokenizers that this package trains."""
@@ -91,14 +93,14 @@ def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object
         )
 
     path, other = f"tokenizer.{name}", "tokenizer.tokenizer_type"
-    return Rule(
-        id=f"D{number}",
-        fields=(path, other),
-        test=unread,
+    return rule(
+        f"D{number}",
+        (path, other),
+        unread,
         why=f"only {' and '.join(kinds)} reads it",
         fix=f"Leave it unset, or set tokenizer.tokenizer_type to {kinds[0]}.",
-        fails={path: requested, other: "ByteTokenizer"},
-        passes={path: requested, other: kinds[0]},
+        fails=(requested, "ByteTokenizer"),
+        passes=(requested, kinds[0]),
     )
 
 
@@ -140,113 +142,102 @@ _SOURCE = tuple(
 )
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="D11",
-        fields=("tokenizer.tokenizer_type",),
-        test=_check_type,
+    rule(
+        "D11",
+        "tokenizer.tokenizer_type",
+        _check_type,
         why="a tokenizer must convert text to ids and back, and have an end-of-document token",
         fix=f"Use one of {', '.join(filter(None, SUPPORTED_TOKENIZERS))}.",
-        fails={"tokenizer.tokenizer_type": "BertWordPieceCase"},
-        passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer"},
+        fails=("BertWordPieceCase",),
+        passes=("HuggingFaceTokenizer",),
     ),
-    Rule(
-        id="D12",
-        fields=_SOURCE,
-        test=_tokenizer_source,
+    rule(
+        "D12",
+        _SOURCE,
+        _tokenizer_source,
         why="every type is read from local files, except NullTokenizer, which is defined by its size",
         fix="Set tokenizer.tokenizer_model to a tokenizer.json, its folder, a .model or a TikToken list; for "
         "GPT2BPETokenizer tokenizer.vocab_file and tokenizer.merge_file; for NullTokenizer tokenizer.vocab_size.",
-        fails=dict(zip(_SOURCE, ("NullTokenizer", None, None, None, None), strict=True)),
-        passes=dict(zip(_SOURCE, ("GPT2BPETokenizer", None, None, "vocab.json", "merges.txt"), strict=True)),
+        fails=("NullTokenizer", None, None, None, None),
+        passes=("GPT2BPETokenizer", None, None, "vocab.json", "merges.txt"),
     ),
-    Rule(
-        id="D14",
-        fields=("tokenizer.vocab_extra_ids",),
-        test=lambda number: unless(number is None or number >= 0, f"{number} sentinels"),
+    in_range(
+        "D14",
+        "tokenizer.vocab_extra_ids",
+        0,
         why="sentinels follow the entries of the tokenizer, and a negative number would remove entries",
         fix="Set 0 for no sentinels, or 100 for a T5.",
-        fails={"tokenizer.vocab_extra_ids": -1},
-        passes={"tokenizer.vocab_extra_ids": 0},
+        fails=-1,
+        passes=0,
     ),
-    Rule(
-        id="D50",
-        fields=("tokenizer.null_tokenizer_eod_id", "tokenizer.tokenizer_type", "tokenizer.vocab_size"),
-        test=_check_null_eod,
+    rule(
+        "D50",
+        within("tokenizer", "null_tokenizer_eod_id tokenizer_type vocab_size"),
+        _check_null_eod,
         why="the end-of-document id must be an entry of the tokenizer, because the embedding has one row per entry",
         fix="Set a number below tokenizer.vocab_size, or leave it unset for the last entry.",
-        fails={
-            "tokenizer.null_tokenizer_eod_id": 50,
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.vocab_size": 50,
-        },
-        passes={
-            "tokenizer.null_tokenizer_eod_id": 49,
-            "tokenizer.tokenizer_type": "NullTokenizer",
-            "tokenizer.vocab_size": 50,
-        },
+        fails=(50, "NullTokenizer", 50),
+        passes=(49, "NullTokenizer", 50),
     ),
-    Rule(
-        id="D29",
-        fields=("tokenizer.special_tokens",),
-        test=_check_names,
+    rule(
+        "D29",
+        "tokenizer.special_tokens",
+        _check_names,
         why="tokens are identified by their names",
         fix="Set a nonempty, unique name for each special token.",
-        fails={"tokenizer.special_tokens": ["<pad>", "<pad>"]},
-        passes={"tokenizer.special_tokens": ["<pad>", "<sep>"]},
+        fails=(["<pad>", "<pad>"],),
+        passes=(["<pad>", "<sep>"],),
     ),
     _only_for(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, requested="vocab.json"),
     _only_for(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, requested="merges.txt"),
     _only_for(
         30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, requested=True
     ),
-    Rule(
-        id="D32",
-        fields=("tokenizer.hf_tokenizer_kwargs",),
-        test=_check_options,
+    rule(
+        "D32",
+        "tokenizer.hf_tokenizer_kwargs",
+        _check_options,
         why="keyword arguments must affect the ids, and must not load anything from elsewhere",
         fix="Remove these keys; others, such as add_bos_token or eos_token, are passed to transformers.",
-        fails={"tokenizer.hf_tokenizer_kwargs": {"use_fast": False}},
-        passes={"tokenizer.hf_tokenizer_kwargs": {"add_bos_token": True}},
+        fails=({"use_fast": False},),
+        passes=({"add_bos_token": True},),
     ),
     _only_for(
         84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, requested={"add_bos_token": True}
     ),
-    Rule(
-        id="D40",
-        fields=("tokenizer.trust_remote_code",),
-        test=lambda trusted: unless(not trusted, "is on"),
+    rule(
+        "D40",
+        "tokenizer.trust_remote_code",
+        lambda trusted: unless(not trusted, "is on"),
         why="it would run Python code from the folder of the tokenizer with the permissions of the user, on every "
         "rank, and the configuration does not determine what that code does",
         fix="Set tokenizer.trust_remote_code=false. Convert the tokenizer once, where its code is trusted, with "
         "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
-        fails={"tokenizer.trust_remote_code": True},
-        passes={"tokenizer.trust_remote_code": False},
+        fails=(True,),
+        passes=(False,),
     ),
-    Rule(
-        id="D99",
-        fields=("tokenizer.tokenizer_type", "facts.tokenizer_error"),
-        test=lambda kind, error: None if error is None else f"{kind} cannot be read ({error.rstrip('.')})",
+    rule(
+        "D99",
+        ("tokenizer.tokenizer_type", "facts.tokenizer_error"),
+        lambda kind, error: None if error is None else f"{kind} cannot be read ({error.rstrip('.')})",
         why="a run loads its tokenizer before it builds the model and the datasets",
         fix="Correct the path or the file, or set the type that reads it.",
-        fails={
-            "tokenizer.tokenizer_type": "HuggingFaceTokenizer",
-            "facts.tokenizer_error": "tokenizer.json: no such file.",
-        },
-        passes={"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "facts.tokenizer_error": None},
+        fails=("HuggingFaceTokenizer", "tokenizer.json: no such file."),
+        passes=("HuggingFaceTokenizer", None),
     ),
     _only_for(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, requested="v1"),
     _only_for(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, requested=10),
-    Rule(
-        id="D15",
-        fields=("tokenizer.tiktoken_pattern",),
-        test=lambda pattern: unless(pattern in (None, "v1", "v2"), f"{pattern!r}"),
+    one_of(
+        "D15",
+        "tokenizer.tiktoken_pattern",
+        (None, "v1", "v2"),
         why="it splits a text before bytes are merged, and there are two versions",
         fix="Use v2, or v1 for lists that were created with it.",
-        fails={"tokenizer.tiktoken_pattern": "v3"},
-        passes={"tokenizer.tiktoken_pattern": "v1"},
+        fails="v3",
+        passes="v1",
     ),
     *(
-        inert(f"D{number}", f"tokenizer.{name}", neutral=neutral, requested=requested, fix=fix)
+        unsupported(f"D{number}", f"tokenizer.{name}", neutral, fails=requested, fix=fix)
         for number, name, neutral, requested, fix in _INERT
     ),
 )

@@ -1,0 +1,187 @@
+"""Command line `mb-data`: build and inspect training data. Requires the extra `cli`.
+
+Each command imports its implementation when it is called, so that `--help` is fast.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mb_data.cli_errors import exit_codes
+
+if TYPE_CHECKING:
+    from mb_data.cli_index import IndexRequestReader
+
+_REQUEST_READER = "mb_data.request_reader"
+
+
+class CommandWithExample(TyperCommand):
+    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the command."""
+        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = arguments
+
+
+Prefix = Annotated[
+    str,
+    typer.Argument(metavar="PREFIX", help="Path of a .bin and an .idx without suffix.", show_default=False),
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer", metavar="FILE", help="The tokenizer that made the tokens.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+app = typer.Typer(
+    help="Build data, and look at them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def set_request_reader(context: typer.Context, read_request: "IndexRequestReader") -> None:
+    """Set the function that reads the settings of a run for `index`, for the commands below `context`.
+
+    A program that mounts `app` calls it in its callback. By default the settings are read from YAML files.
+    """
+    context.meta[_REQUEST_READER] = read_request
+
+
+def _run(command: str, *arguments: Any, **options: Any) -> None:
+    """Run a command, "module:function", which returns the exit code."""
+    module, _, function = command.partition(":")
+    with exit_codes():
+        raise typer.Exit(getattr(import_module(f"mb_data.{module}"), function)(*arguments, **options))
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="--input books/ --input web.jsonl --tokenizer tokenizer.json --out data/mine",
+)
+def build(
+    inputs: Annotated[
+        list[Path], typer.Option("--input", metavar="PATH", help="Text files, folders or JSONL; repeatable.")
+    ],
+    tokenizer: Annotated[
+        Path, typer.Option(metavar="FILE", help="A tokenizer.json or its folder, or a SentencePiece .model.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
+    json_key: Annotated[str, typer.Option(help="Key of the text in a JSONL line.")] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Turn text into the .bin and .idx files that Megatron reads, streaming, with bounded memory.
+
+    The files exist only when they are complete; a build that is stopped leaves nothing behind.
+    """
+    choices = {"tokenizer": tokenizer, "prefix": out, "workers": workers, "json_key": json_key}
+    _run("cli_build:build", inputs, **choices, overwrite=overwrite, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="--config run.yaml --workers 8")
+def index(
+    context: typer.Context,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="In a trainer: a recipe's name or a YAML file, then overrides in Hydra's grammar.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", metavar="FILE", help="A YAML file of settings; repeatable, later wins."),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", min=1, metavar="N", help="Processes of the complete run, on any machines."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")] = 2,
+    json: AsJson = False,
+) -> None:
+    """Build on a CPU what a run needs before its first step: its corpus, and the order of its samples.
+
+    The run then only maps files. Problems of the configuration that do not concern its data are ignored.
+    """
+    with exit_codes():
+        implementation = import_module("mb_data.cli_index")
+        read_request = context.meta.get(_REQUEST_READER, implementation.read_request_from_files)
+        request = read_request(settings or [], files=config or [], world_size=world_size)
+        implementation.index(request, workers=workers, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
+def show(
+    prefix: Prefix,
+    number: Annotated[int, typer.Argument(metavar="N", help="Document, counted from 0.")] = 0,
+    tokenizer: TokenizerFile = None,
+    json: AsJson = False,
+) -> None:
+    """Show a document: its token ids, and its text if there is a tokenizer."""
+    _run("cli_inspect:show", prefix, number, tokenizer=tokenizer, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="data/a data/b --tokenizer tokenizer.json")
+def verify(
+    prefixes: Annotated[
+        list[str],
+        typer.Argument(metavar="PREFIX", help="Paths of pairs without suffix.", show_default=False),
+    ],
+    tokenizer: TokenizerFile = None,
+    json: AsJson = False,
+) -> None:
+    """Read the complete index of each pair; with a tokenizer also every token. Exit code 1 if anything is wrong.
+
+    With a tokenizer, tokens that it does not have are found, and documents without its end.
+    """
+    _run("cli_inspect:verify", prefixes, tokenizer=tokenizer, as_json=json)
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="30 data/a 70 data/b --train-iters 1000 --global-batch-size 256 --seq-length 4096",
+)
+def stats(
+    blend: Annotated[
+        list[str],
+        typer.Argument(metavar="[WEIGHT] PREFIX", help="One pair, or a blend.", show_default=False),
+    ],
+    train_iters: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps of a run.", show_default=False)
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Sequences of a step.", show_default=False)
+    ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence.", show_default=False)
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Count documents and tokens, and how long documents are; how often a run reads each part of a blend.
+
+    Weights are those of dataset.data_path; without them each part is read as often as the others. The last takes all
+    three of --train-iters, --global-batch-size and --seq-length.
+    """
+    sizes = (train_iters, global_batch_size, seq_length)
+    if any(sizes) and not all(sizes):
+        raise typer.BadParameter(
+            "takes --train-iters, --global-batch-size and --seq-length together", param_hint="--train-iters"
+        )
+    tokens = (train_iters or 0) * (global_batch_size or 0) * (seq_length or 0)
+    _run("cli_inspect:stats", blend, read_tokens=tokens or None, as_json=json)

@@ -1,0 +1,30 @@
+"""Progress bar of the command line, on stderr, and the output of a command as text or JSON."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Report = Callable[[str, int, int], None]
+"""Function that takes the stage, the finished amount and the total."""
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Report]:
+    """Yield a function that sets a progress bar, which is shown while the block runs if stderr is a terminal."""
+    console = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label, total=1)
+        yield lambda stage, done, total: progress.update(task, completed=done, total=total, description=stage)
+
+
+def print_result(found: object, *, as_json: bool, lines: Sequence[str]) -> None:
+    """Print `found` as JSON if `as_json`, otherwise the lines."""
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))

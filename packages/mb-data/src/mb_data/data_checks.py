@@ -1,0 +1,70 @@
+"""Checks of the files that data sections name, before anything is built. No torch."""
+
+from pathlib import Path
+from typing import Any
+
+import mb_data
+from mb_data.config import GPTDatasetConfig, TextCorpusConfig
+from mb_data.finetuning_config import FinetuningDatasetConfig
+from mb_data.finetuning_files import sample_file
+from mb_data.sources import verify_sources
+from mb_data.tokenizer_config import TokenizerConfig
+from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
+from mb_data.tokenizer_rules import END_OF_DOCUMENT
+
+
+def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
+    """Check every file that a finalized dataset section names. Custom dataset providers are not checked.
+
+    Args:
+        dataset: Dataset section.
+        evaluated: Whether the run evaluates, so that it reads the validation and test files of fine-tuning data.
+
+    Raises:
+        DataPathError: A path does not exist, or one of a `.bin`/`.idx` pair is missing.
+        IndexedFormatError: A file does not have the format of its name, or is truncated.
+        CorpusError: Sources have no text, or too few files with text.
+    """
+    if isinstance(dataset, FinetuningDatasetConfig):
+        _verify_samples(dataset, evaluated=evaluated)
+    if not isinstance(dataset, GPTDatasetConfig):
+        return
+    for prefixes, _ in filter(None, [dataset.blend, *(dataset.blend_per_split or [])]):
+        for prefix in prefixes:
+            mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
+    if isinstance(dataset, TextCorpusConfig):
+        verify_sources(dataset)
+
+
+def tokenizer_size(section: TokenizerConfig, dataset: Any, *, saved: Path | None = None) -> int:
+    """Return the number of tokens of the tokenizer, or of the text corpus that builds its own.
+
+    Reads the tokenizer's files and imports the library for them, neither torch nor Megatron.
+
+    Args:
+        section: Tokenizer section.
+        dataset: Dataset section.
+        saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
+
+    Raises:
+        DataPathError: A file does not exist.
+        TokenizerError: It cannot be read, or its library is not installed.
+    """
+    if section.tokenizer_type is None and isinstance(dataset, TextCorpusConfig):
+        added = {*(section.special_tokens or ())} - {END_OF_DOCUMENT}
+        return dataset.vocab_size + len(added) + section.vocab_extra_ids
+    tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
+    return int(tokenizer.vocab_size)
+
+
+def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:
+    """Check that the files of fine-tuning data exist; those of validation and test only if a run evaluates."""
+    if dataset.made_up and not dataset.dataset_root:
+        return
+    read = {
+        "training": True,
+        "validation": dataset.do_validation and evaluated,
+        "test": dataset.do_test and evaluated,
+    }
+    for split in (name for name, is_read in read.items() if is_read):
+        sample_file(dataset, split)

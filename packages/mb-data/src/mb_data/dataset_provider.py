@@ -1,0 +1,77 @@
+"""Interface between dataset sections and the datasets that they build. Standard library only."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+from mb_data.batch_padding import NO_PADDING, BatchPadding
+from mb_data.loader_config import DataloaderConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetBuildContext:
+    """Arguments of a dataset provider. A sample count of 0 requests no such split."""
+
+    train_samples: int
+    """Training samples (sequences)."""
+
+    valid_samples: int
+    """Validation samples (sequences)."""
+
+    test_samples: int
+    """Test samples (sequences)."""
+
+    tokenizer: Any = None
+    """Tokenizer of this package or of Megatron. None: the provider needs none or has its own."""
+
+    pg_collection: Any = None
+    """Megatron's ProcessGroupCollection, for providers that read different data on different ranks."""
+
+    progress: Callable[[str, int, int], None] | None = None
+    """Called with the stage, the number of sample indices that are built or loaded, and their total."""
+
+    reads_data: bool = True
+    """Whether this rank reads samples. The other ranks take part in collective calls, and may build nothing."""
+
+    padding: BatchPadding = NO_PADDING
+    """Padding that the model requires of samples of different lengths."""
+
+    log: Callable[[str], None] | None = None
+    """Called with one line of text about the samples of each file of fine-tuning data."""
+
+
+@dataclass(kw_only=True)
+class DatasetProvider(DataloaderConfig, ABC):
+    """Base class for custom dataset sections: the fields of the loader, and one method to implement."""
+
+    @abstractmethod
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+        """Return the training, validation and test datasets; None for a split that does not exist.
+
+        Called on every rank. A dataset is a map-style dataset whose samples are dictionaries of tensors.
+        """
+
+
+@dataclass(kw_only=True)
+class BuiltInDatasetConfig(DatasetProvider):
+    """Base class of this package's dataset sections.
+
+    A section names the function that builds its datasets. The function is imported at the first call, so that sections
+    load without NumPy, torch and Megatron Core.
+    """
+
+    builder: ClassVar[str]
+    """Function of the section and the context, as "module:function"."""
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+        """Return the training, validation and test datasets; None for a split that does not exist.
+
+        Collective like the function in `builder`, and raises its errors.
+        """
+        module, _, function = self.builder.partition(":")
+        splits: tuple[Any | None, Any | None, Any | None] = getattr(import_module(module), function)(
+            self, context
+        )
+        return splits

@@ -1,0 +1,188 @@
+"""Input data of a run: its datasets, and iterators of batches that start at its counters. Requires torch.
+
+The datasets are built first, so that unusable data is rejected before the cost of building a model. The iterators are
+built after a checkpoint is loaded, because its counters are their position.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mb_data.batch_iterators import ONE_RANK, BatchIterators, BatchSettings, DataRanks
+from mb_data.collectives import Gather, gather_from_all_ranks
+from mb_data.dataset_provider import DatasetBuildContext, DatasetProvider
+from mb_data.finetuning import FinetuningDataset
+from mb_data.packing import PackedDataset
+from mb_data.validation_sets import (
+    ONE_STREAM,
+    NamedDataset,
+    ValidationBatches,
+    ValidationSetOptions,
+    build_validation_sets,
+    stream_batches,
+    validation_batches,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSizes:
+    """Average sizes of training samples of different lengths, without padding."""
+
+    tokens: float
+    """Tokens of a sample, or of all samples in a pack."""
+
+    attention_length: float
+    """Length of a sequence with the same attention per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """Data iterators of a run; None for an absent split, and on pipeline stages that read no data."""
+
+    train: Any
+
+    valid: Any
+    """Iterator, or a list of `ValidationBatches` if the validation data has sets."""
+
+    test: Any
+    """Iterator, or a list of one `ValidationBatches` if the validation data has sets."""
+
+    has_valid: bool
+    """Whether any rank has validation data; identical on all ranks."""
+
+    has_test: bool
+    """Whether any rank has test data; identical on all ranks."""
+
+    sizes: SampleSizes | None = None
+    """Sizes of training samples; None: every sample has the same length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDatasets:
+    """Datasets of a run; None for an absent split, and on ranks that read no data."""
+
+    section: DatasetProvider
+    train: Any
+    valid: Any
+    test: Any
+    valid_sets: Sequence[NamedDataset] | None = None
+    """Validation sets, instead of `valid`; None: the validation data is one endless stream."""
+
+    complete_validation: bool = False
+    """Each validation set is read completely in every evaluation."""
+
+    def external_iterator(self, settings: BatchSettings, *, ranks: DataRanks = ONE_RANK) -> Any:
+        """Return the training iterator of an external loader, at its start; None for other loaders.
+
+        The number of consumed samples is the position of all other loaders. The iterator of an external loader is built
+        before a checkpoint is loaded, which may hold its position.
+        """
+        if self.section.dataloader_type != "external":
+            return None
+        iterators = BatchIterators(section=self.section, settings=settings, ranks=ranks)
+        return iterators.train(self.train, consumed_samples=0)
+
+    def iterators(
+        self,
+        settings: BatchSettings,
+        *,
+        ranks: DataRanks = ONE_RANK,
+        consumed_train_samples: int = 0,
+        consumed_valid_samples: int = 0,
+        external_iterator: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        gather: Gather = gather_from_all_ranks,
+    ) -> RunData:
+        """Build this rank's iterators, positioned at the counters of the run. Collective over the world.
+
+        Args:
+            settings: Batch sizes and seed.
+            ranks: Position of this rank.
+            consumed_train_samples: Training samples consumed by all ranks.
+            consumed_valid_samples: Validation samples consumed by all ranks, over all sets.
+            external_iterator: Result of `external_iterator`, its position restored.
+            worker_init_fn: Called with the worker id at the start of each worker process.
+            gather: All-gather of one value per rank.
+
+        Raises:
+            NotEnoughSamplesError: A dataset is too small, or a complete validation set fills no batch.
+        """
+        iterators = BatchIterators(
+            section=self.section, settings=settings, ranks=ranks, worker_init_fn=worker_init_fn
+        )
+        there = gather((self.valid is not None, self.test is not None))
+        test = iterators.evaluation(self.test, consumed_samples=0)
+        valid: Any
+        if self.valid_sets is None:
+            valid = iterators.evaluation(self.valid, consumed_samples=consumed_valid_samples)
+        else:
+            valid = self._validation_batches(iterators, consumed_valid_samples, gather=gather)
+            test = stream_batches(test, batches=settings.eval_iters)
+        train = external_iterator
+        if train is None:
+            train = iterators.train(self.train, consumed_samples=consumed_train_samples)
+        return RunData(
+            train=train,
+            valid=valid,
+            test=test,
+            has_valid=any(valid for valid, _ in there) if self.valid_sets is None else bool(valid),
+            has_test=any(test for _, test in there),
+            sizes=sample_sizes(self.train),
+        )
+
+    def _validation_batches(
+        self, iterators: BatchIterators, consumed_samples: int, *, gather: Gather
+    ) -> list[ValidationBatches]:
+        settings = iterators.settings
+        ranks_batch = settings.micro_batch_size * iterators.ranks.data_parallel_size
+        return validation_batches(
+            self.valid_sets or (),
+            iterate=iterators.evaluation,
+            batch_samples=settings.eval_global_batch_size or settings.global_batch_size or ranks_batch,
+            consumed_samples=consumed_samples,
+            eval_iters=None if self.complete_validation else settings.eval_iters,
+            gather=gather,
+        )
+
+
+def build_run_datasets(
+    section: DatasetProvider,
+    context: DatasetBuildContext,
+    *,
+    validation: ValidationSetOptions = ONE_STREAM,
+    gather: Gather = gather_from_all_ranks,
+) -> RunDatasets:
+    """Build the datasets of a run without reading samples. Collective over the world.
+
+    Args:
+        section: The dataset section; finalized in place.
+        context: Sample counts of the splits, tokenizer, and what the section's builder needs.
+        validation: Division of the validation data into sets; by default one endless stream.
+        gather: All-gather of one value per rank.
+
+    Raises:
+        ConfigError: The section violates rules.
+        NotEnoughSamplesError: A dataset is too small.
+        ValidationDataError: The validation data does not have these sets.
+        The errors of the section's builder.
+    """
+    section.finalize()
+    if not validation.has_sets:
+        train, valid, test = section.build_datasets(context)
+        return RunDatasets(section=section, train=train, valid=valid, test=test)
+    train, _, test = section.build_datasets(replace(context, valid_samples=0))
+    return RunDatasets(
+        section=section,
+        train=train,
+        valid=None,
+        test=test,
+        valid_sets=build_validation_sets(section, context, validation, gather=gather),
+        complete_validation=validation.complete,
+    )
+
+
+def sample_sizes(dataset: Any) -> SampleSizes | None:
+    """Return the average sizes of a dataset's samples, if they differ in length."""
+    if not isinstance(dataset, FinetuningDataset | PackedDataset):
+        return None
+    return SampleSizes(tokens=dataset.mean_tokens, attention_length=dataset.attention_length)

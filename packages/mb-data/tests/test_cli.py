@@ -1,0 +1,258 @@
+"""Program `mb-data`: text to a pair, documents, integrity, statistics, and sample indices ahead of a run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("rich", reason="needs mb-data[cli]")
+pytest.importorskip("typer", reason="needs mb-data[cli]")
+pytest.importorskip("yaml", reason="needs mb-data[cli]")
+pytest.importorskip("tokenizers", reason="needs mb-data[tokenizers]")
+
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from mb_data import IndexedWriter, IndexRequest, SampleCounts, TokenizerConfig, train_bpe
+from mb_data.cli import app, set_request_reader
+from mb_data.cli_errors import exit_codes
+from mb_data.cli_index import read_request_from_files
+from mb_data.errors import PairExistsError, SectionFileError
+
+TEXTS = ["the quick brown fox", "jumps over the lazy dog " * 3, "again " * 40] * 10
+
+
+def mb_data(*arguments, program=app):
+    done = CliRunner().invoke(program, [str(argument) for argument in arguments], prog_name="mb-data")
+    if not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folder with a tokenizer and the pair `play`, built by the command."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text.txt").write_text(" ".join(TEXTS) * 2)
+    train_bpe([folder / "text.txt"], vocab_size=270, out=folder / "tokenizer.json")
+    (folder / "play.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    code, out, _ = mb_data(*build_arguments(folder), "--json")
+    assert (code, json.loads(out)["documents"]) == (0, 30)
+    return folder
+
+
+def build_arguments(folder):
+    files = {"--input": "play.jsonl", "--tokenizer": "tokenizer.json", "--out": "play"}
+    return [
+        "build",
+        "--workers",
+        1,
+        *(word for name, file in files.items() for word in (name, folder / file)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["build", "index", "show", "verify", "stats"])
+def test_every_command_has_an_example(name):
+    assert f"Example: mb-data {name}" in " ".join(mb_data(name, "--help")[1].split())
+
+
+def test_build_replaces_a_pair_only_on_request(folder):
+    code, _, err = mb_data(*build_arguments(folder))
+    advice = "is there already. Choose another --out, or give --overwrite."
+    assert (code, err) == (1, f"{folder / 'play'}.bin: {advice}\n")
+    code, out, _ = mb_data(*build_arguments(folder), "--overwrite")
+    assert (code, out.startswith(f"{folder / 'play'}: 30 documents, ")) == (0, True)
+    assert f"  data_path: {folder / 'play'}\n" in out
+
+
+def test_build_names_missing_input(folder):
+    arguments = [
+        folder / "none" if word == folder / "play.jsonl" else word for word in build_arguments(folder)
+    ]
+    code, _, err = mb_data(*arguments, "--overwrite")
+    assert (code, "none: no such file or folder" in err) == (2, True)
+
+
+def test_show_gives_the_text_back(folder):
+    code, out, _ = mb_data("show", folder / "play", 1, "--tokenizer", folder / "tokenizer.json")
+    assert (code, "document 1 of 30" in out, TEXTS[1] + "<|endoftext|>" in out) == (0, True, True)
+    plain = json.loads(mb_data("show", folder / "play", "--json")[1])
+    assert (plain["document"], plain["documents"], plain["text"]) == (0, 30, None)
+
+
+def test_show_names_a_missing_document_and_a_missing_pair(folder):
+    code, _, err = mb_data("show", folder / "play", 30)
+    assert (code, "has no document 30; it has 30" in err) == (2, True)
+    code, _, err = mb_data("show", folder / "plya")
+    assert (code, "contains play. Correct the path" in err) == (2, True)
+
+
+def test_verify_finds_tokens_of_another_tokenizer(folder, tmp_path):
+    assert mb_data("verify", folder / "play", "--tokenizer", folder / "tokenizer.json")[:2] == (
+        0,
+        f"{folder / 'play'}: whole\n",
+    )
+    with IndexedWriter(tmp_path / "wide", dtype="int32") as writer:
+        writer.add_document([1, 2, 270])
+    words = ["verify", tmp_path / "wide", folder / "play", "--tokenizer", folder / "tokenizer.json", "--json"]
+    code, out, _ = mb_data(*words)
+    found = json.loads(out)
+    assert (code, found[str(folder / "play")]) == (1, [])
+    assert "token 2 is 270, but the tokenizer has 270 entries" in found[str(tmp_path / "wide")][0]
+    assert mb_data("verify", tmp_path / "none")[0] == 2
+
+
+def test_stats_of_a_blend(folder):
+    run = ["--train-iters", 10, "--global-batch-size", 4, "--seq-length", 100]
+    (found,) = json.loads(mb_data("stats", folder / "play", *run, "--json")[1])
+    assert (found["documents"], found["share"], found["epochs"]) == (30, 1.0, 4000 / found["tokens"])
+    code, out, _ = mb_data("stats", 30, folder / "play", 70, folder / "play")
+    assert (code, "share of the blend 30.0%" in out, "30 documents" in out) == (0, True, True)
+    assert mb_data("stats", folder / "play", "--train-iters", 5)[0] == 2
+    code, _, err = mb_data("stats", 30, folder / "play", folder / "play", 1)
+    assert (code, "dataset.data_path" in err) == (2, True)
+
+
+def settings(folder, **dataset):
+    """Write the settings of a run on the data in the folder, and return the file."""
+    section = {
+        "_target_": "mb_data.config.GPTDatasetConfig",
+        "seq_length": 16,
+        "data_path": f"30 {folder / 'play'} 70 {folder / 'play'}",
+        "split": "60,20,20",
+        "path_to_cache": str(folder / "indices"),
+        **dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False),
+    }
+    tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(folder / "tokenizer.json")}
+    sizes = {
+        "train": {"train_iters": 6, "global_batch_size": 4},
+        "validation": {"eval_interval": 3, "eval_iters": 1},
+        "model": {"num_layers": 2},
+    }
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump({"dataset": section | dataset, "tokenizer": tokenizer, **sizes}))
+    return file
+
+
+def test_index_builds_the_indices_of_a_run_once(folder):
+    pytest.importorskip("megatron.core", reason="needs mb-data[mcore]")
+    index = ["index", "--config", settings(folder), "--json"]
+    code, out, err = mb_data(*index)
+    assert code == 0, err
+    samples = json.loads(out)["samples"]
+    assert all(samples[split] >= wanted for split, wanted in (("train", 24), ("valid", 12), ("test", 4)))
+    built = {file: file.stat().st_mtime_ns for file in (folder / "indices").rglob("*.npy")}
+    assert built
+    assert mb_data(*index)[1] == out
+    assert {file: file.stat().st_mtime_ns for file in (folder / "indices").rglob("*.npy")} == built
+
+
+def test_index_counts_validation_sets_together(folder):
+    pytest.importorskip("megatron.core", reason="needs mb-data[mcore]")
+    blend_per_split = [None, [[str(folder / "play")], None], None]
+    file = settings(folder, data_path=None, split=None, blend_per_split=blend_per_split)
+    (folder / "sets.yaml").write_text(
+        "train: {train_iters: 0}\nvalidation: {full_validation: true, eval_iters: 0}\n"
+    )
+    code, out, _ = mb_data("index", "--config", file, "--config", folder / "sets.yaml", "--json")
+    samples = json.loads(out)["samples"]
+    assert (code, samples["train"], samples["test"], samples["valid"] > 20) == (0, 0, 0, True)
+
+
+def test_index_rejects_bad_data(folder):
+    code, _, err = mb_data("index", "--config", settings(folder, split="60,nothing"))
+    assert (code, "dataset.split" in err) == (1, True)
+    code, _, err = mb_data("index", "--config", settings(folder, data_path=str(folder / "none")))
+    assert (code, "no such" in err) == (2, True)
+    sums = settings(folder)
+    sums.write_text("dataset: {_target_: mb_data.SumsFinetuningConfig, seq_length: 64}")
+    code, _, err = mb_data("index", "--config", sums)
+    assert (code, "a SumsFinetuningConfig has no sample indices" in err) == (1, True)
+
+
+def test_index_reads_settings_from_several_files(folder, tmp_path):
+    second = tmp_path / "second.yaml"
+    second.write_text("dataset: {seq_length: 32}\ntrain: {train_samples: 100}\n")
+    request = read_request_from_files([], files=[settings(folder), second], world_size=None)
+    assert (request.name, request.section.seq_length) == ("second", 32)
+    assert request.counts == SampleCounts(train=100, valid=12, test=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "none.yaml: no such file"),
+        ("a: [", "is no YAML file"),
+        ("- a", "is no mapping of sections"),
+        ("dataset: {seq_length: 3}", "dataset._target_: None is no section of mb-data"),
+        ("dataset: {_target_: os.system}", "dataset._target_: 'os.system' is no section of mb-data"),
+        ("dataset: {_target_: mb_data.config.GPTDatasetConfig}", "seq_length"),
+        ("dataset: {_target_: mb_data.config.GPTDatasetConfig, seq_lengt: 3}", "seq_lengt"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_bad_input(text, message, tmp_path):
+    file = tmp_path / "none.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SectionFileError, match=re.escape(message)) as caught:
+        read_request_from_files([], files=[file], world_size=None)
+    assert caught.value.bad_input
+
+
+def test_recipes_need_a_trainer(tmp_path):
+    code, _, err = mb_data("index", "gpt_tiny")
+    assert (code, "needs files of settings (arguments: gpt_tiny)" in err) == (2, True)
+    code, _, err = mb_data("index", "--config", tmp_path, "--world-size", 8)
+    assert (code, "--world-size are those of a trainer" in err) == (2, True)
+
+
+def test_a_program_that_mounts_the_commands_reads_the_settings_itself():
+    program = typer.Typer()
+    program.add_typer(app, name="data")
+
+    def read_request(settings, *, files, world_size):
+        name = f"{settings[0]} of {world_size}"
+        counts = SampleCounts(train=1, valid=1, test=1)
+        return IndexRequest(name=name, section=None, tokenizer=TokenizerConfig(), counts=counts)
+
+    @program.callback()
+    def options(context: typer.Context):
+        set_request_reader(context, read_request)
+
+    code, _, err = mb_data("data", "index", "tiny", "--world-size", 8, program=program)
+    assert (code, "a NoneType has no sample indices" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (PairExistsError("a: exists"), 1, "a: exists\n"),
+        (
+            PermissionError(13, "Permission denied", "/data/a"),
+            2,
+            "/data/a: cannot be used (Permission denied). Name another path, or change who may use it.\n",
+        ),
+    ],
+)
+def test_exit_codes(error, code, message, capsys):
+    with pytest.raises(typer.Exit) as caught, exit_codes():
+        raise error
+    assert (caught.value.exit_code, capsys.readouterr().err) == (code, message)
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(OSError, match="disk"), exit_codes():
+        raise OSError("disk")
+
+
+def test_the_module_is_the_program(tmp_path):
+    command = [sys.executable, "-m", "mb_data", "verify", str(tmp_path / "none")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such .bin/.idx pair" in done.stderr

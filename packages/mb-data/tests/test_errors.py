@@ -1,0 +1,65 @@
+"""Base class of the errors, and the message of the program where its extra is not installed."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mb_data
+from mb_data import DataError
+
+SHARED_FILES = {"_lazy", "_rules", "strict_fields", "value_types"}
+"""Modules that are identical in several packages, and therefore cannot use the base class of one."""
+SOURCE = Path(mb_data.__file__).parent
+
+
+def error_classes():
+    """Yield module and name of each public error class of the package, without importing the modules."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(("mb_data", *file.relative_to(SOURCE).with_suffix("").parts))
+        if file.stem in SHARED_FILES:
+            continue
+        for node in ast.parse(file.read_text()).body:
+            is_error = isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases
+            )
+            if is_error and not node.name.startswith("_"):
+                yield module, node.name
+
+
+def test_every_public_error_derives_from_the_base():
+    found = {name: getattr(importlib.import_module(module), name) for module, name in error_classes()}
+    assert {"ConfigError", "TokenizerError", "WorkerError"} <= {*found}
+    assert [name for name, error in found.items() if not issubclass(error, DataError)] == []
+
+
+def test_errors_are_bad_input_or_failures():
+    bad_input = {
+        name for module, name in error_classes() if getattr(importlib.import_module(module), name).bad_input
+    }
+    assert {name for _, name in error_classes()} - bad_input == {
+        "ConfigError",
+        "DataError",
+        "NotEnoughSamplesError",
+        "NothingToIndexError",
+        "PairExistsError",
+        "ValidationDataError",
+        "WorkerError",
+    }
+
+
+@pytest.mark.parametrize("missing", ["typer", "yaml"])
+def test_without_the_extra_the_program_names_it(missing):
+    if missing == "yaml":
+        pytest.importorskip("typer", reason="needs mb-data[cli]")
+        pytest.importorskip("rich", reason="needs mb-data[cli]")
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['mb-data', 'index']\n"
+        "from mb_data.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    advice = f'mb-data: needs {missing}, which is not installed. Install it: pip install "mb-data[cli]"\n'
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", advice)

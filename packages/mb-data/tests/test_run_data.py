@@ -1,0 +1,197 @@
+"""Data of a run: iterators at exact positions, for each pipeline stage, model chunk and kind of section."""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from mb_data import (
+    BatchSettings,
+    ByteTokenizer,
+    DataRanks,
+    DatasetBuildContext,
+    DatasetProvider,
+    DrawnShapesConfig,
+    PackedSequenceSpecs,
+    SampleSizes,
+    SumsFinetuningConfig,
+    ValidationBatches,
+    ValidationSetOptions,
+    build_run_datasets,
+)
+
+CONTEXT = DatasetBuildContext(train_samples=24, valid_samples=8, test_samples=4, tokenizer=ByteTokenizer())
+SIZES = BatchSettings(micro_batch_size=2, global_batch_size=4, eval_iters=2)
+
+
+@dataclass(kw_only=True)
+class Numbers(DatasetProvider):
+    """Section whose samples are their own indices."""
+
+    num_workers: int = 0
+    several: bool = False
+
+    def build_datasets(self, context):
+        train, valid, test = (
+            [torch.tensor(number) for number in range(size)] or None
+            for size in (context.train_samples, context.valid_samples, context.test_samples)
+        )
+        return train, [valid, valid[:4]] if self.several and valid else valid, test
+
+
+def numbers(iterator):
+    return [batch.tolist() for batch in iterator]
+
+
+def test_iterators_start_at_the_consumed_samples():
+    datasets = build_run_datasets(Numbers(), CONTEXT)
+    ranks = DataRanks(data_parallel_rank=1, data_parallel_size=2)
+    data = datasets.iterators(SIZES, ranks=ranks, consumed_train_samples=16, consumed_valid_samples=4)
+    assert (data.has_valid, data.has_test, data.sizes) == (True, True, None)
+    assert [numbers(split) for split in (data.train, data.valid, data.test)] == [
+        [[18, 19], [22, 23]],
+        [[6, 7]],
+        [[2, 3]],
+    ]
+
+
+def test_evaluation_has_its_own_batch_sizes():
+    datasets = build_run_datasets(Numbers(), CONTEXT)
+    data = datasets.iterators(BatchSettings(micro_batch_size=2, eval_micro_batch_size=4))
+    assert numbers(data.valid) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_stages_between_the_first_and_the_last_read_nothing():
+    datasets = build_run_datasets(Numbers(), CONTEXT)
+    reads = [
+        datasets.iterators(SIZES, ranks=DataRanks(pipeline_rank=stage, pipeline_size=3)).train is not None
+        for stage in range(3)
+    ]
+    assert reads == [True, False, True]
+
+
+def test_each_model_chunk_has_an_iterator():
+    datasets = build_run_datasets(Numbers(), CONTEXT)
+    first, second = datasets.iterators(BatchSettings(micro_batch_size=2, model_chunks=2)).train
+    assert numbers(first) == numbers(second) == [[number, number + 1] for number in range(0, 24, 2)]
+
+
+def test_global_batches_are_rounded_down_to_microbatches_of_all_ranks():
+    section = Numbers(dataloader_type="batch")
+    settings = BatchSettings(micro_batch_size=2, global_batch_size=7, round_down=True)
+    ranks = DataRanks(data_parallel_rank=0, data_parallel_size=3)
+    context = DatasetBuildContext(train_samples=24, valid_samples=0, test_samples=0)
+    data = build_run_datasets(section, context).iterators(settings, ranks=ranks, consumed_train_samples=6)
+    assert len(numbers(data.train)) == 3
+
+
+def test_absent_splits_have_no_iterator():
+    context = DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=0)
+    data = build_run_datasets(Numbers(), context).iterators(SIZES)
+    assert (data.valid, data.test, data.has_valid, data.has_test) == (None, None, False, False)
+
+
+def test_data_of_other_ranks_counts():
+    context = DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=0)
+    data = build_run_datasets(Numbers(), context).iterators(SIZES, gather=lambda mine: [mine, (True, False)])
+    assert (data.valid, data.has_valid, data.has_test) == (None, True, False)
+
+
+def test_complete_validation_sets_start_again():
+    datasets = build_run_datasets(
+        Numbers(several=True),
+        CONTEXT,
+        validation=ValidationSetOptions(complete=True, several=True, names=["a", "b"]),
+    )
+    data = datasets.iterators(SIZES, consumed_valid_samples=12)
+    assert [(each.name, each.batches) for each in data.valid] == [("a", 2), ("b", 1)]
+    for _ in range(2):
+        assert [numbers(each.data()) for each in data.valid] == [
+            [[0, 1], [2, 3], [4, 5], [6, 7]],
+            [[0, 1], [2, 3]],
+        ]
+    (test,) = data.test
+    assert (type(test), test.batches, numbers(test.data()), numbers(test.data())) == (
+        *(ValidationBatches, 2, [[0, 1], [2, 3]]),
+        [],
+    )
+
+
+def test_streams_of_several_sets_continue():
+    datasets = build_run_datasets(
+        Numbers(several=True), CONTEXT, validation=ValidationSetOptions(several=True)
+    )
+    data = datasets.iterators(SIZES, consumed_valid_samples=4)
+    assert [(each.name, each.batches) for each in data.valid] == [("0", 2), ("1", 2)]
+    first = data.valid[0]
+    assert next(first.data()).tolist() == [2, 3]
+    assert next(first.data()).tolist() == [4, 5]
+
+
+@dataclass(kw_only=True)
+class External(DatasetProvider):
+    """Section of finished batches."""
+
+    dataloader_type: Any = "external"
+
+    def build_datasets(self, context):
+        return range(context.train_samples), None, None
+
+
+def test_the_iterator_of_an_external_loader_is_built_before_its_position_is_known():
+    datasets = build_run_datasets(External(), CONTEXT)
+    iterator = datasets.external_iterator(SIZES)
+    assert list(islice(iterator, 3)) == [0, 1, 2]
+    data = datasets.iterators(SIZES, consumed_train_samples=99, external_iterator=iterator)
+    assert next(data.train) == 3
+    assert build_run_datasets(Numbers(), CONTEXT).external_iterator(SIZES) is None
+
+
+def test_samples_of_different_lengths_have_average_sizes(tmp_path):
+    section = SumsFinetuningConfig(64, cache_dir=str(tmp_path), num_workers=0, largest=5)
+    middle = DataRanks(pipeline_rank=1, pipeline_size=3)
+    data = build_run_datasets(section, CONTEXT).iterators(SIZES, ranks=middle)
+    assert data.train is None
+    assert isinstance(data.sizes, SampleSizes)
+    assert 0 < data.sizes.tokens <= data.sizes.attention_length < 64
+    section.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
+    packed = build_run_datasets(section, CONTEXT).iterators(BatchSettings(global_batch_size=4), ranks=middle)
+    assert packed.sizes.tokens > data.sizes.tokens
+    assert "cu_seqlens" in next(packed.train)  # every stage reads the boundaries
+
+
+def test_a_section_builds_itself():
+    context = DatasetBuildContext(train_samples=2, valid_samples=0, test_samples=1, tokenizer=ByteTokenizer())
+    train, valid, test = DrawnShapesConfig(seq_length=80).build_datasets(context)
+    assert (len(train), valid, len(test)) == (2, None, 1)
+
+
+class Group:
+    """Process group of this rank and size."""
+
+    def __init__(self, rank, size):
+        self._place = rank, size
+
+    def rank(self):
+        return self._place[0]
+
+    def size(self):
+        return self._place[1]
+
+
+def test_ranks_of_process_groups():
+    @dataclass
+    class Groups:
+        dp: Group
+        pp: Group
+
+    assert DataRanks.of(Groups(dp=Group(1, 4), pp=Group(2, 3))) == DataRanks(
+        data_parallel_rank=1, data_parallel_size=4, pipeline_rank=2, pipeline_size=3
+    )
+
+
+@pytest.mark.parametrize(("stage", "reads"), [(0, True), (1, False), (2, True)])
+def test_ranks_that_read(stage, reads):
+    assert DataRanks(pipeline_rank=stage, pipeline_size=3).reads_data is reads

@@ -58,7 +58,7 @@ class Rows(mb_loop.Callback):
             self.rows.clear()
 
 
-class Poller:
+class Poller(mb_loop.Checkpointer):
     """Checkpointer that is only polled."""
 
     def save(self, step, *, non_persistent):

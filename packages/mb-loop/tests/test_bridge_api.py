@@ -11,7 +11,7 @@ import mb_loop  # noqa: E402
 from mb_loop.settings import TrainSection  # noqa: E402
 
 
-class Saves:
+class Saves(mb_loop.Checkpointer):
     def __init__(self):
         self.lines = []
 

@@ -1,5 +1,7 @@
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,7 +190,7 @@ def test_a_stopped_evaluation_leaves_several_sets_at_the_position_of_a_complete_
 def test_a_run_whose_duration_passes_in_an_evaluation_saves_and_ends():
     saved, model = [], tiny.make_model()[0]
 
-    class Saves:
+    class Saves(mb_loop.Checkpointer):
         def save(self, step, *, non_persistent):
             saved.append(step)
             return [mb_loop.SaveResult(step=step, non_persistent=non_persistent, written=True)]
@@ -226,5 +228,17 @@ def test_only_evaluating_writes_both_lines_and_makes_no_step():
         tiny.forward_step, [model], state, test_data_iterator=tiny.batches(), validated=True, write=None
     )
     assert (again, bool(test)) == ("", True)
+    paused = []
+    machine = SimpleNamespace(paused=lambda: nullcontext(paused.append(state.train_state.do_test)))
+    mb_loop.evaluate_after_training(
+        tiny.forward_step,
+        [model],
+        state,
+        rerun_machine=machine,
+        validated=True,
+        test_data_iterator=tiny.batches(),
+        write=None,
+    )
+    assert paused == [True]
     state.train_state.do_valid = state.train_state.do_test = False
     assert mb_loop.evaluate_after_training(tiny.forward_step, [model], state) == ("", "")

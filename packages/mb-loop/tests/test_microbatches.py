@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mb_loop import BatchPlan, BatchSizeError, LoopState, StepBatch, TrainState, step_batch
 from mb_loop.settings import LoopConfig, TrainSection, batch_plan, evaluation_batch
-from mb_loop.train_loop import count
+from mb_loop.train_loop import advance_counters
 
 sizes = st.integers(1, 64)
 
@@ -17,7 +17,7 @@ def run(plan, state, steps):
     for _ in range(steps):
         batch = plan.at(state.consumed_train_samples)
         seen.append(batch.samples)
-        count(state, batch, trained=True)
+        advance_counters(state, batch, trained=True)
     return seen
 
 
@@ -106,7 +106,7 @@ def test_counters_equal_hand_arithmetic(micro, dp, wanted, steps):
     )
     state = TrainState()
     for trained in steps:
-        count(state, batch, trained=trained)
+        advance_counters(state, batch, trained=trained)
     used, skipped = wanted // (micro * dp) * (micro * dp), steps.count(False)
     assert state == TrainState(
         step=len(steps),

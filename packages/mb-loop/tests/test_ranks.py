@@ -1,5 +1,6 @@
 """Tests that need two gloo ranks, which are spawned once."""
 
+import gc
 import json
 import os
 import signal
@@ -61,7 +62,6 @@ def rank_main(rank, folder):
     answers["duration"] = [outcome.reason, outcome.step]
     answers["signal"] = stop_by_signal(rank, model, optimizer, groups)
     answers["any"] = [any_rank(rank == 1), any_rank(False)]
-    answers["timeouts"] = timeouts(model, groups)
     answers["replicas"] = replicas(rank)
     answers["submodels"] = submodels(rank)
     answers["logits"] = logits(rank)
@@ -83,22 +83,6 @@ def stop_by_signal(rank, model, optimizer, groups):
         report(1.0), [model], optimizer, None, None, None, state, pg_collection=groups, callbacks=manager
     )
     return [outcome.reason, outcome.step, outcome.message]
-
-
-def timeouts(model, groups):
-    """Return the timeouts of two groups before and after a run."""
-    pair = [dist.group.WORLD, dist.new_group([0, 1])]
-
-    def seconds():
-        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in pair]
-
-    before = seconds()
-    mb_loop.train(
-        report(1.0), [model], torch.optim.SGD(model.parameters(), lr=0.1), None, None, None,
-        mb_loop.LoopState.of(train_iters=1, data_parallel_size=2), pg_collection=groups,
-        callbacks=[mb_loop.TimeoutAfterFirstStep(61)],
-    )  # fmt: skip
-    return [min(before) > 61, seconds()]
 
 
 def replicas(rank):
@@ -196,7 +180,10 @@ def logits(rank):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
+    gc.collect()
+    gc.freeze()  # in a fork, the finalizer of a process group that an earlier test left would wait for a lost thread
     mp.start_processes(rank_main, args=(folder,), nprocs=2, start_method="fork")
+    gc.unfreeze()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -218,15 +205,6 @@ def test_ranks_agree_on_the_duration(answers):
 def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(answers):
     expected = ["signal", 2, "stopped after step 2: SIGTERM on rank 1"]
     assert answers[0]["signal"] == answers[1]["signal"] == expected
-
-
-def test_timeouts_are_set_after_the_first_step(answers):
-    assert [answers[rank]["timeouts"] for rank in range(2)] == [[True, [61.0, 61.0]]] * 2
-
-
-def test_a_timeout_must_be_positive():
-    with pytest.raises(ValueError, match="every collective would time out immediately"):
-        mb_loop.TimeoutAfterFirstStep(0)
 
 
 def test_a_corrupted_replica_is_found_at_the_next_check_on_all_ranks(answers):

@@ -23,7 +23,7 @@ class Section:
     check_for_spiky_loss: bool = False
 
 
-class Saves:
+class Saves(mb_loop.Checkpointer):
     """Checkpointer that stores the state of the machine."""
 
     def __init__(self, rerun_machine):
@@ -192,3 +192,22 @@ def test_nothing_is_checked_by_default(rank):
 def test_a_loss_that_is_not_a_number_raises_in_mode_disabled(rank):
     with pytest.raises(mb_host.RankFailedError, match="NonFiniteLossError: loss: is nan"):
         rank(bad_batch=7, bad_times=1, rerun_mode="disabled")
+
+
+@pytest.mark.parametrize(
+    ("settings", "repeats", "inspects"),
+    [
+        (Section(), True, True),
+        (Section(rerun_mode="disabled"), False, True),
+        (Section(rerun_mode="disabled", check_for_spiky_loss=True), True, True),
+        (Section(rerun_mode="disabled", check_for_nan_in_loss=False), False, False),
+    ],
+)
+def test_a_machine_is_built_if_a_setting_needs_it(settings, repeats, inspects):
+    from mb_loop.mcore import build_rerun_machine, loss_inspection
+
+    machine = build_rerun_machine(settings)
+    inspect = loss_inspection(settings, machine)
+    assert (machine is not None, inspect is not None) == (repeats, inspects)
+    if inspect is not None and not repeats:
+        assert inspect is mb_loop.require_finite_loss

@@ -12,7 +12,7 @@ import mb_loop  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
 
 
-class Saves:
+class Saves(mb_loop.Checkpointer):
     def __init__(self):
         self.steps = []
 

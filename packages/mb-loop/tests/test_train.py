@@ -53,7 +53,7 @@ class MegatronLikeScheduler:
 
 
 @dataclass
-class Saves:
+class Saves(mb_loop.Checkpointer):
     steps: list = field(default_factory=list)
 
     def save(self, step, *, non_persistent):
@@ -218,6 +218,8 @@ def test_events_of_a_complete_run_in_order():
         "on_train_step_start 0",
         "on_before_optimizer_step 0",
         "on_train_step_end 1",
+        "on_checkpoint_start 1",
+        "on_checkpoint_end 1",
         "on_checkpoint_save 1",
         "on_train_step_start 1",
         "on_before_optimizer_step 1",
@@ -228,7 +230,11 @@ def test_events_of_a_complete_run_in_order():
         "on_eval_step_start 2",
         "on_eval_step_end 2",
         "on_eval_end 2",
+        "on_checkpoint_start 2",
+        "on_checkpoint_end 2",
         "on_checkpoint_save 2",
+        "on_checkpoint_start 2",
+        "on_checkpoint_end 2",
         "on_train_end 2",
     ]
 
@@ -273,7 +279,10 @@ def test_skipped_steps_consume_data_without_changing_the_weights():
     before = [parameter.clone() for parameter in model.parameters()]
     data = tiny.batches()
     state = mb_loop.LoopState.of(train_iters=2, global_batch_size=3, iterations_to_skip=[1, 2])
-    train(state, model=model, optimizer=optimizer, data=[data, None])
+    skipped, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_step_skipped", lambda context: skipped.append(context.state.train_state.step))
+    train(state, model=model, optimizer=optimizer, data=[data, None], callbacks=manager)
+    assert skipped == [1, 2]
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert torch.equal(next(data)[0], tiny.batch(6)[0])
     assert state.train_state.skipped_train_samples == 6

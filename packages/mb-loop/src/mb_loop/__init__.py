@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mb_loop.checkpoint_saver import SaveResult as SaveResult
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
+    from mb_loop.errors import LoopError as LoopError
     from mb_loop.errors import LossShapeError as LossShapeError
     from mb_loop.errors import ParallelSetupError as ParallelSetupError
     from mb_loop.errors import ReplicaMismatchError as ReplicaMismatchError
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         compute_throughputs_and_append_to_progress_log as compute_throughputs_and_append_to_progress_log,
     )
     from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
+    from mb_loop.progress_recorder import ProgressRecorder as ProgressRecorder
     from mb_loop.rerun_machine import RerunMachine as RerunMachine
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
@@ -72,7 +74,6 @@ if TYPE_CHECKING:
     from mb_loop.step import TrainStep as TrainStep
     from mb_loop.step import train_step as train_step
     from mb_loop.stop_signal import DistributedSignalHandler as DistributedSignalHandler
-    from mb_loop.timeouts import TimeoutAfterFirstStep as TimeoutAfterFirstStep
     from mb_loop.training import train as train
     from mb_loop.validation import ValidationSet as ValidationSet
     from mb_loop.validation import ValidationSetError as ValidationSetError
@@ -91,20 +92,21 @@ _HOMES = {
     "DataIteratorError": "errors",
     "DistributedSignalHandler": "stop_signal",
     "GlobalState": "settings",
+    "LoopError": "errors",
     "LoopState": "settings",
+    "LossPrinter": "loss_printer",
     "LossShapeError": "errors",
     "NonFiniteLossError": "loss_checks",
     "NonLossData": "non_loss",
     "ParallelSetupError": "errors",
-    "LossPrinter": "loss_printer",
     "ProgressLogError": "progress_log",
+    "ProgressRecorder": "progress_recorder",
     "RULES": "rules",
     "ReplicaMismatchError": "errors",
     "RerunMachine": "rerun_machine",
     "SaveResult": "checkpoint_saver",
     "StepBatch": "microbatches",
     "StepResult": "result",
-    "TimeoutAfterFirstStep": "timeouts",
     "TrainOutcome": "outcome",
     "TrainSettingsError": "errors",
     "TrainState": "state",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from mb_loop.callbacks import CallbackManager, EventDispatcher
-from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, SaveResult, checkpointer_of
+from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, SaveResultLike, checkpointer_of
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
@@ -337,7 +337,7 @@ class _ProgressLogging:
         self._checkpointer = checkpointer
         self._state = state
 
-    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResultLike]:
         """Write a checkpoint, then the line."""
         ended = self._checkpointer.save(step, non_persistent=non_persistent)
         ends = [end for end in ended if end.step == step]
@@ -347,9 +347,22 @@ class _ProgressLogging:
             )
         return ended
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next poll may hold the loop."""
+        return self._checkpointer.may_wait
+
+    def wait(self) -> Sequence[SaveResultLike]:
+        """Wait for the background save in flight."""
+        return self._checkpointer.wait()
+
+    def poll(self, *, blocking: bool) -> Sequence[SaveResultLike]:
         """Finish background writes."""
         return self._checkpointer.poll(blocking=blocking)
+
+    def retry_due(self, *, blocking: bool) -> bool:
+        """Return whether a failed save is to be repeated."""
+        return self._checkpointer.retry_due(blocking=blocking)
 
 
 def _saver(

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from mb_loop.errors import LoopError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mb_loop.checkpoint_saver import SaveResultLike
     from mb_loop.outcome import TrainOutcome
     from mb_loop.result import StepResult
 
@@ -18,6 +21,7 @@ EventName = Literal[
     "on_train_step_start",
     "on_before_optimizer_step",
     "on_train_step_end",
+    "on_train_step_skipped",
     "on_train_end",
     "on_eval_start",
     "on_eval_step_start",
@@ -27,12 +31,18 @@ EventName = Literal[
     "on_test_step_start",
     "on_test_step_end",
     "on_test_end",
+    "on_checkpoint_start",
+    "on_checkpoint_end",
+    "on_checkpoint_scheduled",
     "on_checkpoint_save",
+    "on_checkpoint_failed",
 ]
+CheckpointWork = Literal["save", "finalize"]
+"""Checkpoint work that holds the loop: a save (or its retry), or a poll that may wait for background saves."""
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 
-class UnknownEventError(ValueError):
+class UnknownEventError(LoopError, ValueError):
     """An event name is unknown, or a callback handles no event."""
 
 
@@ -76,6 +86,13 @@ class CallbackContext:
     saved_step: int | None = None
     """Step of the checkpoint (on_checkpoint_save). A previous step if the checkpoint was written in the background."""
 
+    save: SaveResultLike | None = None
+    """Result of the save (on_checkpoint_save, on_checkpoint_failed), or the save that continues in the background
+    (on_checkpoint_scheduled)."""
+
+    checkpoint_work: CheckpointWork | None = None
+    """Work that holds the loop (on_checkpoint_start, on_checkpoint_end)."""
+
 
 Listener = Callable[[CallbackContext], None]
 
@@ -100,6 +117,9 @@ class Callback:
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Called after a step, once its samples are counted."""
+
+    def on_train_step_skipped(self, context: CallbackContext) -> None:
+        """Called after a step of `iterations_to_skip`, whose data was read and discarded."""
 
     def on_train_end(self, context: CallbackContext) -> None:
         """Called on every exit from training, including exceptions."""
@@ -128,8 +148,20 @@ class Callback:
     def on_test_end(self, context: CallbackContext) -> None:
         """Called after a test that ended without an exception."""
 
+    def on_checkpoint_start(self, context: CallbackContext) -> None:
+        """Called before checkpoint work that holds the loop: a save, or a poll that may wait for background saves."""
+
+    def on_checkpoint_end(self, context: CallbackContext) -> None:
+        """Called when that work returns control to the loop, also by an exception. Always follows its start."""
+
+    def on_checkpoint_scheduled(self, context: CallbackContext) -> None:
+        """Called after the start of a save that continues in the background; `context.save` is not complete yet."""
+
     def on_checkpoint_save(self, context: CallbackContext) -> None:
         """Called once a checkpoint is complete: after the save, or when a background save is finalized."""
+
+    def on_checkpoint_failed(self, context: CallbackContext) -> None:
+        """Called once a save has failed and training continues; the checkpointer decides when to retry it."""
 
 
 class CallbackManager:
@@ -203,7 +235,8 @@ class EventDispatcher:
         result: StepResult | None = None,
         outcome: TrainOutcome | None = None,
         total_loss_dict: Mapping[str, float] | None = None,
-        saved_step: int | None = None,
+        save: SaveResultLike | None = None,
+        checkpoint_work: CheckpointWork | None = None,
     ) -> None:
         """Fire an event. Builds no context if the event has no listeners."""
         if not self.manager.has_listeners(event):
@@ -220,6 +253,8 @@ class EventDispatcher:
             total_loss_dict=total_loss_dict,
             result=result,
             outcome=outcome,
-            saved_step=saved_step,
+            saved_step=None if save is None else save.step,
+            save=save,
+            checkpoint_work=checkpoint_work,
         )
         self.manager.fire(event, context)

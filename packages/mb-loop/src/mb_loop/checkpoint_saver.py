@@ -1,10 +1,12 @@
 """Checkpoint schedule: saves that are due, at most once per step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from mb_loop.callbacks import EventDispatcher
+from mb_loop.callbacks import CheckpointWork, EventDispatcher
 from mb_loop.errors import TrainSettingsError
 from mb_loop.hooks import ForwardPreHooks
 from mb_loop.settings import CheckpointSettings
@@ -20,20 +22,78 @@ class SaveResult:
     """Whether the checkpoint is non-persistent: the next non-persistent one replaces it."""
     written: bool
     """Whether the checkpoint is complete; False: the save failed, and the run continues."""
+    path: Path | None = None
+    """Directory of the checkpoint; None: not known."""
+    seconds: float | None = None
+    """Time that the save held the loop; None: not known."""
+    write_seconds: float | None = None
+    """Time from the start of the save until the checkpoint was complete; None: not known."""
+    total_bytes: int | None = None
+    """Size of the checkpoint over all ranks; None: not known."""
+    message: str | None = None
+    """Description of the result, such as the reason of a failure."""
+
+
+class SaveResultLike(Protocol):
+    """Result of a save with the fields of `SaveResult`, which describes them."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+
+    @property
+    def non_persistent(self) -> bool: ...  # noqa: D102
+
+    @property
+    def written(self) -> bool: ...  # noqa: D102
+
+    @property
+    def path(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def seconds(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def write_seconds(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def total_bytes(self) -> int | None: ...  # noqa: D102
+
+    @property
+    def message(self) -> str | None: ...  # noqa: D102
 
 
 class Checkpointer(Protocol):
-    """Writer of checkpoints. Both methods are called on all ranks, after the same step.
+    """Writer of checkpoints. All methods are called on all ranks, after the same step.
 
-    Both return the saves that have ended since the last call, identical on all ranks. For `save` these are the save
-    itself, unless it continues in the background, and a previous save that it waited for.
+    `save` and `poll` return the saves that have ended since the last call, identical on all ranks. For `save` these are
+    the save itself, unless it continues in the background. A class that derives from this Protocol inherits `may_wait`,
+    `wait` and `retry_due` for a checkpointer that saves at once and repeats nothing.
     """
 
-    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next poll may hold the loop, because a background save is in flight."""
+        return False
+
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResultLike]:
         """Write a checkpoint of this step, or start a background save."""
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResultLike]:
         """Finalize background saves that are ready (`blocking`: wait for all of them)."""
+
+    def wait(self) -> Sequence[SaveResultLike]:
+        """Wait for the background save in flight, and return it.
+
+        Called before each save if `may_wait`, so that its event precedes the next save, which may raise.
+        """
+        return ()
+
+    def retry_due(self, *, blocking: bool) -> bool:
+        """Return whether the loop is to repeat a failed save now. Called once after each poll, with its `blocking`.
+
+        After a repetition at the end of the run (`blocking`) one more blocking poll follows, which may raise.
+        """
+        return False
 
 
 CHECKPOINTER = "checkpointer"
@@ -69,7 +129,9 @@ class CheckpointSaver:
         checkpointer: writes checkpoints; None: nothing is saved.
         settings: intervals, in steps.
         hooks: disabled during each save, so that all parameters are gathered.
-        events: receives `on_checkpoint_save` for each complete checkpoint.
+        events: receives `on_checkpoint_start` and `on_checkpoint_end` around work that holds the loop, then
+            `on_checkpoint_save` for each complete checkpoint, `on_checkpoint_failed` for each failed save and
+            `on_checkpoint_scheduled` for a save that continues in the background.
         start_step: step at which this run starts; it needs no save.
     """
 
@@ -95,14 +157,22 @@ class CheckpointSaver:
         return self._written == step
 
     def poll(self, *, blocking: bool = False) -> None:
-        """Finalize background saves that are ready (`blocking`: wait for all of them)."""
-        if self._checkpointer is not None:
-            self._on_saved(self._checkpointer.poll(blocking=blocking))
+        """Finalize background saves that are ready (`blocking`: wait for all of them), and repeat a failed one if due.
+
+        A repetition saves the current step, whose counters are read from the events' state.
+        """
+        if self._checkpointer is None:
+            return
+        self._finalize(self._checkpointer, blocking=blocking)
+        if self._checkpointer.retry_due(blocking=blocking):
+            self.save_now(self._events.state.train_state.step, non_persistent=False)
+            if blocking:
+                self._finalize(self._checkpointer, blocking=True)
 
     def save(self, step: int, *, again: bool = False) -> None:
         """Write a persistent checkpoint, unless a save of this step was already started; with `again` also then.
 
-        The checkpointer is responsible for retries of a failed save.
+        Failed saves are repeated by `poll`.
         """
         if again or self._begun != step:
             self.save_now(step, non_persistent=False)
@@ -125,17 +195,38 @@ class CheckpointSaver:
             return
         if not non_persistent:
             self._begun = step
-        with self._hooks.paused():
+        if self._checkpointer.may_wait:
+            with self._holding("save"):
+                ended = self._checkpointer.wait()
+            self._on_saved(ended)
+        with self._holding("save"), self._hooks.paused():
             ended = self._checkpointer.save(step, non_persistent=non_persistent)
         self._on_saved(ended)
+        if not any(save.step == step and save.non_persistent == non_persistent for save in ended):
+            scheduled = SaveResult(step=step, non_persistent=non_persistent, written=False)
+            self._events("on_checkpoint_scheduled", save=scheduled)
 
-    def _on_saved(self, ended: Sequence[SaveResult]) -> None:
+    def _finalize(self, checkpointer: Checkpointer, *, blocking: bool) -> None:
+        if blocking or checkpointer.may_wait:
+            with self._holding("finalize"):
+                ended = checkpointer.poll(blocking=blocking)
+        else:
+            ended = checkpointer.poll(blocking=False)
+        self._on_saved(ended)
+
+    @contextmanager
+    def _holding(self, work: CheckpointWork) -> Iterator[None]:
+        self._events("on_checkpoint_start", checkpoint_work=work)
+        try:
+            yield
+        finally:
+            self._events("on_checkpoint_end", checkpoint_work=work)
+
+    def _on_saved(self, ended: Sequence[SaveResultLike]) -> None:
         for save in ended:
-            if not save.written:
-                continue
-            if not save.non_persistent:
+            if save.written and not save.non_persistent:
                 self._written = save.step
-            self._events("on_checkpoint_save", saved_step=save.step)
+            self._events("on_checkpoint_save" if save.written else "on_checkpoint_failed", save=save)
 
 
 def _divides(interval: int | None, step: int) -> bool:

@@ -1,25 +1,37 @@
 """Exceptions of the training loop. Does not import torch, so that a command line can catch them cheaply."""
 
+from typing import ClassVar
 
-class TrainSettingsError(ValueError):
+
+class LoopError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of a command line: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class TrainSettingsError(LoopError, ValueError):
     """A required setting is missing, or a setting is not possible in this run."""
 
 
-class ParallelSetupError(ValueError):
+class ParallelSetupError(LoopError, ValueError):
     """A parallel run lacks a process group or a schedule."""
 
 
-class LossShapeError(ValueError):
+class LossShapeError(LoopError, ValueError):
     """A loss function reported a value that cannot be averaged."""
 
 
-class DataIteratorError(TypeError):
+class DataIteratorError(LoopError, TypeError):
     """The data is not an iterator over microbatches."""
 
 
-class DataExhaustedError(RuntimeError):
+class DataExhaustedError(LoopError, RuntimeError):
     """The data ended before the last step."""
 
 
-class ReplicaMismatchError(RuntimeError):
+class ReplicaMismatchError(LoopError, RuntimeError):
     """Replicas of the model hold different weights."""

@@ -14,6 +14,7 @@ from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
 from mb_loop.mxfp8 import do_nothing
 from mb_loop.non_loss import EvaluationForward, NonLossData
+from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, evaluation_batch
 from mb_loop.validation import validation_line, validation_sets
@@ -212,6 +213,7 @@ def evaluate_after_training(
     valid_data_iterator: Any = None,
     test_data_iterator: Any = None,
     validated: bool = False,
+    rerun_machine: RerunMachine | None = None,
     **keywords: Any,
 ) -> tuple[str, str]:
     """Evaluate on the validation set and the test set, as `do_valid` and `do_test` of the state define.
@@ -225,12 +227,14 @@ def evaluate_after_training(
         valid_data_iterator: validation data; see `evaluate`.
         test_data_iterator: test data; see `evaluate`.
         validated: the last step is already validated; only the test runs.
+        rerun_machine: paused meanwhile, so that nothing is repeated; None: there is none.
         **keywords: arguments of `evaluate_and_print_results`, without `kind`.
 
     Returns:
         The two lines; an empty string for an evaluation that did not run.
     """
     counters = global_state.train_state
+    machine = NoRerunMachine() if rerun_machine is None else rerun_machine
 
     def line(name: str, data: Any, kind: EvaluationKind) -> str:
         prefix = f"iteration {counters.step} on {name} set"
@@ -238,10 +242,11 @@ def evaluate_after_training(
             prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
         )
 
-    return (
-        line("validation", valid_data_iterator, "eval") if counters.do_valid and not validated else "",
-        line("test", test_data_iterator, "test") if counters.do_test else "",
-    )
+    with machine.paused():
+        return (
+            line("validation", valid_data_iterator, "eval") if counters.do_valid and not validated else "",
+            line("test", test_data_iterator, "test") if counters.do_test else "",
+        )
 
 
 def _run_batches(

@@ -8,7 +8,8 @@ from mb_loop.outcome import LoopExit
 from mb_loop.settings import TrainSettings
 
 StopRequested = Callable[[int], str | None]
-"""Called once after each step with its number. Returns the reason to stop, or None; identical on all ranks."""
+"""Called at most once after each step, with its number. Returns the reason to stop, or None; identical on all ranks, so
+that the ranks agree which further conditions are evaluated. It may therefore be collective."""
 
 
 def no_stop_requested(step: int) -> str | None:
@@ -18,22 +19,24 @@ def no_stop_requested(step: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitConditions:
-    """Exit conditions in the order of their evaluation: stop request, duration, interval, stragglers."""
+    """Exit conditions. The first that holds decides, in the order stop request, duration, interval, stragglers."""
 
     duration: DurationLimit | None = None
-    """Limit on the time that the job runs on any rank; None: `duration_stop_requested` decides."""
+    """Limit on the time that the job runs on any rank. Ranks compare their clocks by collectives. None: no limit other
+    than `duration_stop_requested`."""
 
     duration_stop_requested: StopRequested = no_stop_requested
-    """Duration limit of the caller. Called after every step unless a stop was requested; the text names the rank."""
+    """Duration limit that the caller implements, such as over a store. Called after every step unless a stop was
+    requested; the text names the rank."""
 
     interval: int | None = None
-    """Leave at multiples of this step."""
+    """Leave after steps that are multiples of it; None: never."""
 
     stop_requested: StopRequested = no_stop_requested
-    """Called after every step, even if another condition holds: sources may be collective."""
+    """Called after every step. A reason leads to the exit reason "signal", whatever the source is."""
 
     straggler_stop_requested: StopRequested = no_stop_requested
-    """Called after every step at which no other condition holds; the text names the ranks that are too slow."""
+    """Called after every step at which no other condition holds; the text names the slow ranks."""
 
     @classmethod
     def of(
@@ -47,16 +50,16 @@ class ExitConditions:
         straggler_stop_requested: StopRequested,
         duration_stop_requested: StopRequested | None = None,
     ) -> "ExitConditions":
-        """Return the conditions that the settings define.
+        """Return the conditions that the settings define, with one duration limit at most.
 
         Args:
-            train: interval and duration.
-            clock: seconds.
-            start_time: start of the job, on `clock`; None: the duration is not limited.
+            train: `exit_interval` and `exit_duration_in_mins`.
+            clock: time in seconds.
+            start_time: start of the job, on `clock`; None: clocks are not compared.
             max_across_ranks: maximum of a value over all ranks; makes the ranks agree on the duration.
             stop_requested: see the field of this name.
             straggler_stop_requested: see the field of this name.
-            duration_stop_requested: see the field of this name; None: the ranks compare their clocks.
+            duration_stop_requested: see the field of this name; replaces `duration`. None: ranks compare their clocks.
         """
         minutes = train.exit_duration_in_mins
         duration = (
@@ -75,11 +78,18 @@ class ExitConditions:
         )
 
     def duration_reached(self) -> bool:
-        """Return whether the duration has passed on any rank. Collective over the world when a duration is set."""
+        """Return whether the limit `duration` is reached on any rank, for use between two steps.
+
+        Compares the clocks at every call: collective over the world while a limit is set and not reached.
+        `duration_stop_requested` is not called.
+        """
         return self.duration is not None and self.duration.reached()
 
     def decide(self, step: int) -> LoopExit | None:
-        """Return the first condition that holds after this step, or None. All ranks must call it after every step."""
+        """Return the exit for the first condition that holds after this step, or None.
+
+        All ranks must call it after every step.
+        """
         text = self.stop_requested(step)
         if text is not None:
             return LoopExit(reason="signal", message=f"stopped after step {step}: {text}")

@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from mb_loop.errors import LoopError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(LoopError, RuntimeError):
     """A loss is NaN or infinite."""
 
 

@@ -8,10 +8,11 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mb_loop.errors import LoopError
 from mb_loop.settings import TrainSettings
 
 
-class ManualGCError(ValueError):
+class ManualGCError(LoopError, ValueError):
     """The collection interval is negative."""
 
 

@@ -5,7 +5,7 @@ state. A different result indicates a transient device fault. The same result in
 or a wrong model; only a rerun on another device can distinguish the two.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -169,6 +169,26 @@ class MegatronRerunMachine:
         """Load a state in which a step is waiting for its repetition; ignore any other state."""
         if self._machine.validate_state_dict(state):
             self._machine.load_state_dict(state)
+
+
+def build_rerun_machine(settings: RerunSettings) -> MegatronRerunMachine | None:
+    """Return the rerun state machine; None if no setting needs it. Call it before a checkpoint is loaded."""
+    needed = settings.rerun_mode != "disabled" or settings.check_for_spiky_loss
+    return MegatronRerunMachine(settings) if needed else None
+
+
+def loss_inspection(
+    settings: RerunSettings, machine: MegatronRerunMachine | None
+) -> Callable[[Tensor], None] | None:
+    """Return the inspection of each microbatch's loss for the forward step; None: losses are not inspected.
+
+    Args:
+        settings: section `rerun_state_machine`.
+        machine: result of `build_rerun_machine` for this section.
+    """
+    if machine is not None:
+        return machine.inspect_loss
+    return require_finite_loss if settings.check_for_nan_in_loss else None
 
 
 def _not_a_number(loss: Tensor) -> bool:

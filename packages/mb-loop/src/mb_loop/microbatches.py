@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from mb_loop.errors import LoopError
 
-class BatchSizeError(ValueError):
+
+class BatchSizeError(LoopError, ValueError):
     """Batch sizes are inconsistent."""
 
 

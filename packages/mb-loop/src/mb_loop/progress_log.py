@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mb_loop import process_ranks
+from mb_loop.errors import LoopError
 from mb_loop.process_ranks import rank
 from mb_loop.state import TrainState
 
@@ -25,7 +26,7 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 _UNIT = "MODEL_TFLOP/s/GPU"
 
 
-class ProgressLogError(ValueError):
+class ProgressLogError(LoopError, ValueError):
     """The progress log lacks a required line, or there is no directory for it."""
 
 

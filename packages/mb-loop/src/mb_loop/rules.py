@@ -1,22 +1,6 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Condition on configuration fields, with the message for a violation."""
-
-    id: str
-    fields: tuple[str, ...]
-    test: Callable[..., str | None]
-    why: str
-    fix: str
-    severity: Literal["error", "warning"] = "error"
-    fails: Mapping[str, object]
-    passes: Mapping[str, object]
+from mb_loop._rules import Rule
 
 
 def _valid_gc_interval(manual: bool, interval: int) -> str | None:

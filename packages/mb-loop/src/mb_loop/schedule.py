@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from mb_loop.errors import LoopError
+
 ForwardBackward = Callable[..., list[Any]]
 """Schedule, as Megatron's or `forward_backward_no_pipelining`: takes keyword arguments, returns one loss dict per
 microbatch."""
 
 
-class ScheduleError(ValueError):
+class ScheduleError(LoopError, ValueError):
     """The schedule without pipelining cannot run this model."""
 
 

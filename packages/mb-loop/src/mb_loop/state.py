@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from mb_loop.errors import LoopError
 
-class TrainStateError(ValueError):
+
+class TrainStateError(LoopError, ValueError):
     """A stored train state does not contain exactly the known counters."""
 
 
@@ -19,7 +21,8 @@ class TrainState:
     """Samples consumed from the training data, over all ranks."""
 
     skipped_train_samples: int = 0
-    """Samples consumed without training on them: `iterations_to_skip`, or a batch that was rounded down."""
+    """Samples that are not trained on: consumed by `iterations_to_skip`, or left out when a batch is rounded down. The
+    latter are not in `consumed_train_samples`."""
 
     consumed_valid_samples: int = 0
     """Samples consumed from the validation data, over all ranks."""

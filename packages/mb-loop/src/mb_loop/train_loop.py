@@ -1,6 +1,8 @@
-"""Order of operations within one training iteration. Does not import torch.
+"""Training loop: the order of operations within each iteration. Does not import torch.
 
-Each component is a Protocol with the methods that the loop calls, so that the order can be tested with fakes.
+`TrainLoop` holds the components, `run_train_loop` calls them. Most components are Protocols with the methods that the
+loop calls, so that the order can be tested with fakes. `mb_loop.training.train` builds the components, and does the
+work before the first and after the last iteration, such as the final checkpoint.
 """
 
 from collections.abc import Callable
@@ -18,71 +20,82 @@ class GraphController(Protocol):
     """CUDA graph capture; see `GraphCapture`."""
 
     def before_step(self, step: int) -> None:
-        """Capture the graphs if they are due. `step`: finished steps."""
+        """Capture the graphs if they are due. `step`: finished steps, one less than the number of the next step."""
 
 
 class HookController(Protocol):
-    """Parameter-gather hooks; see `ForwardPreHooks`."""
+    """Forward pre-hooks that gather parameters; see `ForwardPreHooks`."""
 
     def after_step(self, *, skipped: bool) -> None:
-        """Update the hooks after an optimizer step."""
+        """Enable the hooks after the first step that changed the weights. `skipped`: the optimizer skipped the step."""
 
 
 class SaveController(Protocol):
     """Checkpoint schedule; see `CheckpointSaver`."""
 
     def poll(self) -> None:
-        """Finalize background saves that are ready."""
+        """Finalize background saves that are ready, and repeat a failed save if due. Called before each iteration."""
 
     def save(self, step: int, *, again: bool = False) -> None:
         """Write a persistent checkpoint, at most once per step unless `again` is set."""
 
     def after_step(self, step: int, *, leaving: bool) -> None:
-        """Save if a checkpoint is due. `leaving`: the loop ends after this step."""
+        """Save if a checkpoint is due. `leaving`: an exit condition holds, so one is due in any case.
+
+        False at the last step of the run unless an exit condition holds as well; see `CheckpointSaver.finish`.
+        """
 
 
 class ExitController(Protocol):
     """Exit decision; see `ExitConditions`."""
 
     def decide(self, step: int) -> LoopExit | None:
-        """Return the reason to leave the loop, or None. Called after each step, on all ranks."""
+        """Return the reason to leave the loop, or None. Called on all ranks after each step, skipped ones included."""
 
 
 class StepEndHandler(Protocol):
-    """Callable that runs after each step and decides by itself whether it is due."""
+    """Callable that runs after each trained step and decides by itself whether its work is due."""
 
     def __call__(self, step: int) -> None:
-        """Run the work that is due after this step."""
+        """Run the work if it is due. `step`: finished steps, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLoop:
-    """Components of one training run."""
+    """Components of the training loop of one run."""
 
     train_iters: int
+    """Number of the last step."""
     skip_steps: frozenset[int]
+    """One-based numbers of the steps whose data is consumed without training (`train.iterations_to_skip`)."""
     state: TrainState
+    """Counters, which the loop advances."""
     plan: BatchPlan
+    """Batch of each step."""
     step: Callable[[int, StepBatch], StepResult]
-    """Train one step. Called as (step number, batch)."""
+    """Train one step. Called as (one-based step number, batch)."""
     discard: Callable[[StepBatch], None]
-    """Consume the data of a step without training on it."""
+    """Consume the data of a step in `skip_steps`."""
     events: EventDispatcher
     hooks: HookController
     graphs: GraphController
     flops: Callable[[StepResult], float]
     """Floating-point operations of a step, summed over all ranks."""
     evaluate: StepEndHandler
+    """Validation."""
     maintenance: StepEndHandler
+    """Periodic work such as garbage collection; see `StepMaintenance`."""
     saves: SaveController
     exits: ExitController
 
 
 def run_train_loop(loop: TrainLoop) -> LoopExit:
-    """Run training iterations until the last step or until an exit condition holds.
+    """Run training iterations until the last step, an exit condition, or a step that the rerun machine rejects.
 
-    All ranks run the same iterations. An iteration listed in `skip_steps` consumes its data, fires no events and does
-    not train; saving and leaving are decided as after any other iteration.
+    All ranks run the same iterations. A step in `skip_steps` consumes its data; it fires `on_train_step_skipped` alone,
+    and has no validation or maintenance. Saves and exits are decided as after any other step. A rejected step is not
+    counted and ends the loop at once: no exit condition is evaluated, and only the rerun machine requests a save. After
+    the last step the reason is always "finished", whatever exit condition holds.
     """
     state = loop.state
     previous = None
@@ -90,24 +103,26 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
         loop.saves.poll()
         batch = loop.plan.at(state.consumed_train_samples)
         if previous is not None and batch != previous:
-            # Save the last step with the previous batch size, as Megatron does during ramp-up.
+            # The batch size changes: save the last step with the previous size, as Megatron does during ramp-up.
             loop.saves.save(state.step)
         previous = batch
 
         if state.step + 1 in loop.skip_steps:
             loop.discard(batch)
-            count(state, batch, trained=False)
+            advance_counters(state, batch, trained=False)
+            loop.events("on_train_step_skipped")
         else:
             loop.graphs.before_step(state.step)
             loop.events("on_train_step_start")
             result = loop.step(state.step + 1, batch)
             if result.should_checkpoint:
-                # Overwrites a checkpoint of this step: the rerun machine's state must be in it.
+                # The step is not counted yet, so this checkpoint is that of the previous step. One that exists is
+                # overwritten: the state of the rerun machine must be in it.
                 loop.saves.save(state.step, again=True)
             if result.exit_code is not None:
                 return _rerun_exit(state.step, result.exit_code)
             loop.hooks.after_step(skipped=result.skipped)
-            count(state, batch, trained=True)
+            advance_counters(state, batch, trained=True)
             state.floating_point_operations_so_far += int(loop.flops(result))
             loop.events("on_train_step_end", result=result)
             loop.evaluate(state.step)
@@ -120,8 +135,11 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
     return LoopExit(reason="finished", message=f"finished all {loop.train_iters} steps")
 
 
-def count(state: TrainState, batch: StepBatch, *, trained: bool) -> None:
-    """Advance the counters of `state` by one step."""
+def advance_counters(state: TrainState, batch: StepBatch, *, trained: bool) -> None:
+    """Advance the counters of `state` by one step, whose data was `trained` on or discarded.
+
+    Samples that rounding down leaves out (`batch.dropped`) count as skipped, but not as consumed.
+    """
     state.step += 1
     state.consumed_train_samples += batch.samples
     state.skipped_train_samples += batch.dropped if trained else batch.dropped + batch.samples

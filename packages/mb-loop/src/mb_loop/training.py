@@ -2,36 +2,33 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
+from mb_loop.assembly import LoopAssembly
 from mb_loop.attention_logits import AttentionLogits
-from mb_loop.callbacks import Callback, CallbackManager, EventDispatcher
+from mb_loop.callbacks import Callback, CallbackManager
 from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of
 from mb_loop.collectives import max_across_ranks
-from mb_loop.errors import DataExhaustedError, TrainSettingsError
-from mb_loop.evaluation import StopEvaluation, run_evaluation
+from mb_loop.errors import TrainSettingsError
+from mb_loop.evaluation import StopEvaluation
 from mb_loop.exit_conditions import ExitConditions, StopRequested, no_stop_requested
-from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
+from mb_loop.forward_backward import ParallelSetup
 from mb_loop.graphs import CudaGraphs, GraphCapture
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
-from mb_loop.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.injection import ForwardStep
 from mb_loop.losses import LossGroups
 from mb_loop.maintenance import StepMaintenance
 from mb_loop.manual_gc import ManualGC
-from mb_loop.microbatches import StepBatch
-from mb_loop.mxfp8 import parameter_copy
 from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
 from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.result import StepResult, no_flops
 from mb_loop.schedule import ForwardBackward
-from mb_loop.settings import GlobalState, TrainSettings, batch_plan, evaluation_batch
-from mb_loop.step import TrainStep
+from mb_loop.settings import GlobalState, TrainSettings, batch_plan
 from mb_loop.stop_signal import StopRequestSource
-from mb_loop.train_loop import StepEndHandler, TrainLoop, run_train_loop
-from mb_loop.validation import evaluation_due, evaluation_possible, require_iterators, validation_sets
+from mb_loop.train_loop import TrainLoop, run_train_loop
+from mb_loop.validation import require_iterators
 
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
@@ -136,18 +133,18 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     parallel.check(cfg, model)
     if cfg.validation.skip_train:
         return _skipped_training(state.step)
-
-    manager = callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks)
-    evaluation_events = EventDispatcher(manager=manager, state=global_state, model=model)
-    events = replace(evaluation_events, optimizer=optimizer, scheduler=scheduler)
-    hooks = forward_pre_hooks(cfg, model)
-    manual_gc = ManualGC(cfg.train)
-    checkpointer = checkpointer_of(checkpointing_context, checkpointer)
-    saver = CheckpointSaver(
-        checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=state.step
+    build = LoopAssembly(
+        state=global_state,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        parallel=parallel,
+        callbacks=callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks),
+        hooks=forward_pre_hooks(cfg, model),
+        manual_gc=ManualGC(cfg.train),
+        rerun_machine=NoRerunMachine() if rerun_machine is None else rerun_machine,
     )
-    graphs = GraphCapture(cuda_graphs, hooks=hooks, start_step=state.step)
-    maintenance = StepMaintenance(cfg.train, model, groups=pg_collection, hooks=hooks, manual_gc=manual_gc)
+    events, checkpointer = build.events, checkpointer_of(checkpointing_context, checkpointer)
     stop = StopRequestSource(cfg.train, stop_requested)
     exits = ExitConditions.of(
         cfg.train,
@@ -158,42 +155,27 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         straggler_stop_requested=straggler_stop_requested,
         duration_stop_requested=duration_stop_requested,
     )
-    rerun_machine = NoRerunMachine() if rerun_machine is None else rerun_machine
-    forward_backward = ForwardBackwardRunner(
-        prepare_forward_step_func(forward_step_func, global_state),
-        data_iterator=rerun_machine.begin(state.step, train_data_iterator),
-        model=model,
-        seq_length=cfg.model.seq_length,
-        parallel=parallel,
+    saver = CheckpointSaver(
+        checkpointer, settings=cfg.checkpoint, hooks=build.hooks, events=events, start_step=state.step
     )
+    graphs = GraphCapture(cuda_graphs, hooks=build.hooks, start_step=state.step)
+    maintenance = StepMaintenance(
+        cfg.train, model, groups=pg_collection, hooks=build.hooks, manual_gc=build.manual_gc
+    )
+    forward_backward = build.forward_backward(forward_step_func, train_data_iterator)
     loop = TrainLoop(
         train_iters=train_iters,
         skip_steps=frozenset(cfg.train.iterations_to_skip),
         state=state,
         plan=batch_plan(cfg),
-        step=TrainStep(
-            forward_backward,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            groups=pg_collection,
-            cfg=cfg,
-            rerun_machine=rerun_machine,
-            after_zeroing=parameter_copy(cfg, optimizer, hooks=hooks),
-            before_update=lambda: events("on_before_optimizer_step"),
-            attention_logits=attention_logits,
-        ),
-        discard=_discard(forward_backward.data_iterator, rerun_machine),
+        step=build.train_step(forward_backward, events, attention_logits=attention_logits),
+        discard=build.discard(forward_backward.data_iterator),
         events=events,
-        hooks=hooks,
+        hooks=build.hooks,
         graphs=graphs,
         flops=flops,
-        evaluate=_evaluation(
+        evaluate=build.evaluation(
             forward_backward.with_data(valid_data_iterator),
-            evaluation_events,
-            groups=pg_collection,
-            manual_gc=manual_gc,
-            rerun_machine=rerun_machine,
             stop_evaluation=exits.duration_reached if stop_evaluation is None else stop_evaluation,
             non_loss=non_loss,
             reads_data=train_data_iterator is not None,
@@ -204,8 +186,8 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     )
     for chunk in model:
         chunk.train()
-    with manual_gc.managed(), stop.handling_signal():
-        return _run(loop, hooks=hooks, saver=saver, maintenance=maintenance, graphs=graphs)
+    with build.manual_gc.managed(), stop.handling_signal():
+        return _run(loop, hooks=build.hooks, saver=saver, maintenance=maintenance, graphs=graphs)
 
 
 def _last_step(train: TrainSettings) -> int:
@@ -259,60 +241,3 @@ def _run(
     finally:
         loop.events("on_train_end", outcome=outcome)
     return outcome
-
-
-_END = object()
-
-
-def _discard(data_iterator: Any, rerun_machine: RerunMachine) -> Callable[[StepBatch], None]:
-    """Return a function that consumes the microbatches of a step from the iterator of every chunk."""
-    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-
-    def discard(batch: StepBatch) -> None:
-        with rerun_machine.discarding(data_iterator):
-            for iterator in iterators:
-                for _ in range(batch.num_microbatches if iterator is not None else 0):
-                    if next(iterator, _END) is _END:
-                        raise DataExhaustedError(
-                            "data iterator: ended within a step of train.iterations_to_skip. Provide more data."
-                        )
-
-    return discard
-
-
-def _evaluation(
-    forward_backward: ForwardBackwardRunner,
-    events: EventDispatcher,
-    *,
-    groups: LossGroups | None,
-    manual_gc: ManualGC,
-    rerun_machine: RerunMachine,
-    stop_evaluation: StopEvaluation,
-    non_loss: NonLossData,
-    reads_data: bool,
-) -> StepEndHandler:
-    cfg = events.state.cfg
-    wanted = evaluation_possible(cfg.validation) and cfg.validation.eval_interval
-    if events.state.train_state.do_valid and wanted:
-        evaluation_batch(cfg)  # raises now rather than at the first evaluation
-        validation_sets(forward_backward.data_iterator, cfg.validation)
-        if reads_data and forward_backward.data_iterator is None:
-            raise TrainSettingsError(
-                f"valid_data_iterator: is None on a rank that reads training data, but validation.eval_interval="
-                f"{cfg.validation.eval_interval} and eval_iters={cfg.validation.eval_iters} require validations. "
-                "Pass data, or set eval_iters=0."
-            )
-
-    def run(step: int) -> None:
-        if evaluation_due(cfg.validation, events.state.train_state):
-            with manual_gc.around_evaluation(), rerun_machine.paused():
-                run_evaluation(
-                    forward_backward,
-                    events,
-                    groups=groups,
-                    kind="eval",
-                    stop_evaluation=stop_evaluation,
-                    non_loss=non_loss,
-                )
-
-    return run

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from mb_loop.errors import DataIteratorError
+from mb_loop.errors import DataIteratorError, LoopError
 from mb_loop.settings import ValidationSettings
 from mb_loop.state import TrainState
 
 
-class ValidationSetError(ValueError):
+class ValidationSetError(LoopError, ValueError):
     """The validation data does not support the settings."""
 
 
@@ -29,14 +29,31 @@ class ValidationSet:
     """Name of the set: losses are reported as "loss name set name"; if empty, as "loss name"."""
 
 
-def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[ValidationSet]:
+@runtime_checkable
+class NamedBatches(Protocol):
+    """Fields of a validation set; objects of other classes than `ValidationSet` may have them."""
+
+    @property
+    def data(self) -> Callable[[], Any]:
+        """Called at the start of an evaluation; returns the iterator to read."""
+
+    @property
+    def batches(self) -> int:
+        """Global batches per evaluation."""
+
+    @property
+    def name(self) -> str:
+        """Name of the set."""
+
+
+def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[NamedBatches]:
     """Return the validation sets in `data`; a plain iterator becomes one set of `eval_iters` batches.
 
     Raises:
         ValidationSetError: the settings require sets and there are none, or two sets have the same name.
         DataIteratorError: the data is neither sets nor an iterator.
     """
-    if isinstance(data, Sequence) and data and all(isinstance(each, ValidationSet) for each in data):
+    if isinstance(data, Sequence) and data and all(isinstance(each, NamedBatches) for each in data):
         names = [each.name for each in data]
         if len(set(names)) < len(names):
             raise ValidationSetError(

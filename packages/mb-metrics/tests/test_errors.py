@@ -11,7 +11,7 @@ import pytest
 import mb_metrics
 from mb_metrics import MetricsError
 
-SHARED_FILES = {"_lazy", "strict_fields", "value_types"}
+SHARED_FILES = {"_lazy", "_rules", "strict_fields", "value_types"}
 """Modules that are identical in several packages, and therefore cannot use the base class of one."""
 SOURCE = Path(mb_metrics.__file__).parent
 

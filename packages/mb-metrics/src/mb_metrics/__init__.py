@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mb_metrics import _lazy
 
 if TYPE_CHECKING:
+    from mb_metrics._rules import Rule as Rule
     from mb_metrics.background import BackgroundSink as BackgroundSink
     from mb_metrics.build import build_reductions as build_reductions
     from mb_metrics.build import build_samplers as build_samplers
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from mb_metrics.energy import EnergySampler as EnergySampler
     from mb_metrics.errors import MetricsError as MetricsError
     from mb_metrics.errors import ReportWriteError as ReportWriteError
+    from mb_metrics.event_log import EventLog as EventLog
+    from mb_metrics.event_log import LastStep as LastStep
+    from mb_metrics.event_log import read_event_rows as read_event_rows
+    from mb_metrics.event_log import read_last_step as read_last_step
+    from mb_metrics.event_log import write_missing_stop as write_missing_stop
+    from mb_metrics.event_recorder import EventRecorder as EventRecorder
     from mb_metrics.filter_sink import FilterSink as FilterSink
     from mb_metrics.flops import FlopsPerToken as FlopsPerToken
     from mb_metrics.flops import gpt_flops_per_token as gpt_flops_per_token
@@ -38,7 +45,10 @@ if TYPE_CHECKING:
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
     from mb_metrics.memory_keys import MEMORY_KEYS as MEMORY_KEYS
+    from mb_metrics.memory_report import MemoryReport as MemoryReport
+    from mb_metrics.memory_report import build_memory_report as build_memory_report
     from mb_metrics.metrics import Metrics as Metrics
+    from mb_metrics.model_norms import ModelNorms as ModelNorms
     from mb_metrics.moe import expert_metrics as expert_metrics
     from mb_metrics.moe import prediction_metrics as prediction_metrics
     from mb_metrics.names import BRIDGE_ALIASES as BRIDGE_ALIASES
@@ -53,6 +63,8 @@ if TYPE_CHECKING:
     from mb_metrics.parse.log import parse_log as parse_log
     from mb_metrics.parse.log import read_log as read_log
     from mb_metrics.peaks import peak_tflops as peak_tflops
+    from mb_metrics.profilers import RunProfilers as RunProfilers
+    from mb_metrics.profilers import start_profilers as start_profilers
     from mb_metrics.profiling import MemorySnapshot as MemorySnapshot
     from mb_metrics.profiling import NsysRange as NsysRange
     from mb_metrics.profiling import ProfilingCallback as ProfilingCallback
@@ -82,7 +94,6 @@ if TYPE_CHECKING:
     from mb_metrics.report.run_settings import compare_configuration as compare_configuration
     from mb_metrics.report.run_statistics import RunStatistics as RunStatistics
     from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
-    from mb_metrics.rule import Rule as Rule
     from mb_metrics.rules import RULES as RULES
     from mb_metrics.run_events import RunEvent as RunEvent
     from mb_metrics.runtime import report_runtime as report_runtime
@@ -104,6 +115,9 @@ if TYPE_CHECKING:
     from mb_metrics.throughput import report_throughput as report_throughput
     from mb_metrics.torch_profiling import build_profiling as build_profiling
     from mb_metrics.torch_profiling import start_memory_history_recording as start_memory_history_recording
+    from mb_metrics.training import MetricsOutput as MetricsOutput
+    from mb_metrics.training import build_training_metrics as build_training_metrics
+    from mb_metrics.training_metrics import TrainingMetrics as TrainingMetrics
     from mb_metrics.watch import watch_frames as watch_frames
     from mb_metrics.watch import watch_text as watch_text
 
@@ -115,22 +129,28 @@ _HOMES = {
     "ConsoleSink": "sinks.console",
     "EnergySampler": "energy",
     "Evaluation": "record",
+    "EventLog": "event_log",
+    "EventRecorder": "event_recorder",
     "FanOutSink": "sink",
     "FilterSink": "filter_sink",
     "FlopsPerToken": "flops",
     "GradientNorms": "gradient_norms",
     "JsonlSink": "sinks.jsonl",
     "LOG_FORMATS": "parse.log",
+    "LastStep": "event_log",
     "LogFormatError": "parse.log",
     "LogInterval": "record",
     "LoggerConfig": "config",
     "MEMORY_KEYS": "memory_keys",
+    "MemoryReport": "memory_report",
     "MemorySampler": "samplers",
     "MemorySnapshot": "profiling",
     "Metrics": "metrics",
     "MetricsError": "errors",
+    "MetricsOutput": "training",
     "MetricsRow": "record",
     "MlflowSink": "sinks.mlflow",
+    "ModelNorms": "model_norms",
     "NormGroups": "norms",
     "NsysRange": "profiling",
     "ParsedLog": "parse.log",
@@ -139,11 +159,12 @@ _HOMES = {
     "RULES": "rules",
     "ReportTooLargeError": "report.page",
     "ReportWriteError": "errors",
-    "Rule": "rule",
+    "Rule": "_rules",
     "RunConfiguration": "report.run_history",
     "RunEvent": "run_events",
     "RunHistory": "report.run_history",
     "RunNotFoundError": "report.run_reader",
+    "RunProfilers": "profilers",
     "RunReader": "report.run_reader",
     "RunStatistics": "report.run_statistics",
     "Sink": "sink",
@@ -154,12 +175,15 @@ _HOMES = {
     "TensorInspectError": "tensor_inspect",
     "TensorInspection": "tensor_inspect",
     "ThroughputRates": "throughput",
+    "TrainingMetrics": "training_metrics",
     "UnknownFlopsError": "flops_model_shape",
     "WandbSink": "sinks.wandb",
+    "build_memory_report": "memory_report",
     "build_profiling": "torch_profiling",
     "build_reductions": "build",
     "build_samplers": "build",
     "build_sinks": "build",
+    "build_training_metrics": "training",
     "calc_dtensor_params_l2_norm": "norms",
     "calc_params_l2_norm": "norms",
     "compare_configuration": "report.run_settings",
@@ -176,7 +200,9 @@ _HOMES = {
     "parse_log": "parse.log",
     "peak_tflops": "peaks",
     "prediction_metrics": "moe",
+    "read_event_rows": "event_log",
     "read_jsonl": "sinks.jsonl",
+    "read_last_step": "event_log",
     "read_log": "parse.log",
     "read_run": "report.run_reader",
     "read_run_from_log": "report.run_reader",
@@ -188,10 +214,12 @@ _HOMES = {
     "report_runtime": "runtime",
     "report_throughput": "throughput",
     "start_memory_history_recording": "torch_profiling",
+    "start_profilers": "profilers",
     "start_tensor_inspection": "tensor_inspect",
     "training_log": "megatron_log",
     "watch_frames": "watch",
     "watch_text": "watch",
+    "write_missing_stop": "event_log",
     "write_report": "report.page",
 }
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_metrics.rule import reject_violations
 from mb_metrics.rules import RULES
+from mb_metrics.section_check import reject_violations
 from mb_metrics.strict_fields import StrictFields
 
 

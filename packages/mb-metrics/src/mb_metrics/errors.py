@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from mb_metrics._rules import RuleError
+
 
 class MetricsError(Exception):
     """Base class of the errors of this package: either bad input or a failure.
@@ -15,3 +17,11 @@ class MetricsError(Exception):
 
 class ReportWriteError(MetricsError, OSError):
     """Error raised when a report cannot be written."""
+
+
+class SectionError(MetricsError, RuleError):
+    """Error raised when a section violates rules; `problems` contains them, and the message has a line for each."""
+
+
+class MissingPackageError(MetricsError, ModuleNotFoundError):
+    """Error raised when a section requires a package that is not installed."""

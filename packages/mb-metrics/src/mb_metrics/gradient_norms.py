@@ -20,7 +20,7 @@ from mb_metrics.norms import (
 from mb_metrics.reductions import is_alone
 
 GLOBAL = "l2_norm/grad/global"
-_PREFIX = "l2_norm/grad/"
+PREFIX = "l2_norm/grad/"
 
 
 def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict[str, float]:
@@ -44,7 +44,7 @@ def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict
     measured = _measure(chunks, groups or groups_of(chunks))
     values = torch.cat([measured.norms, measured.total.view(1)]).tolist()
     found = dict(zip(measured.names, values, strict=False))
-    return {_PREFIX + name: found[name] for name in names if name in found} | {GLOBAL: values[-1]}
+    return {PREFIX + name: found[name] for name in names if name in found} | {GLOBAL: values[-1]}
 
 
 class GradientNorms:
@@ -87,7 +87,7 @@ class GradientNorms:
         names = [shown for stage in self._stages for shown in stage.values()]
         named = dict(zip(names, every, strict=True))
         named.pop("", None)
-        return {**{_PREFIX + name: norm for name, norm in named.items()}, GLOBAL: total}
+        return {**{PREFIX + name: norm for name, norm in named.items()}, GLOBAL: total}
 
     def _over_stages(self, own: Tensor) -> list[Tensor]:
         longest = max(map(len, self._stages))

@@ -12,7 +12,8 @@ from typing import Literal
 
 from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, Timer
 from mb_metrics.interval import IntervalWork
-from mb_metrics.names import BATCH_SIZE, BRIDGE_ALIASES
+from mb_metrics.metrics_arguments import known_aliases, known_unit, require_positive
+from mb_metrics.names import BATCH_SIZE
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.recorded_steps import (
     RankReduction,
@@ -22,7 +23,7 @@ from mb_metrics.recorded_steps import (
     Value,
     split_device_values,
 )
-from mb_metrics.run_progress import SECONDS, ProgressEstimator, StepMark
+from mb_metrics.run_progress import ProgressEstimator, StepMark
 from mb_metrics.sink import FanOutSink, Sink, SinkFailure
 from mb_metrics.throughput import RateCalculator, StepWork
 from mb_metrics.world_size import current_world_size
@@ -108,7 +109,7 @@ class Metrics:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         world_size = current_world_size() if world_size is None else world_size
-        _require_positive(
+        require_positive(
             log_interval=log_interval,
             total_steps=total_steps,
             total_samples=total_samples,
@@ -120,8 +121,8 @@ class Metrics:
         )
         self._rank_reduction = _rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
-        self._time_unit = _known_unit(time_unit)
-        self._aliases = _known_aliases(aliases)
+        self._time_unit = known_unit(time_unit)
+        self._aliases = known_aliases(aliases)
         self._sinks = FanOutSink(sinks)
         self._active = bool(sinks) or self._rank_reduction is not None
         self._log_interval = log_interval
@@ -163,6 +164,11 @@ class Metrics:
             if error is None:
                 raise
             _logger.error("metrics of the last steps could not be read from the device: %r", unread)
+
+    @property
+    def log_interval(self) -> int:
+        """Steps between summaries."""
+        return self._log_interval
 
     @property
     def failures(self) -> tuple[SinkFailure, ...]:
@@ -386,32 +392,3 @@ def _rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None
             "those of all ranks. Pass group, or omit reduce."
         )
     return None
-
-
-def _known_unit(unit: str | None) -> str | None:
-    if unit is not None and unit not in SECONDS:
-        raise ValueError(
-            f"metrics.time_unit: unknown unit {unit!r}. Supported units are {', '.join(SECONDS)}. Choose one, or None "
-            "to omit times."
-        )
-    return unit
-
-
-def _known_aliases(aliases: str | Mapping[str, str] | None) -> Mapping[str, str]:
-    if aliases is None or isinstance(aliases, Mapping):
-        return aliases or {}
-    if aliases != "bridge":
-        raise ValueError(
-            f"metrics.aliases: unknown set of names {aliases!r}. The only predefined set is 'bridge'. Choose it, or "
-            "pass a mapping from name to additional name."
-        )
-    return BRIDGE_ALIASES
-
-
-def _require_positive(**numbers: float | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and number <= 0:
-            raise ValueError(
-                f"metrics.{name}: must be positive ({name}={number}). It is a count or a divisor. Set it higher"
-                f"{'' if name in ('log_interval', 'world_size') else ', or to None if it is not known'}."
-            )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _DTYPES = {
     "float64": "fp64",
@@ -141,3 +142,14 @@ def peak_tflops(gpu_name: str, dtype: str = "bfloat16") -> float | None:
         if re.search(peak.name, gpu_name, re.IGNORECASE):
             return peak.tflops.get(precision)
     return None
+
+
+def layer_precision(model: Any) -> str:
+    """Return the precision of the matrix products in most layers, whose peak is the reference of MFU.
+
+    Args:
+        model: Model section with the fields `fp4`, `fp8` and `params_dtype`.
+    """
+    if model.fp4 is not None:
+        return "fp4"
+    return "fp8" if model.fp8 is not None else str(model.params_dtype)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mb_metrics.profiling_rules import PROFILING_RULES
-from mb_metrics.rule import reject_violations
+from mb_metrics.section_check import reject_violations
 from mb_metrics.strict_fields import StrictFields
 
 

@@ -1,0 +1,96 @@
+"""Events of a run on disk: appended to events.jsonl, read back, and completed after a crash."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STARTS = ("start", "resume")
+"""Events with which a process starts to train."""
+
+
+class EventLog:
+    """Event log that appends one JSON object per event to a file; each line is flushed at once.
+
+    Args:
+        path: The file, such as events.jsonl in a run folder.
+        clock: Clock that returns seconds since the epoch.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._path = Path(path)
+        self._clock = clock
+
+    def write(self, event: str, **fields: object) -> None:
+        """Append one event with the time in seconds since the epoch.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with self._path.open("a") as file:
+            file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
+
+
+def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an events file; none if it does not exist. Lines truncated by a kill are skipped."""
+    path = Path(events)
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, Mapping):
+                    yield row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStep:
+    """Last step recorded in metrics.jsonl."""
+
+    step: int
+    time: float
+    """Time of the record in seconds since the epoch."""
+
+
+def read_last_step(metrics: str | Path, *, tail_bytes: int = 1 << 16) -> LastStep | None:
+    """Return the last complete row of a metrics file; None if there is none. Reads only the end of the file."""
+    path = Path(metrics)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - tail_bytes))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+            return LastStep(step=row["step"], time=row["time"])
+        except (ValueError, KeyError, TypeError):
+            continue  # truncated by a kill
+    return None
+
+
+def write_missing_stop(
+    events: str | Path,
+    *,
+    metrics: str | Path,
+    message: str,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Append the stop event of a run whose processes died before they could write it; do nothing if it exists.
+
+    Args:
+        events: Events file of the run; may be missing.
+        metrics: Metrics file of the run, which has the last step; may be missing.
+        message: Reason of the end.
+        clock: Clock that returns seconds since the epoch.
+    """
+    marks = [row for row in read_event_rows(events) if row.get("event") in (*STARTS, "stop")]
+    if not marks or marks[-1]["event"] == "stop":
+        return
+    last = read_last_step(metrics)
+    step = marks[-1].get("step") if last is None else last.step
+    EventLog(events, clock=clock).write("stop", step=step, reason="failed", message=message)

@@ -1,0 +1,183 @@
+"""Callback that reports the theoretical and the allocated memory at the start of a run. Adapter for torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from mb_metrics.auxiliary_losses import IntervalGroup
+from mb_metrics.config import LoggerConfig
+from mb_metrics.memory import (
+    activation_bytes,
+    memory_line,
+    report_memory,
+    theoretical_memory_line,
+    weight_and_optimizer_bytes,
+)
+from mb_metrics.training import TrainSection
+from mb_metrics.training_context import MetricsContext
+
+REPORTS = 2
+"""Number of log intervals after which memory is reported."""
+
+
+class MemoryGroups(Protocol):
+    """Process groups that are read; Megatron's ProcessGroupCollection has them."""
+
+    @property
+    def dp(self) -> IntervalGroup:
+        """Data-parallel ranks, without context parallelism."""
+
+    @property
+    def dp_cp(self) -> IntervalGroup:
+        """Ranks with the same weights: data and context parallelism."""
+
+
+class WrapperSection(Protocol):
+    """Fields that are read from section `ddp`."""
+
+    @property
+    def use_megatron_fsdp(self) -> bool:
+        """Whether Megatron FSDP shards weights, gradients and optimizer state."""
+
+    @property
+    def use_distributed_optimizer(self) -> bool:
+        """Whether the optimizer state is sharded."""
+
+    @property
+    def grad_reduce_in_fp32(self) -> bool:
+        """Whether gradients are accumulated in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSharding:
+    """Distribution of weights, gradients and optimizer state over the ranks with the same weights."""
+
+    model_shards: int = 1
+    """Ranks over which weights, gradients and optimizer state are sharded (FSDP)."""
+    optimizer_shards: int = 1
+    """Ranks over which the optimizer state alone is sharded (distributed optimizer)."""
+    gradient_bytes: int = 4
+    """Bytes of one gradient element."""
+
+
+class MemoryReport:
+    """Callback that prints Megatron's two memory lines after each of the first two log intervals.
+
+    The first line has the weights, gradients and optimizer state of the rank with the maximum, and the activations of
+    the first stage if a formula is known for them. The second line, of each first data-parallel rank, has the memory
+    allocated on its GPU. Collective over the world at the end of these intervals.
+
+    Args:
+        log_interval: Steps between reports.
+        model: Model section, with Megatron's field names.
+        micro_batch_size: Sequences per microbatch and rank.
+        chunks: This rank's model chunks.
+        data_parallel_group: Data-parallel ranks, without context parallelism.
+        sharding: Distribution of the weights over ranks.
+        memory_keys: Reported allocator statistics; None: a built-in table.
+        print_line: Prints a line.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_interval: int,
+        model: Any,
+        micro_batch_size: int,
+        chunks: Sequence[Any],
+        data_parallel_group: IntervalGroup,
+        sharding: WeightSharding,
+        print_line: Callable[[str], None],
+        memory_keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log_interval = log_interval
+        self._model, self._micro_batch_size = model, micro_batch_size
+        self._chunks, self._data_parallel_group = chunks, data_parallel_group
+        self._sharding = sharding
+        self._memory_keys = memory_keys
+        self._print_line = print_line
+        self._left = REPORTS
+
+    def on_train_step_end(self, context: MetricsContext) -> None:
+        """Print the lines if they are due."""
+        result = context.result
+        if result is None or not self._left or result.step % self._log_interval:
+            return
+        self._left -= 1
+        self._print_line(
+            theoretical_memory_line(
+                weights=self._largest_weight_bytes(), activations=self._activation_bytes(result.samples)
+            )
+        )
+        report = report_memory(self._memory_keys)
+        if report and self._data_parallel_group.rank() == 0:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            self._print_line(memory_line(report, rank=rank, steps=result.step))
+
+    def _largest_weight_bytes(self) -> float:
+        """Return the maximum over all ranks."""
+        parameters = [parameter for chunk in self._chunks for parameter in chunk.parameters()]
+        own = weight_and_optimizer_bytes(
+            parameters,
+            optimizer_shards=self._sharding.optimizer_shards,
+            gradient_bytes=self._sharding.gradient_bytes,
+        )
+        largest = torch.tensor(own / self._sharding.model_shards, device=parameters[0].device)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest.item()
+
+    def _activation_bytes(self, samples: int) -> float | None:
+        each = self._micro_batch_size
+        return activation_bytes(
+            self._model,
+            seq_length=self._model.seq_length,
+            micro_batch_size=each,
+            num_microbatches=max(1, samples // (each * self._data_parallel_group.size())),
+        )
+
+
+def build_memory_report(
+    logger: LoggerConfig,
+    *,
+    model: Any,
+    train: TrainSection,
+    ddp: WrapperSection,
+    groups: MemoryGroups,
+    chunks: Sequence[Any],
+    print_line: Callable[[str], None],
+    torch_fsdp2: bool = False,
+) -> MemoryReport | None:
+    """Return the memory report of a run; None with `skip_train_metrics_log`.
+
+    Args:
+        logger: Section `logger`.
+        model: Section `model`, with Megatron's field names.
+        train: Section `train`.
+        ddp: Section `ddp`.
+        groups: Process groups of the model.
+        chunks: This rank's model chunks.
+        print_line: Prints a line.
+        torch_fsdp2: Whether torch's FSDP2 shards weights, gradients and optimizer state.
+    """
+    if logger.skip_train_metrics_log:
+        return None
+    replicas, fsdp = groups.dp_cp.size(), ddp.use_megatron_fsdp or torch_fsdp2
+    half_gradients = model.params_dtype != "float32" and not ddp.grad_reduce_in_fp32
+    return MemoryReport(
+        log_interval=logger.log_interval,
+        model=model,
+        micro_batch_size=train.micro_batch_size or 1,
+        chunks=chunks,
+        data_parallel_group=groups.dp,
+        sharding=WeightSharding(
+            model_shards=replicas if fsdp else 1,
+            optimizer_shards=replicas if ddp.use_distributed_optimizer and not fsdp else 1,
+            gradient_bytes=2 if half_gradients else 4,
+        ),
+        memory_keys=logger.memory_keys,
+        print_line=print_line,
+    )

@@ -1,0 +1,25 @@
+"""Functions that ranks run in tests of norms over modules."""
+
+import torch
+
+from mb_metrics.module_norms import ModuleNorms
+
+PATHS = {"text": "language_model", "image": "submodules.vision"}
+
+
+def norms_of(names):
+    """Return parameter norm and gradient norms of a model of which this rank holds the modules `names`."""
+    wrapped = {}
+    for name, size in (("text", 4), ("image", 9)):
+        if name in names:
+            linear = torch.nn.Linear(size, 1, bias=False)
+            torch.nn.init.ones_(linear.weight)
+            linear.weight.grad = torch.full((1, size), 2.0)
+            wrapped[name] = torch.nn.ModuleDict({"module": linear}) if name == "text" else linear
+    norms = ModuleNorms(wrapped=wrapped, groups=dict.fromkeys(wrapped), paths=PATHS)
+    return norms.parameters(), norms.gradients(loss_scale=torch.tensor(2.0))
+
+
+def norms_of_rank():
+    """Return the norms with one module per rank."""
+    return norms_of([("text", "image")[torch.distributed.get_rank()]])

@@ -1,0 +1,60 @@
+"""events.jsonl: written line by line, read back, and completed after a crash."""
+
+import json
+
+import pytest
+
+from mb_metrics import EventLog, LastStep, read_event_rows, read_last_step, write_missing_stop
+
+
+def test_events_are_json_lines_with_their_time(tmp_path):
+    events = EventLog(tmp_path / "events.jsonl", clock=lambda: 7.0)
+    events.write("start", step=0)
+    events.write("save", step=10)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert lines == [{"event": "start", "time": 7.0, "step": 0}, {"event": "save", "time": 7.0, "step": 10}]
+
+
+def test_truncated_lines_and_other_values_are_skipped(tmp_path):
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"event": "start"}\n[1]\n{"event": "sa\n{"event": "stop"}\n')
+    assert [row["event"] for row in read_event_rows(events)] == ["start", "stop"]
+    assert list(read_event_rows(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "appended"),
+    [
+        ([("start", 0), ("save", 10)], True),
+        ([("start", 0), ("stop", 20)], False),
+        ([("start", 0), ("stop", 20), ("resume", 20)], True),
+        ([], False),
+    ],
+)
+def test_the_stop_of_a_run_whose_processes_died_is_written_once(tmp_path, written, appended):
+    events, metrics = tmp_path / "events.jsonl", tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 12, "time": 6.0}\n')
+    log = EventLog(events, clock=lambda: 7.0)
+    for event, step in written:
+        log.write(event, step=step)
+    reason = "rank 1 was killed by SIGKILL"
+    for _ in range(2):
+        write_missing_stop(events, metrics=metrics, message=reason, clock=lambda: 9.0)
+    stop = {"event": "stop", "time": 9.0, "step": 12, "reason": "failed", "message": reason}
+    assert list(read_event_rows(events))[len(written) :] == ([stop] if appended else [])
+
+
+def test_without_metrics_the_stop_has_the_step_of_the_start(tmp_path):
+    events = tmp_path / "events.jsonl"
+    EventLog(events).write("resume", step=4)
+    write_missing_stop(events, metrics=tmp_path / "metrics.jsonl", message="killed")
+    assert [row["step"] for row in read_event_rows(events)] == [4, 4]
+
+
+def test_the_last_complete_row_is_found_before_a_truncated_one(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "time": 5.0}\n{"step": 2, "time": 6.0}\n{"step": 3, "ti')
+    assert read_last_step(metrics) == LastStep(step=2, time=6.0)
+    assert read_last_step(tmp_path / "none.jsonl") is None
+    metrics.write_text("[]\n")
+    assert read_last_step(metrics) is None

@@ -1,0 +1,191 @@
+"""Training metrics, memory report and profilers, built from configuration sections for a model on one process."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mb_metrics import (  # noqa: E402
+    LoggerConfig,
+    MetricsOutput,
+    ProfilingConfig,
+    TensorInspectConfig,
+    TensorInspectError,
+    build_memory_report,
+    build_training_metrics,
+    start_profilers,
+)
+from mb_metrics.peaks import layer_precision  # noqa: E402
+
+from test_training_metrics import context, step_result  # noqa: E402 isort: skip
+
+
+class OneRank:
+    """Process group of this process alone."""
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 1
+
+
+ALONE = OneRank()
+GROUPS = SimpleNamespace(tp=ALONE, pp=ALONE, dp=ALONE, cp=ALONE, dp_cp=ALONE)
+TRAIN = SimpleNamespace(micro_batch_size=4, train_iters=2, train_samples=None)
+
+
+def section(**fields):
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 16}
+    return SimpleNamespace(**{**sizes, "params_dtype": "float32", "fp8": None, "fp4": None, **fields})
+
+
+def trained(folder, *, sizes=None, norms=None, model=None, **logger):
+    chunk, stream = torch.nn.Linear(2, 1), io.StringIO()
+    with build_training_metrics(
+        LoggerConfig(log_interval=1, **logger),
+        model=model or section(),
+        train=TRAIN,
+        groups=GROUPS,
+        chunks=[chunk],
+        device="cpu",
+        vocab_size=32,
+        output=MetricsOutput(folder=folder, stream=stream),
+        sample_sizes=sizes,
+        norms=norms,
+        step_values=[lambda: {"speed": 1.0}],
+    ) as callback:
+        for step in (1, 2):
+            chunk.weight.grad = torch.full((1, 2), 2.0)
+            chunk.bias.grad = torch.ones(1)
+            callback.on_before_optimizer_step(context(step=step - 1))
+            callback.on_train_step_end(context(step_result(step, losses={"lm loss": torch.tensor(4.0)})))
+    file = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return rows, stream.getvalue(), callback
+
+
+def test_a_loop_is_recorded_as_configured(tmp_path):
+    rows, text, callback = trained(tmp_path, log_l2_norm_grad_to_tensorboard=True, log_params_norm=True)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["l2_norm/grad/global"] == pytest.approx(3.0 / 2.0)  # the loss scale is 2
+    assert {"params-norm", "speed", "throughput/tflops", "loss-scale"} <= rows[1].keys()
+    assert "iteration        2/       2" in text
+    assert callback.flops(step_result(1)) > 0
+
+
+def test_nothing_is_measured_with_skip_train_metrics_log(tmp_path):
+    skipped = {"skip_train_metrics_log": True, "log_params_norm": True}
+    assert trained(tmp_path, **skipped)[:2] == ([], "")
+
+
+def test_samples_of_different_lengths_count_their_own_tokens(tmp_path):
+    sizes = SimpleNamespace(tokens=3.0, attention_length=5.0)
+    callback = trained(tmp_path, sizes=sizes)[-1]
+    assert callback.tokens(step_result(1)) == 24
+
+
+def test_norms_of_a_custom_parallel_layout_replace_those_of_one_model(tmp_path):
+    norms = SimpleNamespace(
+        gradients=lambda *, loss_scale: {"l2_norm/grad/global": 7.0}, parameters=lambda: 9.0
+    )
+    logger = {"log_l2_norm_grad_to_tensorboard": True, "log_params_norm": True}
+    row = trained(tmp_path, norms=norms, **logger)[0][-1]
+    assert (row["l2_norm/grad/global"], row["params-norm"]) == (7.0, 9.0)
+
+
+def test_a_model_whose_flops_are_unknown_has_no_tflops(tmp_path, caplog):
+    rows, _, callback = trained(tmp_path, model=section(num_layers=None))
+    assert "throughput/tflops" not in rows[-1]
+    assert callback.flops(step_result(1)) == 0
+    assert "no TFLOP/s: model.num_layers: must be a positive integer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision"),
+    [
+        ({}, "float32"),
+        ({"params_dtype": "bfloat16"}, "bfloat16"),
+        ({"fp8": "hybrid"}, "fp8"),
+        ({"fp4": "e2m1", "fp8": "hybrid"}, "fp4"),
+    ],
+)
+def test_mfu_is_a_fraction_of_the_peak_of_the_layers_precision(fields, precision):
+    assert layer_precision(section(**fields)) == precision
+
+
+def memory_lines(*, steps, model=None, logger=None, torch_fsdp2=False, **ddp):
+    wrapper = {"use_megatron_fsdp": False, "use_distributed_optimizer": False, "grad_reduce_in_fp32": True}
+    lines = []
+    report = build_memory_report(
+        logger or LoggerConfig(log_interval=2),
+        model=model or section(),
+        train=TRAIN,
+        ddp=SimpleNamespace(**{**wrapper, **ddp}),
+        groups=SimpleNamespace(dp=ALONE, dp_cp=SimpleNamespace(rank=lambda: 0, size=lambda: 4)),
+        chunks=[torch.nn.Linear(1024, 1024, bias=False)],
+        print_line=lines.append,
+        torch_fsdp2=torch_fsdp2,
+    )
+    if report is not None:
+        report.on_train_step_end(context(None))
+        for step in range(1, steps + 1):
+            report.on_train_step_end(context(step_result(step)))
+    return lines
+
+
+def weights(megabytes):
+    return f"Theoretical memory footprints: weight and optimizer={megabytes:.2f} MB"
+
+
+@pytest.mark.parametrize(
+    ("ddp", "megabytes"),
+    [
+        ({}, 4 * (4 + 4 + 8) / 4),
+        ({"use_distributed_optimizer": True}, 4 + 4 + 8 / 4),
+        ({"use_megatron_fsdp": True}, (4 + 4 + 8) / 4),
+        ({"torch_fsdp2": True}, (4 + 4 + 8) / 4),
+    ],
+)
+def test_the_theoretical_memory_follows_the_sharding(ddp, megabytes):
+    assert memory_lines(steps=2, **ddp) == [weights(megabytes)]
+
+
+def test_half_precision_gradients_take_two_bytes():
+    half = section(params_dtype="bfloat16")
+    assert memory_lines(steps=2, model=half, grad_reduce_in_fp32=False) == [weights(4 + 2 + 8)]
+
+
+def test_memory_is_reported_after_the_first_two_intervals():
+    assert len(memory_lines(steps=8)) == 2
+    assert memory_lines(steps=1) == []
+    assert memory_lines(steps=4, logger=LoggerConfig(skip_train_metrics_log=True)) == []
+
+
+def test_activations_of_a_dense_model_are_added():
+    selective = {"sequence_parallel": True, "recompute_granularity": "selective", "ffn_hidden_size": 32}
+    (line,) = memory_lines(steps=2, model=section(**selective))
+    assert line.startswith(f"{weights(16.0)}, activation=")
+
+
+def test_profilers_write_the_trace_of_their_window(tmp_path):
+    settings = ProfilingConfig(use_pytorch_profiler=True, profile_step_start=1, profile_step_end=2)
+    profilers = start_profilers(settings, None, folder=tmp_path)
+    (callback,) = profilers.attach([torch.nn.Linear(1, 1)])
+    for step in range(3):
+        callback.on_train_step_start(context(step=step))
+        callback.on_train_step_end(context(step=step + 1))
+    callback.on_train_end(context(step=3))
+    assert (tmp_path / "torch_profile" / "rank-0.json.gz").is_file()
+
+
+def test_without_sections_there_are_no_profilers(tmp_path):
+    assert start_profilers(None, None, folder=tmp_path).attach([]) == []
+
+
+def test_tensor_inspection_that_cannot_start_is_an_error(tmp_path):
+    with pytest.raises(TensorInspectError, match=r"tensor_inspect\.features: no features are set"):
+        start_profilers(None, TensorInspectConfig(enabled=True), folder=tmp_path)

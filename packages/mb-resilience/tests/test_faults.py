@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_resilience import Fault, FaultToleranceConfig, SimulatedFault, agree_on_fault, sample_fault
-from mb_resilience.faults import FaultError
+from mb_resilience.errors import FaultError
 
 
 class Shared(dict):

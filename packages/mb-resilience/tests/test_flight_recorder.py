@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mb_resilience import flight_recorder_environment
+from mb_resilience import flight_recorder_environment, start_flight_recorder
 from mb_resilience.flight_recorder import conflicting_variables
 
 
@@ -105,3 +105,14 @@ def test_torch_records_the_configured_number_of_collectives():
     added = flight_recorder_environment(Settings(flight_recorder_trace_buffer_size=3), environment={})
     command = [sys.executable, "-c", RECORDED, json.dumps(added)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "3\n"
+
+
+def test_the_recorder_gets_its_variables_and_a_folder_and_keeps_those_of_the_shell(tmp_path):
+    lines, environment = [], {"TORCH_INCLUDE_STACK_TRACE": "1"}
+    start_flight_recorder(Settings(flight_recorder_dump_path=None), log=lines.append, environment=environment)
+    assert (lines, list(environment)) == ([], ["TORCH_INCLUDE_STACK_TRACE"])
+    settings = Settings(flight_recorder_dump_path=f"{tmp_path}/dumps/")
+    start_flight_recorder(settings, log=lines.append, environment=environment)
+    assert lines == ["dist.flight_recorder_dump_path: the shell's TORCH_INCLUDE_STACK_TRACE=1 is kept"]
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/dumps/_dump_"
+    assert (len(environment), (tmp_path / "dumps").is_dir()) == (7, True)

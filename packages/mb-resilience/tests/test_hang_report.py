@@ -16,8 +16,9 @@ def suspects_of(*statuses):
 def test_suspects_by_criterion():
     waiting = status()
     assert suspects_of(waiting, waiting, status(exit_reason="KeyError")) == ((2,), "left the run (KeyError)")
-    unresponsive = "sends no heartbeats: stopped, dead, or on an unreachable machine"
-    assert suspects_of(waiting, status(step=16, unresponsive=True), None) == ((1, 2), unresponsive)
+    unresponsive = "no heartbeats: stopped, dead, or on an unreachable machine"
+    assert suspects_of(waiting, status(step=16, unresponsive=True), None) == ((1, 2), f"send {unresponsive}")
+    assert suspects_of(waiting, None) == ((1,), f"sends {unresponsive}")
     assert suspects_of(waiting, status(step=16), waiting) == (
         (1,),
         "is in step 16 while others are in step 17",
@@ -25,8 +26,18 @@ def test_suspects_by_criterion():
     assert suspects_of(waiting, waiting, status(section="checkpointing")) == ((2,), "is in another section")
     working = "is not in torch.distributed, where the others wait"
     assert suspects_of(status(frames=READ), waiting) == ((0,), working)
+    assert suspects_of(status(frames=READ), status(frames=READ), waiting) == (
+        (0, 1),
+        "are not in torch.distributed, where the others wait",
+    )
     other_line = status(frames=("torch/distributed/distributed_c10d.py:5 barrier",))
     assert suspects_of(waiting, other_line, waiting) == ((1,), "is at another line of the program")
+
+
+def test_several_suspects_are_a_plural():
+    behind = {0: status(step=16), 1: status(step=16), 2: status()}
+    head = "no progress for 61 s: check ranks 0-1, which are in step 16 while others are in step 17"
+    assert format_report(behind, seconds=61.0).splitlines()[0] == head
 
 
 def test_no_suspects_without_a_criterion():

@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +76,36 @@ def test_section_restores_the_interrupted_one():
     with progress.section("checkpointing"):
         assert progress._position == ("checkpointing", 7)
     assert progress._position == ("step", 7)
+
+
+def fire(reporter, event, *, step, work=None):
+    """Fire an event as a loop does, and return the position of the rank."""
+    state = SimpleNamespace(train_state=SimpleNamespace(step=step))
+    getattr(reporter, event)(SimpleNamespace(state=state, checkpoint_work=work))
+    return reporter._position
+
+
+def test_events_of_a_loop_are_positions():
+    reporter = HangReporter(seconds=60)
+    assert fire(reporter, "on_train_step_start", step=6) == ("step", 7)
+    assert fire(reporter, "on_train_step_end", step=7) == ("after step", 7)
+    assert fire(reporter, "on_train_step_skipped", step=8) == ("after step", 8)
+    assert fire(reporter, "on_eval_step_start", step=7) == ("validation after step", 7)
+    assert fire(reporter, "on_eval_end", step=7) == ("after step", 7)
+    assert fire(reporter, "on_test_step_start", step=7) == ("test after step", 7)
+    assert fire(reporter, "on_checkpoint_start", step=7, work="save") == ("checkpoint after step", 7)
+    assert fire(reporter, "on_checkpoint_end", step=7) == ("test after step", 7)
+    position = fire(reporter, "on_checkpoint_start", step=7, work="finalize")
+    assert position == ("waiting for background saves after step", 7)
+    assert fire(reporter, "on_checkpoint_end", step=7) == ("test after step", 7)
+
+
+def test_the_first_step_may_take_longer():
+    reporter = HangReporter(seconds=60, seconds_after_first_step=5)
+    fire(reporter, "on_train_step_start", step=0)
+    assert reporter.seconds == 60
+    fire(reporter, "on_train_step_end", step=1)
+    assert reporter.seconds == 5
 
 
 class HeartbeatStore(Shared):
@@ -191,6 +222,8 @@ def test_rank_outside_of_the_world_size_is_rejected():
 def test_time_that_is_not_positive_is_rejected(seconds):
     with pytest.raises(ValueError, match="Pass a positive time"):
         HangReporter(seconds=seconds)
+    with pytest.raises(ValueError, match="Pass a positive time"):
+        HangReporter(seconds=60, seconds_after_first_step=seconds)
     reporter = HangReporter(seconds=60)
     with pytest.raises(ValueError, match="Pass a positive time"):
         reporter.seconds = seconds

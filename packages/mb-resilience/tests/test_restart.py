@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from mb_resilience import InProcessRestartConfig, RestartSetupError
+from mb_resilience.errors import SectionError
 from mb_resilience.restart import Rendezvous, check_restart, max_attempts, monitor_log_path, wrapper_times
-from mb_resilience.rules import SectionError
 
 ENVIRONMENT = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
 
@@ -51,7 +51,7 @@ def test_initialized_process_group_is_rejected():
     ],
 )
 def test_invalid_settings_are_rejected(changed, words):
-    with pytest.raises(SectionError, match=words + r".*\[R35\]"):
+    with pytest.raises(SectionError, match=r"^\[R35\] .*" + words):
         check_restart(InProcessRestartConfig(enabled=True, **changed), group_initialized=False)
 
 

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from mb_resilience import NoMonitorError, SectionReporter
-from mb_resilience.section_reporter import apply_minimum_timeouts, require_monitor, require_sections
+from mb_resilience.monitor_client import require_monitor, require_sections
+from mb_resilience.section_timeouts import apply_minimum_timeouts
 
 
 class FakeClient:
@@ -61,21 +62,36 @@ def test_each_evaluation_warms_up_again_and_ends_setup(tmp_path):
     client = FakeClient()
     with make(tmp_path, client) as sections:
         evaluation = ("begin", "evaluate", "evaluate")
-        for step in (*evaluation, "train", "train", *evaluation, *evaluation):
+        for step in (*evaluation, "train", "train", *evaluation, "test", "test", "test"):
             client.reported.append(step)
             if step == "begin":
-                sections.begin_evaluation()
+                sections.on_eval_start(None)
             elif step == "train":
-                sections.begin_step()
-                sections.end_step()
+                sections.on_train_step_start(None)
+                sections.on_train_step_end(None)
+            elif step == "test" and client.reported[-2] != "test":
+                sections.on_test_start(None)
             else:
-                sections.begin_evaluation_step()
-                sections.end_evaluation_step()
+                name = "eval" if step == "evaluate" else "test"
+                getattr(sections, f"on_{name}_step_start")(None)
+                getattr(sections, f"on_{name}_step_end")(None)
     assert client.reported[2:-1] == [
         "begin", "evaluate", "setup>", "evaluate", "<step", "step>", "train", "train", "<step", "step>",
         "begin", "evaluate", "evaluate", "<step", "step>",  # a validation, followed by
-        "begin", "evaluate", "evaluate", "<step", "step>",  # a test
+        "test", "test", "test", "<step", "step>",  # a test: its start, and two batches
     ]  # fmt: skip
+
+
+def test_events_of_checkpoints_are_a_section_and_a_complete_one_sets_timeouts(tmp_path):
+    client = FakeClient()
+    with make(tmp_path, client, calculate_timeouts=True) as sections:
+        sections.on_train_step_start(None)
+        sections.on_train_step_end(None)
+        sections.on_checkpoint_start(None)
+        sections.on_checkpoint_end(None)
+        sections.on_checkpoint_save(None)
+    calculated = (("checkpointing",), False)
+    assert client.reported[3:-2] == ["<checkpointing", "checkpointing>", calculated]
 
 
 def test_a_save_within_a_step_ends_the_step(tmp_path):
@@ -83,7 +99,7 @@ def test_a_save_within_a_step_ends_the_step(tmp_path):
     with make(tmp_path, client) as sections:
         with sections.step():
             pass
-        sections.begin_step()
+        sections.on_train_step_start(None)
         with sections.checkpointing():
             pass
     assert client.reported[3:-1] == ["<step", "step>", "<checkpointing", "checkpointing>"]

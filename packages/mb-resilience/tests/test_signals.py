@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from mb_resilience import IgnoreSignals, SignalWatcher
+from mb_resilience.signals import watch_run_signals
 
 
 def handlers():
@@ -116,3 +117,38 @@ def test_worker_ignores_the_signals_of_its_trainer_only():
     )
     process = subprocess.run([sys.executable, "-c", code, pickle.dumps(shield).hex()], check=False)
     assert process.returncode == -signal.SIGUSR2
+
+
+def test_the_exit_signal_is_ignored_after_a_run_with_which_the_process_ends():
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with watch_run_signals(signal.SIGUSR1, launched=False) as watcher:
+            signal.raise_signal(signal.SIGUSR1)
+        assert watcher.received == "SIGUSR1"
+        assert signal.getsignal(signal.SIGUSR1) == before
+        with watch_run_signals(signal.SIGUSR1, launched=True, process_ends=True):
+            pass
+        signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_watcher_that_cannot_install_handlers_ignores_no_signal_afterwards():
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def run():
+        with watch_run_signals(signal.SIGUSR1, launched=False, process_ends=True) as watcher:
+            assert not watcher.installed
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_stop_is_announced_immediately(capfd):
+    with watch_run_signals(signal.SIGUSR1, launched=False, announce=True):
+        signal.raise_signal(signal.SIGUSR1)
+        text = "\nSIGUSR1: stopping after this step (Ctrl-C again: at once)\n"
+        assert capfd.readouterr().out == text

@@ -21,90 +21,100 @@ from typing import TYPE_CHECKING
 from mb_resilience import _lazy
 
 if TYPE_CHECKING:
+    from mb_resilience._rules import Rule as Rule
     from mb_resilience.agreed_stop import AgreedStop as AgreedStop
     from mb_resilience.agreed_stop import KeyValueStore as KeyValueStore
-    from mb_resilience.agreed_stop import Rank0TimeoutError as Rank0TimeoutError
-    from mb_resilience.agreed_stop import StopOrderError as StopOrderError
-    from mb_resilience.agreed_stop import StopSetupError as StopSetupError
     from mb_resilience.agreed_stop import Watcher as Watcher
     from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
     from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.errors import FaultError as FaultError
+    from mb_resilience.errors import NoMonitorError as NoMonitorError
+    from mb_resilience.errors import NVRxDetectorError as NVRxDetectorError
+    from mb_resilience.errors import Rank0TimeoutError as Rank0TimeoutError
+    from mb_resilience.errors import ResilienceError as ResilienceError
+    from mb_resilience.errors import RestartSetupError as RestartSetupError
+    from mb_resilience.errors import StopOrderError as StopOrderError
+    from mb_resilience.errors import StopSetupError as StopSetupError
+    from mb_resilience.errors import SwitchPortError as SwitchPortError
     from mb_resilience.faults import Fault as Fault
-    from mb_resilience.faults import FaultError as FaultError
     from mb_resilience.faults import FaultSettings as FaultSettings
     from mb_resilience.faults import SimulatedFault as SimulatedFault
     from mb_resilience.faults import agree_on_fault as agree_on_fault
     from mb_resilience.faults import sample_fault as sample_fault
     from mb_resilience.flight_recorder import FlightRecorderSettings as FlightRecorderSettings
     from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
+    from mb_resilience.flight_recorder import start_flight_recorder as start_flight_recorder
     from mb_resilience.hang_reporter import HangReporter as HangReporter
+    from mb_resilience.monitor_client import MonitorClient as MonitorClient
     from mb_resilience.nvrx_straggler import NVRxDetector as NVRxDetector
-    from mb_resilience.nvrx_straggler import NVRxDetectorError as NVRxDetectorError
     from mb_resilience.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
-    from mb_resilience.nvrx_straggler import PerformanceReport as PerformanceReport
-    from mb_resilience.nvrx_straggler import StragglerScores as StragglerScores
     from mb_resilience.restart import RestartAttempt as RestartAttempt
-    from mb_resilience.restart import RestartSetupError as RestartSetupError
     from mb_resilience.rules import RULES as RULES
-    from mb_resilience.rules import Rule as Rule
-    from mb_resilience.section_reporter import MonitorClient as MonitorClient
-    from mb_resilience.section_reporter import NoMonitorError as NoMonitorError
     from mb_resilience.section_reporter import SectionReporter as SectionReporter
     from mb_resilience.signals import IgnoreSignals as IgnoreSignals
     from mb_resilience.signals import SignalWatcher as SignalWatcher
+    from mb_resilience.speed_reporter import SpeedReporter as SpeedReporter
+    from mb_resilience.stop_requests import StopRequests as StopRequests
+    from mb_resilience.stop_requests import watch_stop_requests as watch_stop_requests
     from mb_resilience.straggler import StragglerTimer as StragglerTimer
     from mb_resilience.straggler_report import RankSpeed as RankSpeed
     from mb_resilience.straggler_report import SpeedReport as SpeedReport
+    from mb_resilience.straggler_scores import PerformanceReport as PerformanceReport
+    from mb_resilience.straggler_scores import StragglerScores as StragglerScores
     from mb_resilience.straggler_switch import StragglerSwitch as StragglerSwitch
-    from mb_resilience.straggler_switch import SwitchPortError as SwitchPortError
     from mb_resilience.watchers import CombinedWatcher as CombinedWatcher
     from mb_resilience.watchers import DeadlineWatcher as DeadlineWatcher
 
 _HOMES = {
+    "ResilienceError": "errors",
+    "SpeedReporter": "speed_reporter",
+    "StopRequests": "stop_requests",
+    "watch_stop_requests": "stop_requests",
     "AgreedStop": "agreed_stop",
     "CombinedWatcher": "watchers",
     "DeadlineWatcher": "watchers",
     "RestartAttempt": "restart",
     "NVRxDetector": "nvrx_straggler",
-    "NVRxDetectorError": "nvrx_straggler",
+    "NVRxDetectorError": "errors",
     "Fault": "faults",
-    "FaultError": "faults",
+    "FaultError": "errors",
     "FaultSettings": "faults",
     "FaultToleranceConfig": "config",
     "HangReporter": "hang_reporter",
     "InProcessRestartConfig": "config",
     "KeyValueStore": "agreed_stop",
-    "MonitorClient": "section_reporter",
+    "MonitorClient": "monitor_client",
     "NVRxStragglerDetectionConfig": "config",
     "NVRxStragglerMonitor": "nvrx_straggler",
-    "NoMonitorError": "section_reporter",
-    "PerformanceReport": "nvrx_straggler",
+    "NoMonitorError": "errors",
+    "PerformanceReport": "straggler_scores",
     "RULES": "rules",
-    "Rank0TimeoutError": "agreed_stop",
+    "Rank0TimeoutError": "errors",
     "RankSpeed": "straggler_report",
     "FlightRecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
-    "RestartSetupError": "restart",
-    "Rule": "rules",
-    "StragglerScores": "nvrx_straggler",
+    "RestartSetupError": "errors",
+    "Rule": "_rules",
+    "StragglerScores": "straggler_scores",
     "SectionReporter": "section_reporter",
     "IgnoreSignals": "signals",
     "SignalWatcher": "signals",
     "SimulatedFault": "faults",
     "SpeedReport": "straggler_report",
-    "StopOrderError": "agreed_stop",
-    "StopSetupError": "agreed_stop",
+    "StopOrderError": "errors",
+    "StopSetupError": "errors",
     "StragglerDetectionConfig": "config",
     "StragglerSwitch": "straggler_switch",
     "StragglerTimer": "straggler",
-    "SwitchPortError": "straggler_switch",
+    "SwitchPortError": "errors",
     "Watcher": "agreed_stop",
     "agree_on_fault": "faults",
     "sample_fault": "faults",
     "flight_recorder_environment": "flight_recorder",
+    "start_flight_recorder": "flight_recorder",
 }
 
 

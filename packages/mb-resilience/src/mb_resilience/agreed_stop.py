@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from mb_resilience.errors import Rank0TimeoutError, StopOrderError, StopSetupError
+
 
 class Watcher(Protocol):
     """Source of stop requests on one rank, such as `SignalWatcher`."""
@@ -43,18 +45,6 @@ class KeyValueStore(Protocol):
 
     def check(self, keys: list[str], /) -> bool:
         """Return whether all keys exist."""
-
-
-class StopSetupError(ValueError):
-    """Invalid arguments of `AgreedStop`, with which the ranks cannot agree."""
-
-
-class StopOrderError(RuntimeError):
-    """`AgreedStop` is called with a step that does not follow the previous one."""
-
-
-class Rank0TimeoutError(TimeoutError):
-    """Rank 0 has not ended a step within `timeout_seconds` after this rank ended a later one."""
 
 
 class AgreedStop:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mb_resilience.nvrx_straggler_rules import VALID_SETTINGS
+from mb_resilience.section_check import check_section
 from mb_resilience.strict_fields import StrictFields
 
 
@@ -98,9 +100,7 @@ class NVRxStragglerDetectionConfig(StrictFields):
         Raises:
             SectionError: the section is enabled with invalid settings (V071).
         """
-        from mb_resilience.rules import check_section  # noqa: PLC0415 (rules reads the defaults of the sections here)
-
-        check_section(self, section="nvrx_straggler")
+        check_section(self, section="nvrx_straggler", rules=[VALID_SETTINGS])
 
 
 @dataclass(kw_only=True)
@@ -123,7 +123,7 @@ class InProcessRestartConfig(StrictFields):
     """Interval of automatic progress reports."""
 
     heartbeat_interval: float = 30.0
-    """Interval of heartbeats."""
+    """Interval at which the monitoring process of each rank sends a heartbeat, and checks those of the next rank."""
 
     soft_timeout: float = 60.0
     """Time without progress after which a rank is interrupted."""
@@ -132,7 +132,7 @@ class InProcessRestartConfig(StrictFields):
     """Time without progress after which a rank is killed."""
 
     heartbeat_timeout: float = 60.0
-    """Time without a heartbeat after which a rank counts as dead."""
+    """Time without a heartbeat after which a rank is terminated as unresponsive."""
 
     barrier_timeout: float = 120.0
     """Time-out of the barriers of a restart."""
@@ -156,7 +156,8 @@ class InProcessRestartConfig(StrictFields):
     """Release cached device memory at a restart."""
 
     max_rank_faults: int | None = None
-    """Maximum number of faults of a rank; None for no limit."""
+    """Maximum number of attempts of one process that may end with an exception of the training function; with one more,
+    the process leaves the run. Hangs do not count. None for no limit."""
 
     monitor_process_logdir: str | None = None
     """Directory of the logs of the monitoring processes; None for no logs."""

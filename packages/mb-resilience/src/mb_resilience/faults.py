@@ -11,13 +11,10 @@ from types import TracebackType
 from typing import Literal, Protocol, get_args
 
 from mb_resilience.agreed_stop import KeyValueStore
+from mb_resilience.errors import FaultError
 
 FaultKind = Literal["rank_hung", "rank_killed"]
 SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
-
-
-class FaultError(ValueError):
-    """Invalid settings of a simulated fault."""
 
 
 class FaultSettings(Protocol):

@@ -5,7 +5,7 @@ collective times out, NCCL's watchdog dumps the ring buffer of each rank to a fi
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Protocol
 
@@ -97,3 +97,28 @@ def _prefix(path: str) -> str:
 
 def _flag(requested: bool) -> str:
     return str(int(requested))
+
+
+def start_flight_recorder(
+    settings: FlightRecorderSettings,
+    *,
+    log: Callable[[str], object],
+    environment: MutableMapping[str, str] | None = None,
+) -> None:
+    """Set the variables of the flight recorder, and create the folder of its files.
+
+    Args:
+        settings: settings of the run.
+        log: receives one line per variable of the shell that takes precedence.
+        environment: variables to change; None: `os.environ`.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    environment = os.environ if environment is None else environment
+    for name, value in conflicting_variables(settings, environment=environment).items():
+        log(f"dist.flight_recorder_dump_path: the shell's {name}={value} is kept")
+    environment.update(flight_recorder_environment(settings, environment=environment))
+    for name in DUMP_FILES:
+        if name in environment:
+            Path(environment[name]).parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+SHOWN_FRAMES = 4
+"""Number of frames of a stack in a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class SuspectRanks:
 
     ranks: tuple[int, ...]
     reason: str
-    """Difference from the other ranks, as the end of a sentence."""
+    """Difference from the other ranks, as the end of a sentence such as "check rank 3, which ..."."""
 
 
 RankStatuses = Mapping[int, RankStatus | None]
@@ -59,7 +64,8 @@ def _exited(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
 
 def _unresponsive(statuses: RankStatuses) -> SuspectRanks | None:
     ranks = tuple(rank for rank, status in statuses.items() if status is None or status.unresponsive)
-    reason = "sends no heartbeats: stopped, dead, or on an unreachable machine"
+    verb = "sends" if len(ranks) == 1 else "send"
+    reason = f"{verb} no heartbeats: stopped, dead, or on an unreachable machine"
     return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(statuses) else None
 
 
@@ -68,7 +74,9 @@ def _behind(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
     if not steps or min(steps) == max(steps):
         return None
     ranks = tuple(rank for rank, status in known.items() if status.step == min(steps))
-    return SuspectRanks(ranks=ranks, reason=f"is in step {min(steps)} while others are in step {max(steps)}")
+    return SuspectRanks(
+        ranks=ranks, reason=f"{_be(ranks)} in step {min(steps)} while others are in step {max(steps)}"
+    )
 
 
 def _in_other_section(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
@@ -77,7 +85,7 @@ def _in_other_section(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
 
 def _outside_distributed(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
     ranks = tuple(rank for rank, status in known.items() if not is_in_distributed(status))
-    reason = "is not in torch.distributed, where the others wait"
+    reason = f"{_be(ranks)} not in torch.distributed, where the others wait"
     return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(known) else None
 
 
@@ -97,7 +105,11 @@ def _outliers(
     if len(sizes) == 1 or sizes[-1:] == sizes[-2:-1]:
         return None
     ranks = sorted(rank for ranks in groups.values() if len(ranks) < sizes[-1] for rank in ranks)
-    return SuspectRanks(ranks=tuple(ranks), reason=f"is {what}") if ranks else None
+    return SuspectRanks(ranks=tuple(ranks), reason=f"{_be(ranks)} {what}") if ranks else None
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
 
 
 def format_report(
@@ -145,3 +157,13 @@ def format_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def innermost_frames(frame: FrameType | None) -> tuple[str, ...]:
+    """Return the innermost frames of a stack as `file:line function`."""
+    found: list[str] = []
+    while frame is not None and len(found) < SHOWN_FRAMES:
+        path = Path(frame.f_code.co_filename)
+        found.append(f"{'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return tuple(found)

@@ -8,26 +8,26 @@ reports.
 """
 
 import faulthandler
-import json
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from mb_resilience.agreed_stop import KeyValueStore
-from mb_resilience.hang_report import RankStatus, format_report
+from mb_resilience.hang_report import RankStatus, format_report, innermost_frames
+from mb_resilience.loop_events import CheckpointContext, StepContext
+from mb_resilience.rank_status_store import RankStatusStore, StatusRecord
 
 HEARTBEATS_PER_REPORT = 10
 """Heartbeats in the time after which a report is due."""
 MAX_HEARTBEAT_SECONDS = 10.0
 RESPONSE_HEARTBEATS = 3
 """Heartbeats within which a responsive rank sends at least one."""
-SHOWN_FRAMES = 4
 REPORT_FILE = "hang_report.txt"
 """Name of the report in its folder."""
 
@@ -38,15 +38,16 @@ def print_to_stderr(text: str) -> None:
 
 
 class HangReporter:
-    """Context manager that reports hanging ranks.
+    """Callback that reports hanging ranks; a context manager whose thread monitors this rank.
 
-    Every rank has one. No collective. A report does not end the run. It is made once per position at which a rank
-    hangs, and a second message follows if the rank resumes. The report goes to `log` and to hang_report.txt in the
-    folder, the stacks of all threads of each rank to hang_stack_RANK.txt there, or to stderr while the folder does not
-    exist.
+    Every rank has one. No collective. A loop without events calls `note` or `section`. A report does not end the run.
+    It is made once per position at which a rank hangs, and a second message follows if the rank resumes. The report
+    goes to `log` and to hang_report.txt in the folder, the stacks of all threads of each rank to hang_stack_RANK.txt
+    there, or to stderr while the folder does not exist.
 
     Args:
         seconds: time without progress after which a report is due; may be changed at any time, see the property.
+        seconds_after_first_step: the same after the first step, which takes longer; None: unchanged.
         store: store shared by all ranks; None for a single rank. The thread uses it while the main thread may block in
             the store, so it must be a separate connection: `TCPStore(host, port, is_master=False)`.
         rank: rank of this process.
@@ -65,6 +66,7 @@ class HangReporter:
         self,
         *,
         seconds: float,
+        seconds_after_first_step: float | None = None,
         store: KeyValueStore | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -79,16 +81,18 @@ class HangReporter:
                 f"HangReporter: rank={rank}, world_size={world_size}: the rank must be in the range of the world "
                 "size. Pass the rank and size of the process group."
             )
+        if seconds_after_first_step is not None:
+            self.seconds = seconds_after_first_step  # rejects an invalid number now, not after the first step
         self.seconds = seconds
-        self._store = store
+        self._later_seconds = seconds_after_first_step
         self._rank = rank
-        self._ranks = range(world_size) if store is not None else range(rank, rank + 1)
-        self._prefix = f"mb_resilience/hang/{attempt}"
+        self._statuses = RankStatusStore(store, rank=rank, world_size=world_size, attempt=attempt)
         self._configured_folder = None if folder is None else Path(folder)
         self._reporting_rank = reporting_rank
         self._log_text = log
         self._clock = clock
         self._position: tuple[str, int | None] = ("setup", None)
+        self._before_checkpoint: tuple[str, int | None] = self._position
         self._notes = 0
         self._heartbeats = 0
         self._heartbeat_seconds = self._target_heartbeat_seconds
@@ -128,6 +132,47 @@ class HangReporter:
             yield
         finally:
             self.note(*before)
+
+    def on_train_step_start(self, context: StepContext) -> None:
+        """Record the start of a step."""
+        self.note("step", context.state.train_state.step + 1)
+
+    def on_train_step_end(self, context: StepContext) -> None:
+        """Record the end of the step."""
+        self._note_after(context, "after step")
+        if self._later_seconds is not None:
+            self.seconds, self._later_seconds = self._later_seconds, None
+
+    def on_eval_step_start(self, context: StepContext) -> None:
+        """Record a batch of a validation."""
+        self._note_after(context, "validation after step")
+
+    def on_train_step_skipped(self, context: StepContext) -> None:
+        """Record the end of a skipped step."""
+        self._note_after(context, "after step")
+
+    def on_eval_end(self, context: StepContext) -> None:
+        """Record the end of the validation."""
+        self._note_after(context, "after step")
+
+    def on_test_step_start(self, context: StepContext) -> None:
+        """Record a batch of a test."""
+        self._note_after(context, "test after step")
+
+    def on_checkpoint_start(self, context: CheckpointContext) -> None:
+        """Record checkpoint work that holds the loop."""
+        self._before_checkpoint = self._position
+        is_save = context.checkpoint_work == "save"
+        self._note_after(
+            context, "checkpoint after step" if is_save else "waiting for background saves after step"
+        )
+
+    def on_checkpoint_end(self, context: object) -> None:
+        """Restore the position that the checkpoint work interrupted."""
+        self.note(*self._before_checkpoint)
+
+    def _note_after(self, context: StepContext, section: str) -> None:
+        self.note(section, context.state.train_state.step)
 
     def __enter__(self) -> "HangReporter":
         self._main = threading.get_ident()
@@ -170,7 +215,7 @@ class HangReporter:
 
     def _status(self, seconds: float, *, exit_reason: str | None = None) -> RankStatus:
         section, step = self._position
-        frames = _innermost_frames(sys._current_frames().get(self._main or 0))
+        frames = innermost_frames(sys._current_frames().get(self._main or 0))
         return RankStatus(section=section, step=step, seconds=seconds, frames=frames, exit_reason=exit_reason)
 
     def _report(self, seconds: float, *, seen: int) -> bool:
@@ -201,7 +246,7 @@ class HangReporter:
         still has the long interval. The wait between the two polls therefore covers several of the longest intervals.
         """
         try:
-            first = self._read_once()
+            first = self._statuses.read()
             own = self._heartbeat_seconds
             longest = max([own, *(note.heartbeat_seconds for note in first.values())])
             for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
@@ -209,7 +254,7 @@ class HangReporter:
                     self._publish_status(
                         self._status(self.seconds)
                     )  # other ranks poll this one in the meantime
-            second = self._read_once()
+            second = self._statuses.read()
         except (OSError, RuntimeError) as error:  # the rank that serves the store may be the one that hangs
             why = str(error).partition("\n")[0]
             self._log_text(
@@ -217,7 +262,7 @@ class HangReporter:
             )
             return {}
         statuses: dict[int, RankStatus | None] = {}
-        for rank in self._ranks:
+        for rank in self._statuses.ranks:
             before, now = first.get(rank), second.get(rank)
             if now is None:
                 statuses[rank] = None
@@ -228,31 +273,14 @@ class HangReporter:
             )
         return statuses
 
-    def _read_once(self) -> dict[int, "_StatusRecord"]:
-        read: dict[int, _StatusRecord] = {}
-        if self._store is None:
-            return read
-        for rank in self._ranks:
-            key = f"{self._prefix}/{rank}"
-            if self._store.check([key]):
-                heartbeat, heartbeat_seconds, reported = json.loads(self._store.get(key))
-                status = RankStatus(**{**reported, "frames": tuple(reported["frames"])})
-                read[rank] = _StatusRecord(
-                    heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
-                )
-        return read
-
     def _publish_status(self, status: RankStatus) -> None:
         """Write the status of this rank to the store, with the seconds until the next heartbeat."""
         self._heartbeats += 1
         self._heartbeat_seconds = self._target_heartbeat_seconds
-        if self._store is None:
-            return
-        # A failure is reported by the reader, when it matters: at the end of a run the rank that serves the store may
-        # exit first, and the failed writes of the other ranks are expected.
-        with suppress(OSError, RuntimeError):
-            note = [self._heartbeats, self._heartbeat_seconds, asdict(status)]
-            self._store.set(f"{self._prefix}/{self._rank}", json.dumps(note))
+        record = StatusRecord(
+            heartbeat=self._heartbeats, heartbeat_seconds=self._heartbeat_seconds, status=status
+        )
+        self._statuses.write(record)
 
     def _write_stacks(self) -> None:
         folder = self._folder
@@ -278,22 +306,3 @@ class HangReporter:
                     file.write(f"{text}\n")
         except OSError as error:
             self._log_text(f"rank {self._rank}: cannot write {REPORT_FILE}: {error}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StatusRecord:
-    """Record of one rank in the store."""
-
-    heartbeat: int
-    heartbeat_seconds: float
-    status: RankStatus
-
-
-def _innermost_frames(frame: FrameType | None) -> tuple[str, ...]:
-    """Return the innermost frames of a stack as `file:line function`."""
-    found: list[str] = []
-    while frame is not None and len(found) < SHOWN_FRAMES:
-        path = Path(frame.f_code.co_filename)
-        found.append(f"{'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back
-    return tuple(found)

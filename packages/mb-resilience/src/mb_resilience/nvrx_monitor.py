@@ -7,13 +7,9 @@ from nvidia_resiliency_ext.fault_tolerance import (  # type: ignore[import-not-f
     RankMonitorClient,
 )
 
-from mb_resilience.section_reporter import (
-    MonitorClient,
-    NoMonitorError,
-    apply_minimum_timeouts,
-    require_monitor,
-    require_sections,
-)
+from mb_resilience.errors import NoMonitorError
+from mb_resilience.monitor_client import MonitorClient, require_monitor, require_sections
+from mb_resilience.section_timeouts import apply_minimum_timeouts
 
 
 class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere

@@ -4,38 +4,15 @@ The caller passes the detector: `mb_resilience.nvrx_detector` returns NVRx's cla
 """
 
 import logging
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from mb_resilience.config import NVRxStragglerDetectionConfig
-
-RELATIVE, INDIVIDUAL = "relative", "individual"
-
-
-class PerformanceReport(Protocol):
-    """Report of the detector on rank 0, such as NVRx's `Report`."""
-
-    @property
-    def gpu_relative_perf_scores(self) -> Mapping[int, float]:
-        """Rank to speed as a fraction of the fastest rank's."""
-
-    @property
-    def gpu_individual_perf_scores(self) -> Mapping[int, float]:
-        """Rank to speed as a fraction of its own best."""
-
-    @property
-    def rank_to_node(self) -> Mapping[int, str]:
-        """Rank to host name."""
-
-    def identify_stragglers(
-        self, *, gpu_rel_threshold: float, gpu_indiv_threshold: float
-    ) -> Mapping[str, Any]:
-        """Return, under "straggler_gpus_relative" and "..._individual", objects whose `rank` is slow."""
+from mb_resilience.errors import NVRxDetectorError
+from mb_resilience.straggler import discard
+from mb_resilience.straggler_scores import PerformanceReport, StragglerScores
 
 
 class NVRxDetector(Protocol):
@@ -68,106 +45,20 @@ class NVRxDetector(Protocol):
         """Stop the detector."""
 
 
-class NVRxDetectorError(RuntimeError):
-    """NVRx's detector cannot work in this process."""
-
-
-BroadcastScores = Callable[["StragglerScores | None"], "StragglerScores | None"]
+BroadcastScores = Callable[[StragglerScores | None], StragglerScores | None]
 """Returns rank 0's argument on all ranks, such as `straggler_torch.BroadcastFromRank0`. Collective."""
 
 
-def single_rank(scores: "StragglerScores | None") -> "StragglerScores | None":
+def single_rank(scores: StragglerScores | None) -> StragglerScores | None:
     """Return the scores unchanged, for a single rank."""
     return scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerScores:
-    """Scores of one report without NaN values; identical on all ranks."""
-
-    relative: Mapping[int, float] = field(default_factory=dict)
-    """Rank to speed as a fraction of the fastest rank's, 0 to 1."""
-    individual: Mapping[int, float] = field(default_factory=dict)
-    """Rank to speed as a fraction of its own best, 0 to 1."""
-    nodes: Mapping[int, str] = field(default_factory=dict)
-    """Rank to host name."""
-    slow: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """"relative" and "individual" to the ranks below the threshold, in order; a kind without such ranks is absent."""
-
-    @classmethod
-    def from_report(
-        cls, report: PerformanceReport, settings: NVRxStragglerDetectionConfig
-    ) -> "StragglerScores":
-        """Return the scores of a report."""
-        found = report.identify_stragglers(
-            gpu_rel_threshold=settings.gpu_relative_perf_threshold,
-            gpu_indiv_threshold=settings.gpu_individual_perf_threshold,
-        )
-        slow = {
-            kind: sorted(each.rank for each in found[f"straggler_gpus_{kind}"])
-            for kind in (RELATIVE, INDIVIDUAL)
-            if found[f"straggler_gpus_{kind}"]
-        }
-        relative = _finite(report.gpu_relative_perf_scores) if settings.calc_relative_gpu_perf else {}
-        individual = _finite(report.gpu_individual_perf_scores) if settings.calc_individual_gpu_perf else {}
-        nodes = {rank: report.rank_to_node[rank] for rank in sorted({*relative, *individual})}
-        return cls(relative=relative, individual=individual, nodes=nodes, slow=slow)
-
-    def slow_gpu_summary(self) -> str | None:
-        """Return one line that lists the slow GPUs; None if there are none."""
-        texts = {
-            RELATIVE: ("slower than the fastest", self.relative),
-            INDIVIDUAL: ("slower than it was", self.individual),
-        }
-        pieces = [
-            f"{self._describe_rank(rank, texts[kind][1])} is {texts[kind][0]}"
-            for kind, ranks in self.slow.items()
-            for rank in ranks
-        ]
-        return f"slow GPUs: {'; '.join(pieces)}" if pieces else None
-
-    def lines(self, count: int) -> list[str]:
-        """Return one line per kind of score, with `count` of the worst and of the best scores."""
-        kinds = {"relative": self.relative, "individual": self.individual}
-        return [
-            f"GPU performance, {kind}: {self._best_and_worst(of, count)}" for kind, of in kinds.items() if of
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        """Return minimum, median and maximum of each kind, by names such as "gpu_relative_perf/min"."""
-        return {
-            f"gpu_{kind}_perf/{name}": value
-            for kind, of in (("relative", self.relative), ("individual", self.individual))
-            if of
-            for name, value in (
-                ("min", min(of.values())),
-                ("median", statistics.median(of.values())),
-                ("max", max(of.values())),
-            )
-        }
-
-    def _best_and_worst(self, scores: Mapping[int, float], count: int) -> str:
-        order = sorted(scores, key=lambda rank: (scores[rank], rank))
-        if len(order) <= 2 * count:
-            return ", ".join(self._describe_rank(rank, scores) for rank in order)
-        worst = ", ".join(self._describe_rank(rank, scores) for rank in order[:count])
-        best = ", ".join(self._describe_rank(rank, scores) for rank in order[: -count - 1 : -1])
-        return f"worst of {len(order)}: {worst}; best: {best}"
-
-    def _describe_rank(self, rank: int, scores: Mapping[int, float]) -> str:
-        score = f"{scores[rank]:.2f}" if rank in scores else "unknown"
-        return f"rank {rank} on {self.nodes.get(rank, 'unknown')} (score {score})"
-
-
-def _finite(scores: Mapping[int, float]) -> dict[int, float]:
-    return {rank: scores[rank] for rank in sorted(scores) if math.isfinite(scores[rank])}
-
-
 class NVRxStragglerMonitor:
-    """Context manager that measures training steps with NVRx's detector, and returns its scores on all ranks.
+    """Callback that measures training steps with NVRx's detector, and has its scores on all ranks. A context manager.
 
     The detector is shut down however the block ends, so that a restart in the same process can initialize it again.
-    Each rank calls `begin_step` and `end_step` around every step.
+    A loop without events calls `begin_step` and `end_step` around every step, on each rank.
 
     Args:
         settings: configuration section.
@@ -175,6 +66,7 @@ class NVRxStragglerMonitor:
         rank: rank of this process; rank 0 logs the reports under `logger_name`.
         broadcast: returns rank 0's scores on all ranks.
         profile_cuda: whether to measure CUDA kernels; False without a GPU.
+        log: receives a warning that lists the slow GPUs of a report, on each rank.
     """
 
     def __init__(
@@ -185,15 +77,19 @@ class NVRxStragglerMonitor:
         rank: int = 0,
         broadcast: BroadcastScores = single_rank,
         profile_cuda: bool = True,
+        log: Callable[[str], object] = discard,
     ) -> None:
         self._settings = settings
         self._detector = detector
         self._rank = rank
         self._broadcast = broadcast
         self._profile_cuda = profile_cuda
+        self._log_text = log
         self._section = ExitStack()
         self._why: str | None = None
         self._logger = logging.getLogger(settings.logger_name)
+        self.metrics: Mapping[str, float] = {}
+        """Scores of the step that ended last as metrics; empty without a report, and without `enable_logging`."""
 
     def __enter__(self) -> "NVRxStragglerMonitor":
         """Initialize the detector.
@@ -226,6 +122,18 @@ class NVRxStragglerMonitor:
     ) -> None:
         self._section.close()
         self._detector.shutdown()
+
+    def on_train_step_start(self, context: object) -> None:
+        """Start measuring a step."""
+        self.begin_step()
+
+    def on_train_step_end(self, context: object) -> None:
+        """Stop measuring the step; read the scores if a report is due. Collective in that case."""
+        scores = self.end_step()
+        self.metrics = scores.metrics() if scores and self._settings.enable_logging else {}
+        slow = scores.slow_gpu_summary() if scores else None
+        if slow is not None:
+            self._log_text(f"warning: {slow}")
 
     def begin_step(self) -> None:
         """Start measuring a step; ends a previous step that was not ended."""

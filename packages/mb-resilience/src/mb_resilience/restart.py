@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mb_resilience.config import InProcessRestartConfig
-from mb_resilience.rules import check_section
+from mb_resilience.errors import RestartSetupError
+from mb_resilience.rules import RULES
+from mb_resilience.section_check import check_section
 
 ABORT_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_CPP_LOG_LEVEL": "error",
@@ -33,10 +35,6 @@ WRAPPER_TIMES = (
     "termination_grace_time",
 )
 """Fields that NVRx's wrapper accepts under the same names."""
-
-
-class RestartSetupError(RuntimeError):
-    """In-process restarts cannot be set up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def check_restart(section: InProcessRestartConfig, *, group_initialized: bool) -
         SectionError: the section violates its rules.
         RestartSetupError: a process group is already initialized (V245).
     """
-    check_section(section, section="inprocess_restart")
+    check_section(section, section="inprocess_restart", rules=RULES)
     if group_initialized:
         raise RestartSetupError(
             "inprocess_restart: a process group is already initialized, which later attempts could not initialize "

@@ -1,5 +1,6 @@
 """Signal handlers that record a stop request, so that the training loop can complete its step."""
 
+import os
 import signal
 import threading
 import time
@@ -9,6 +10,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LAUNCHED_DEBOUNCE_SECONDS = 1.0
+"""Time within which one press of Ctrl-C may arrive twice: from the terminal, and forwarded by a launcher."""
+TERMINAL_DEBOUNCE_SECONDS = 0.2
+"""The same for a process without a launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class SignalWatcher:
             torchrun forward Ctrl-C to processes that already received it from the terminal.
         announce: called in the handler with the name of the first signal, to inform the user immediately. It must be as
             safe as `os.write`, because it may interrupt any code.
+        ignore_afterwards: signals to ignore permanently after the block, for a process that ends with its run: a second
+            one must not end it before its last lines.
         clock: returns the time in seconds, for `debounce_seconds`.
 
     Raises:
@@ -55,9 +62,11 @@ class SignalWatcher:
         *,
         debounce_seconds: float = 0.0,
         announce: Callable[[str], object] | None = None,
+        ignore_afterwards: Sequence[signal.Signals] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signals = tuple(signals)
+        self._ignored_afterwards = tuple(ignore_afterwards)
         self._same_press_seconds = debounce_seconds
         self._publish_request = announce
         self._clock = clock
@@ -88,7 +97,11 @@ class SignalWatcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        installed = self.installed
         self._put_back()
+        if installed:
+            for number in self._ignored_afterwards:
+                signal.signal(number, signal.SIG_IGN)
 
     def _put_back(self) -> None:
         for number, handler in self._replaced.items():
@@ -110,3 +123,27 @@ class SignalWatcher:
             self._first_interrupt = now
         elif now - self._first_interrupt >= self._same_press_seconds:
             raise KeyboardInterrupt
+
+
+def watch_run_signals(
+    exit_signal: signal.Signals, *, launched: bool, announce: bool = False, process_ends: bool = False
+) -> SignalWatcher:
+    """Return the watcher of Ctrl-C and of the signal that ends a run.
+
+    Args:
+        exit_signal: signal with which a scheduler ends the run.
+        launched: whether a launcher such as torchrun started this process, which forwards Ctrl-C.
+        announce: whether to print immediately that a signal has arrived, on the rank that logs.
+        process_ends: whether the process ends with the run; the exit signal is then ignored from the end of the run.
+    """
+    return SignalWatcher(
+        (signal.SIGINT, exit_signal),
+        debounce_seconds=LAUNCHED_DEBOUNCE_SECONDS if launched else TERMINAL_DEBOUNCE_SECONDS,
+        announce=announce_stop if announce else None,
+        ignore_afterwards=(exit_signal,) if process_ends else (),
+    )
+
+
+def announce_stop(name: str) -> None:
+    """Print that a signal has arrived; the current step is finished first. Safe in a signal handler."""
+    os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())

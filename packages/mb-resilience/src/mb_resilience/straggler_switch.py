@@ -9,9 +9,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 
-
-class SwitchPortError(OSError):
-    """The port of the switch cannot be opened."""
+from mb_resilience.errors import SwitchPortError
 
 
 class StragglerSwitch:

@@ -1,0 +1,51 @@
+"""Exceptions of this package: one base class; each also subclasses the builtin exception that a caller would catch."""
+
+from typing import ClassVar
+
+from mb_resilience._rules import RuleError
+
+
+class ResilienceError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of a program: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class SectionError(ResilienceError, RuleError):
+    """A section violates rules. `problems` contains all of them, and the message has a line for each."""
+
+
+class StopSetupError(ResilienceError, ValueError):
+    """Invalid arguments of `AgreedStop`, with which the ranks cannot agree."""
+
+
+class StopOrderError(ResilienceError, RuntimeError):
+    """`AgreedStop` is called with a step that does not follow the previous one."""
+
+
+class Rank0TimeoutError(ResilienceError, TimeoutError):
+    """Rank 0 has not ended a step within `timeout_seconds` after this rank ended a later one."""
+
+
+class FaultError(ResilienceError, ValueError):
+    """Invalid settings of a simulated fault."""
+
+
+class NoMonitorError(ResilienceError, RuntimeError):
+    """Fault tolerance is enabled, but no monitor is running."""
+
+
+class NVRxDetectorError(ResilienceError, RuntimeError):
+    """NVRx's detector cannot work in this process."""
+
+
+class RestartSetupError(ResilienceError, RuntimeError):
+    """In-process restarts cannot be set up."""
+
+
+class SwitchPortError(ResilienceError, OSError):
+    """The port of the switch cannot be opened."""

@@ -1,0 +1,67 @@
+"""Rules on the section `ft`. Standard library only."""
+
+from mb_resilience._rule_kinds import rule
+from mb_resilience._rules import Rule
+from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
+from mb_resilience.unused_settings import Defaults, without_effect
+
+_FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay")
+"""Fields that only a simulated fault reads."""
+
+
+def _fault_valid(requested: bool, rank: int | None, delay: float, world_size: int) -> str | None:
+    if not requested:
+        return None
+    if rank is not None and not 0 <= rank < world_size:
+        return f"simulated_fault_rank={rank} is outside of the world size {world_size}"
+    return f"simulated_fault_base_delay={delay} is negative" if delay < 0 else None
+
+
+_VALID_FAULT = rule(
+    "R22",
+    (
+        "ft.simulate_fault",
+        "ft.simulated_fault_rank",
+        "ft.simulated_fault_base_delay",
+        "facts.world_size",
+    ),
+    _fault_valid,
+    why="the fault needs an existing rank and a delay after the start",
+    fix="Set an existing rank or null, and a delay of at least 0 seconds.",
+    fails=(True, 2, 0, 2),
+    passes=(True, 1, 0, 2),
+)
+
+
+def _unused_settings(defaults: Defaults) -> Rule:
+    """Return a rule that warns about settings of disabled features."""
+
+    def test(*values: object) -> str | None:
+        given = dict(zip(defaults, values, strict=True))
+        idle = [] if given["ft.enable_ft_package"] else ["ft.calc_ft_timeouts"]
+        idle += [] if given["ft.simulate_fault"] else _FAULT_SETTINGS
+        changed = [f"{path.split('.')[1]}={given[path]!r}" for path in idle if given[path] != defaults[path]]
+        return without_effect(changed)
+
+    return Rule(
+        id="R23",
+        fields=tuple(defaults),
+        test=test,
+        why="the feature is disabled",
+        fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or remove these fields.",
+        severity="warning",
+        fails={**defaults, "ft.calc_ft_timeouts": True},
+        passes={**defaults, "ft.enable_ft_package": True, "ft.calc_ft_timeouts": True},
+    )
+
+
+def ft_rules(defaults: Defaults) -> tuple[Rule, ...]:
+    """Return the rules on the section."""
+    installed = requires_nvrx(
+        "R21",
+        "ft.enable_ft_package",
+        why="its launcher monitors the ranks, and kills those that hang",
+        fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
+    )
+    version = requires_nvrx_version("R40", "ft.enable_ft_package")
+    return (installed, version, _VALID_FAULT, _unused_settings(defaults))

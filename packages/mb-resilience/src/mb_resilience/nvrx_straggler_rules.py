@@ -1,0 +1,77 @@
+"""Rules on the section `nvrx_straggler`. Standard library only."""
+
+from mb_resilience._rule_kinds import rule, within
+from mb_resilience._rules import Rule
+from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
+from mb_resilience.unused_settings import Defaults, unused_while_disabled
+
+
+def _detector_settings_valid(
+    enabled: bool, relative: bool, individual: bool, interval: float, thresholds: tuple[float, float]
+) -> str | None:
+    if not enabled:
+        return None
+    if not (relative or individual):
+        return "calc_relative_gpu_perf=false and calc_individual_gpu_perf=false leave no score to calculate"
+    if interval <= 0:
+        return f"report_time_interval={interval} is not a positive interval"
+    outside = [value for value in thresholds if not 0 <= value <= 1]
+    return f"threshold {outside[0]} is not between 0 and 1" if outside else None
+
+
+VALID_SETTINGS = rule(
+    "V071",
+    within(
+        "nvrx_straggler",
+        "enabled calc_relative_gpu_perf calc_individual_gpu_perf report_time_interval "
+        "gpu_relative_perf_threshold gpu_individual_perf_threshold",
+    ),
+    lambda enabled, relative, individual, interval, *thresholds: _detector_settings_valid(
+        enabled, relative, individual, interval, thresholds
+    ),
+    why="the detector needs at least one kind of score, a positive interval, and thresholds in the range of scores",
+    fix="Enable one of the two kinds of score, and set an interval above 0 seconds and thresholds between 0 and 1.",
+    fails=(True, True, True, 300.0, 1.5, 0.7),
+    passes=(True, False, True, 300.0, 0.7, 0.7),
+)
+"""Rule on the settings of an enabled detector, which `NVRxStragglerDetectionConfig.finalize` checks as well."""
+
+
+_RULES = (
+    VALID_SETTINGS,
+    requires_nvrx(
+        "R32",
+        "nvrx_straggler.enabled",
+        why="its detector measures the kernels of each GPU",
+        fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does not need it.",
+    ),
+    requires_nvrx_version("R41", "nvrx_straggler.enabled"),
+    rule(
+        "R33",
+        ("nvrx_straggler.enabled", "facts.cpu"),
+        lambda enabled, cpu: "no GPU is available" if enabled and cpu else None,
+        why="the detector measures GPU kernels only",
+        fix="Set nvrx_straggler.enabled=false, and straggler.log_straggler=true, which times any device.",
+        fails=(True, True),
+        passes=(True, False),
+        severity="warning",
+    ),
+    rule(
+        "R34",
+        within("nvrx_straggler", "enabled profiling_interval num_gpu_perf_scores_to_print"),
+        lambda enabled, interval, count: (
+            f"profiling_interval={interval}, num_gpu_perf_scores_to_print={count}"
+            if enabled and (interval < 1 or count < 0)
+            else None
+        ),
+        why="every n-th step is measured, and the number of printed scores is not negative",
+        fix="Set profiling_interval to at least 1, and num_gpu_perf_scores_to_print to at least 0.",
+        fails=(True, 0, 5),
+        passes=(True, 1, 0),
+    ),
+)
+
+
+def nvrx_straggler_rules(defaults: Defaults) -> tuple[Rule, ...]:
+    """Return the rules on the section."""
+    return (*_RULES, unused_while_disabled("R13", defaults, switch="nvrx_straggler.enabled"))

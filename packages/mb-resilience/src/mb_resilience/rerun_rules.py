@@ -1,0 +1,79 @@
+"""Rules on the section `rerun_state_machine`. Standard library only."""
+
+from mb_resilience._rule_kinds import rule, within
+from mb_resilience._rules import Rule
+from mb_resilience.unused_settings import Defaults, without_effect
+
+
+def _has_loss_check(mode: str, finite: bool, spiky: bool) -> str | None:
+    if mode == "disabled" or finite or spiky:
+        return None
+    return f"rerun_mode={mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
+
+
+def _injection_valid(rate: int, mode: str) -> str | None:
+    if rate < 0:
+        return f"error_injection_rate={rate} is not a valid number of checks"
+    return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
+
+
+_RULES = (
+    rule(
+        "R06",
+        within("rerun_state_machine", "rerun_mode check_for_nan_in_loss check_for_spiky_loss"),
+        _has_loss_check,
+        why="a step is rerun if a check rejects its loss, and no check is enabled",
+        fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
+        fails=("validate_results", False, False),
+        passes=("validate_results", True, False),
+    ),
+    rule(
+        "R07",
+        "rerun_state_machine.spiky_loss_factor",
+        lambda factor: None if factor > 1 else f"spiky_loss_factor={factor} is not above 1",
+        why="a loss is suspicious at this multiple of the largest of the first hundred losses, which are normal",
+        fix="Set it above 1, such as 10.",
+        fails=(0.5,),
+        passes=(10.0,),
+    ),
+    rule(
+        "R08",
+        within("rerun_state_machine", "error_injection_rate rerun_mode"),
+        _injection_valid,
+        why="injected results test the state machine, which injects none while it is disabled",
+        fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
+        fails=(1000, "disabled"),
+        passes=(1000, "validate_results"),
+    ),
+)
+
+
+def _unused_settings(defaults: Defaults) -> Rule:
+    """Return a rule that warns about settings of disabled checks."""
+
+    def test(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
+        idle = []
+        if not spiky and factor != defaults["rerun_state_machine.spiky_loss_factor"]:
+            idle.append(f"spiky_loss_factor={factor}")
+        if not rate and kind != defaults["rerun_state_machine.error_injection_type"]:
+            idle.append(f"error_injection_type={kind}")
+        return without_effect(idle)
+
+    return rule(
+        "R15",
+        within(
+            "rerun_state_machine",
+            "spiky_loss_factor check_for_spiky_loss error_injection_type error_injection_rate",
+        ),
+        test,
+        why="the feature is disabled",
+        fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or remove these fields.",
+        fails=(5.0, False, "transient_error", 0),
+        passes=(5.0, True, "transient_error", 0),
+        severity="warning",
+    )
+
+
+def rerun_rules(defaults: Defaults) -> tuple[Rule, ...]:
+    """Return the rules on the section."""
+    return (*_RULES, _unused_settings(defaults))

@@ -1,0 +1,116 @@
+"""Stop requests of a run before its last step, agreed by all ranks: a signal, or a duration limit. No torch."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from mb_resilience.agreed_stop import AgreedStop, KeyValueStore, Watcher
+from mb_resilience.rank_info import RankInfo
+from mb_resilience.signals import watch_run_signals
+from mb_resilience.watchers import CombinedWatcher, DeadlineWatcher
+
+
+class StopSettings(Protocol):
+    """Settings of the stop of a run, such as Megatron's TrainingConfig."""
+
+    @property
+    def exit_signal(self) -> signal.Signals:
+        """Signal that ends the run after the current step, in addition to Ctrl-C."""
+
+    @property
+    def exit_duration_in_mins(self) -> float | None:
+        """Duration limit of the job in minutes; None: no limit."""
+
+
+class StopRequests:
+    """Stop requests that a loop polls after each step and during evaluations. Identical on all ranks.
+
+    Every rank has one. The ranks agree through the store, so that no step waits for a collective; see `AgreedStop`.
+
+    Args:
+        watcher: source of stop requests on this rank, such as `SignalWatcher`.
+        deadline: duration limit, such as `DeadlineWatcher`; None: no limit.
+        store: store shared by all ranks; None for a single rank.
+        rank: rank of this process.
+        world_size: number of ranks.
+        attempt: name of this start of the run, identical on all ranks and different after each restart.
+
+    Raises:
+        StopSetupError: several ranks without a store, or invalid numbers.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        *,
+        deadline: Watcher | None = None,
+        store: KeyValueStore | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        attempt: str = "0",
+    ) -> None:
+        def agreed(source: Watcher, about: str) -> AgreedStop:
+            return AgreedStop(
+                source, store=store, rank=rank, world_size=world_size, attempt=f"{attempt}/{about}"
+            )
+
+        watchers = [watcher] if deadline is None else [watcher, deadline]
+        self.stop_requested = agreed(watcher, "signals")
+        """Called with the number of each step after it: the signal for which all ranks stop after it, or None."""
+        self.duration_stop_requested = None if deadline is None else agreed(deadline, "time")
+        """The same for the duration limit; None without a limit."""
+        self._in_evaluations = agreed(CombinedWatcher(*watchers), "evaluations")
+        self._batches = 0
+        self.evaluation_stopped = False
+        """Whether an evaluation was stopped early."""
+
+    def stop_evaluation(self) -> bool:
+        """Return whether to stop an evaluation, for either reason; called before each of its batches."""
+        if not self.evaluation_stopped:
+            self._batches += 1
+            self.evaluation_stopped = self._in_evaluations(self._batches) is not None
+        return self.evaluation_stopped
+
+
+@contextmanager
+def watch_stop_requests(
+    train: StopSettings,
+    *,
+    world: RankInfo,
+    store: KeyValueStore | None = None,
+    start_time: float | None = None,
+    launched: bool = False,
+    process_ends: bool = False,
+) -> Iterator[StopRequests]:
+    """Receive Ctrl-C and the exit signal while the block runs, and yield the stop requests of all ranks.
+
+    The logging rank prints immediately that a signal has arrived.
+
+    Args:
+        train: section with the signal and the duration limit.
+        world: rank of this process.
+        store: store shared by all ranks; None for a single rank.
+        start_time: start of the job in seconds since the epoch; None: no duration limit applies.
+        launched: whether a launcher such as torchrun started this process, which forwards Ctrl-C.
+        process_ends: whether the process ends with the run; the exit signal is then ignored after the block.
+
+    Raises:
+        StopSetupError: several ranks without a store.
+    """
+    deadline, minutes = None, train.exit_duration_in_mins
+    if minutes is not None and start_time is not None:
+        limit = f"train.exit_duration_in_mins={minutes}"
+        deadline = DeadlineWatcher(minutes, start_time=start_time, what=limit)
+    announce = world.is_logging_rank
+    with watch_run_signals(
+        train.exit_signal, launched=launched, announce=announce, process_ends=process_ends
+    ) as watcher:
+        yield StopRequests(
+            watcher,
+            deadline=deadline,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            attempt=world.attempt,
+        )

@@ -10,15 +10,20 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipeli
 
 from mb_host.layers import host_block_spec
 from mb_models import (
+    DataParallelSetup,
+    LayerChoice,
     MimoForwardStep,
     MimoModelConfig,
     MimoModelProvider,
     MimoModules,
     ModuleGroups,
     ModuleRanks,
+    OptimizerSetup,
+    build_training_model,
     wrap_ddp,
 )
 from mb_models.mimo import VISION
+from mb_models.training import data_groups
 
 CPU = torch.device("cpu")
 STEPS, MICRO_BATCH, MICRO_BATCHES = 3, 4, 2
@@ -130,6 +135,38 @@ def train_modules(folder, vision, language):
     replicas, step = modules.groups.main.dp, MimoForwardStep(rows=modules.groups.rows)
     try:
         return train(model, modules.optimizer(model, ADAM), modules.forward_backward(), replicas, step)
+    finally:
+        model.destroy()
+
+
+def train_built(folder):
+    """Train a built model with a module on each rank; return losses, positions and the description of the modules."""
+    section = dataclasses.replace(SECTION, language_rank_offset=1)
+    groups = ModuleGroups.of_section(section)
+    built = build_training_model(
+        section,
+        groups=groups,
+        optimizer=OptimizerSetup(config=ADAM),
+        ddp=DataParallelSetup(config=DistributedDataParallelConfig(grad_reduce_in_fp32=True)),
+        device=CPU,
+        layers=LayerChoice(spec=host_block_spec, implementation="local", reason=""),
+        seed=1,
+    )
+    [model] = built.chunks
+    model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder))
+    built.optimizer.reload_model_params()
+    stored, data = built.checkpoint_groups, data_groups(groups)
+    layouts = {
+        name.rpartition("_")[0] or name: own["first_rank"] for name, own in stored.module_layouts.items()
+    }
+    positions = {
+        "checkpoint": (stored.tp.rank(), stored.tp.size(), layouts),
+        "data": (data.dp.rank(), data.dp.size(), data.dp_cp.size()),
+    }
+    schedule = built.schedule["forward_backward_func"]
+    try:
+        losses, _ = train(model, built.optimizer, schedule, built.groups.dp, built.forward_step())
+        return losses, positions, built.modules.describe()
     finally:
         model.destroy()
 

@@ -23,7 +23,8 @@ def adapters_on_this_rank(settings, targets, folder=None):
 
     from mb_host.layers import host_block_spec
     from mb_models import GPTModelConfig, GPTModelProvider, MimoModelProvider
-    from mb_models.peft.config import LoRA, PeftError
+    from mb_models.peft.config import LoRA
+    from mb_models.peft.errors import PeftError
 
     groups = start(settings)
     if "num_layers" in settings:

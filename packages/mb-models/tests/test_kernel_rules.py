@@ -19,7 +19,7 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-from mb_models import kernel_rules  # noqa: E402
+from mb_models import MambaModelConfig, T5ModelConfig, kernel_rules  # noqa: E402
 from mb_models.config import GPTModelConfig  # noqa: E402
 from mb_models.cuda_graph_rules import RULES as GRAPH_RULES  # noqa: E402
 from mb_models.gpu_only import GPU_ONLY  # noqa: E402
@@ -159,8 +159,9 @@ def test_every_gpu_only_setting_has_a_rule():
     assert {name for name in GPU_ONLY if f"model.{name}" not in read} == FASTER_ONLY
 
 
-def test_every_rule_reads_fields_of_the_section():
-    names = {f"model.{name}" for name in GPTModelConfig.__dataclass_fields__}
+def test_every_rule_reads_fields_of_a_section():
+    classes = (GPTModelConfig, MambaModelConfig, T5ModelConfig)
+    names = {f"model.{name}" for cls in classes for name in cls.__dataclass_fields__}
     for rule in kernel_rules.RULES:
         assert {path for path in rule.fields if path.startswith("model.")} <= names
 

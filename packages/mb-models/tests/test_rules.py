@@ -25,11 +25,11 @@ def test_ids_are_unique():
 
 
 def test_a_violated_rule_reports_field_values_reason_fix_and_id():
-    (line,) = violated_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
-    assert line == (
-        "model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), because "
-        "every key/value head serves the same number of query heads. Set num_query_groups to a divisor of "
-        "num_attention_heads, or leave it unset. [G02]"
+    (problem,) = violated_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
+    assert problem.line == (
+        "[G02] model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), "
+        "because every key/value head serves the same number of query heads. Set num_query_groups to a divisor of "
+        "num_attention_heads, or leave it unset."
     )
 
 
@@ -45,8 +45,8 @@ def test_a_layout_with_other_letters_is_rejected():
 
 def test_a_rule_applies_if_its_first_field_is_present():
     assert violated_rules(RULES, {"model.num_attention_heads": 8}) == []
-    (line,) = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
-    assert line.startswith("model.fp8: is hybrid with fp4=e2m1")
+    (problem,) = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
+    assert str(problem).startswith("model.fp8: cannot be combined with fp4 (fp8=hybrid, fp4=e2m1)")
     assert violated_rules(RULES, {"model.fp8": "hybrid"}) == []
 
 
@@ -79,11 +79,13 @@ def test_interleaving_needs_overlapped_exchange_between_two_stages(vpp, pp, over
     ],
 )
 def test_the_transformer_field_accepts_only_supported_names(extra, message):
-    (line,) = violated_rules(RULES, {"model.transformer": extra})
-    assert line.startswith(f"model.transformer: {message}")
+    (problem,) = violated_rules(RULES, {"model.transformer": extra})
+    assert str(problem).startswith(f"model.transformer: {message}")
 
 
 def test_a_model_config_error_is_a_value_error_with_all_problems():
     error = ModelConfigError(["a: b", "c: d"])
     assert isinstance(error, ValueError)
+    problems = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
+    assert ModelConfigError(problems).problems == (problems[0].line,)
     assert (str(error), error.problems) == ("a: b\nc: d", ("a: b", "c: d"))

@@ -42,12 +42,13 @@ TINY = T5ModelConfig(
 def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
     assert rule.test(*(rule.fails[path] for path in rule.fields))
     assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
-    assert {path.removeprefix("model.") for path in rule.fields} <= T5ModelConfig.__dataclass_fields__.keys()
+    names = {path.removeprefix("model.") for path in rule.fields if path.startswith("model.")}
+    assert names <= T5ModelConfig.__dataclass_fields__.keys()
 
 
 def test_pipeline_stages_are_rejected():
     config = dataclasses.replace(TINY, pipeline_model_parallel_size=2)
-    with pytest.raises(ModelConfigError, match=r"would hang.*\[TF02\]"):
+    with pytest.raises(ModelConfigError, match=r"\[TF02\].*would hang"):
         t5_transformer_config(config, device=CPU)
 
 

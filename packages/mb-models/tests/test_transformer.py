@@ -142,8 +142,8 @@ def test_all_problems_are_reported_at_once(tiny):
     with pytest.raises(ModelConfigError) as caught:
         transformer_config(config, device=CPU)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        "model.num_query_groups",
-        "model.max_position_embeddings",
+        "[G02] model.num_query_groups",
+        "[G04] model.max_position_embeddings",
     ]
 
 

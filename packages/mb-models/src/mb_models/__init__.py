@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from mb_models.config import GPTModelConfig as GPTModelConfig
     from mb_models.config import TransformerFields as TransformerFields
     from mb_models.errors import BatchError as BatchError
+    from mb_models.errors import ModelConfigError as ModelConfigError
+    from mb_models.errors import ModelsError as ModelsError
+    from mb_models.families import Family as Family
+    from mb_models.families import family_of as family_of
     from mb_models.forward_step import GPTForwardStep as GPTForwardStep
     from mb_models.forward_step import gpt_forward_step as gpt_forward_step
     from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from mb_models.hybrid_config import HybridModelConfig as HybridModelConfig
     from mb_models.hybrid_config import MambaModelConfig as MambaModelConfig
     from mb_models.hybrid_parameters import hybrid_parameter_count as hybrid_parameter_count
+    from mb_models.layer_choice import LayerChoice as LayerChoice
+    from mb_models.layer_choice import choose_layers as choose_layers
     from mb_models.layer_specs import local_spec as local_spec
     from mb_models.layer_specs import transformer_engine_spec as transformer_engine_spec
     from mb_models.mimo import MimoForwardStep as MimoForwardStep
@@ -55,7 +61,6 @@ if TYPE_CHECKING:
     from mb_models.mimo_parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.parameters import parameter_count as parameter_count
     from mb_models.rules import RULES as RULES
-    from mb_models.rules import ModelConfigError as ModelConfigError
     from mb_models.t5 import T5ForwardStep as T5ForwardStep
     from mb_models.t5 import T5LayerSpec as T5LayerSpec
     from mb_models.t5 import T5ModelProvider as T5ModelProvider
@@ -63,6 +68,10 @@ if TYPE_CHECKING:
     from mb_models.t5_config import T5ModelConfig as T5ModelConfig
     from mb_models.t5_layer_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.t5_parameters import t5_parameter_count as t5_parameter_count
+    from mb_models.training import DataParallelSetup as DataParallelSetup
+    from mb_models.training import OptimizerSetup as OptimizerSetup
+    from mb_models.training import TrainingModel as TrainingModel
+    from mb_models.training import build_training_model as build_training_model
     from mb_models.transformer import transformer_config as transformer_config
     from mb_models.value_head import HeadError as HeadError
     from mb_models.value_head import LinearForLastLayer as LinearForLastLayer
@@ -76,6 +85,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "batches",
     "BatchError": "errors",
+    "DataParallelSetup": "training",
+    "Family": "families",
     "FreezingError": "freezing",
     "FsdpError": "fsdp_rules",
     "GPTForwardStep": "forward_step",
@@ -85,6 +96,7 @@ _HOMES = {
     "HybridForwardStep": "hybrid",
     "HybridModelConfig": "hybrid_config",
     "HybridModelProvider": "hybrid",
+    "LayerChoice": "layer_choice",
     "LayerSpec": "gpt",
     "LinearForLastLayer": "value_head",
     "MambaForwardStep": "hybrid",
@@ -94,9 +106,11 @@ _HOMES = {
     "MimoModelConfig": "mimo_config",
     "MimoModelProvider": "mimo",
     "MimoModules": "mimo_modules",
-    "ModelConfigError": "rules",
+    "ModelConfigError": "errors",
+    "ModelsError": "errors",
     "ModuleGroups": "mimo_groups",
     "ModuleRanks": "mimo_config",
+    "OptimizerSetup": "training",
     "PromptError": "generation",
     "RULES": "rules",
     "StackSpec": "chunks",
@@ -104,9 +118,13 @@ _HOMES = {
     "T5LayerSpec": "t5",
     "T5ModelConfig": "t5_config",
     "T5ModelProvider": "t5",
+    "TrainingModel": "training",
     "TransformerFields": "config",
     "attention_masks": "t5",
+    "build_training_model": "training",
+    "choose_layers": "layer_choice",
     "create_value_head_hook": "value_head",
+    "family_of": "families",
     "freeze_moe_router": "freezing",
     "generate": "generation",
     "get_batch": "batches",

@@ -1,5 +1,28 @@
-"""Errors of data that a model cannot process; importable without torch."""
+"""Errors of the package, and their base class. No torch."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from mb_models._rules import Problem
 
 
-class BatchError(ValueError):
+class ModelsError(Exception):
+    """Base class of the errors of this package: either bad input or a failure.
+
+    The class attribute selects the exit code of a command line: 2 for bad input, 1 for a failure.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+
+
+class ModelConfigError(ModelsError, ValueError):
+    """A model section that cannot be built; `problems` holds one line for each reason."""
+
+    def __init__(self, problems: Iterable[str | Problem]) -> None:
+        self.problems = tuple(item if isinstance(item, str) else item.line for item in problems)
+        super().__init__("\n".join(self.problems))
+
+
+class BatchError(ModelsError, ValueError):
     """A microbatch that the model cannot process."""

@@ -6,8 +6,10 @@ import torch
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 
+from mb_models.errors import ModelsError
 
-class FreezingError(ValueError):
+
+class FreezingError(ModelsError, ValueError):
     """Weights that can no longer be frozen."""
 
 

@@ -226,4 +226,4 @@ def _reject_violations(values: Mapping[str, object]) -> None:
     """Raise for the rules that these values violate."""
     problems = violated_rules(fsdp_rules.RULES, values)
     if problems:
-        raise FsdpError("\n".join(problems))
+        raise FsdpError("\n".join(problem.line for problem in problems))

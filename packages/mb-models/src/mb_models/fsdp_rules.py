@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 
-from mb_models.rule import Rule
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
+from mb_models.errors import ModelsError
 
 TORCH = "dist.use_torch_fsdp2"
 MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 
 
-class FsdpError(ValueError):
+class FsdpError(ModelsError, ValueError):
     """A model, layout or setting that the selected kind of sharding does not support."""
 
 
@@ -44,50 +46,42 @@ def _one_group(on: bool | None, also_on: bool | None, groups: int | None, outer:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="FS01",
-        fields=(TORCH, "model.num_moe_experts", "model.expert_model_parallel_size"),
-        test=_no_experts,
+    rule(
+        "FS01",
+        (TORCH, "model.num_moe_experts", "model.expert_model_parallel_size"),
+        _no_experts,
         why="FSDP2 would mix the experts of expert-parallel ranks, and Megatron Core's checkpoints treat its "
         "shards of experts as copies",
         fix="Use ddp.use_distributed_optimizer=true instead, or a model without experts.",
-        fails={TORCH: True, "model.num_moe_experts": 4, "model.expert_model_parallel_size": 1},
-        passes={TORCH: True, "model.num_moe_experts": None, "model.expert_model_parallel_size": 1},
+        fails=(True, 4, 1),
+        passes=(True, None, 1),
     ),
-    Rule(
-        id="FS02",
-        fields=(TORCH, "model.share_embeddings_and_output_weights"),
-        test=_with_fsdp2("is on with a tied embedding"),
+    rule(
+        "FS02",
+        (TORCH, "model.share_embeddings_and_output_weights"),
+        _with_fsdp2("is on with a tied embedding"),
         why="FSDP2 reshards the embedding's weight before the output layer reads it",
         fix="Set model.share_embeddings_and_output_weights=false, or use ddp.use_distributed_optimizer=true instead.",
-        fails={TORCH: True, "model.share_embeddings_and_output_weights": True},
-        passes={TORCH: True, "model.share_embeddings_and_output_weights": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
-    Rule(
-        id="FS03",
-        fields=(TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-        test=_with_fsdp2("is on with the distributed optimizer"),
+    rule(
+        "FS03",
+        (TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+        _with_fsdp2("is on with the distributed optimizer"),
         why="FSDP2 already shards the optimizer's state with the weights",
         fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
-        fails={
-            TORCH: True,
-            "ddp.use_distributed_optimizer": True,
-            "optimizer.use_distributed_optimizer": True,
-        },
-        passes={
-            TORCH: True,
-            "ddp.use_distributed_optimizer": False,
-            "optimizer.use_distributed_optimizer": False,
-        },
+        fails=(True, True, True),
+        passes=(True, False, False),
     ),
-    Rule(
-        id="FS04",
-        fields=(TORCH, "model.fp16", "model.gradient_accumulation_fusion"),
-        test=_with_fsdp2("is on with fp16 or gradient_accumulation_fusion"),
+    rule(
+        "FS04",
+        (TORCH, "model.fp16", "model.gradient_accumulation_fusion"),
+        _with_fsdp2("is on with fp16 or gradient_accumulation_fusion"),
         why="Megatron Core neither unscales its gradients nor writes into its gradient buffers",
         fix="Use bf16, and set model.gradient_accumulation_fusion=false.",
-        fails={TORCH: True, "model.fp16": True, "model.gradient_accumulation_fusion": False},
-        passes={TORCH: True, "model.fp16": False, "model.gradient_accumulation_fusion": False},
+        fails=(True, True, False),
+        passes=(True, False, False),
     ),
     Rule(
         id="FS05",
@@ -98,42 +92,32 @@ RULES: tuple[Rule, ...] = (
         fails={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 2},
         passes={MEGATRON[0]: True, MEGATRON[1]: True, "model.pipeline_model_parallel_size": 1},
     ),
-    Rule(
-        id="FS06",
-        fields=(TORCH, "train.check_weight_hash_across_dp_replicas_interval"),
-        test=_with_fsdp2("is on, but the weights of replicas are compared"),
+    rule(
+        "FS06",
+        (TORCH, "train.check_weight_hash_across_dp_replicas_interval"),
+        _with_fsdp2("is on, but the weights of replicas are compared"),
         why="every rank holds a different shard of the weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
-        fails={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": 100},
-        passes={TORCH: True, "train.check_weight_hash_across_dp_replicas_interval": None},
+        fails=(True, 100),
+        passes=(True, None),
     ),
-    Rule(
-        id="FS07",
-        fields=(TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
-        test=_with_fsdp2("is on with a model that is no GPT"),
+    rule(
+        "FS07",
+        (TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
+        _with_fsdp2("is on with a model that is no GPT"),
         why="checkpoints of hybrid models do not support shards, and other families are untested",
         fix="Use ddp.use_distributed_optimizer=true instead.",
-        fails={
-            TORCH: True,
-            "model.hybrid_layer_pattern": "M-*-",
-            "model.vision_num_layers": None,
-            "model.decoder_seq_length": None,
-        },
-        passes={
-            TORCH: True,
-            "model.hybrid_layer_pattern": None,
-            "model.vision_num_layers": None,
-            "model.decoder_seq_length": None,
-        },
+        fails=(True, "M-*-", None, None),
+        passes=(True, None, None, None),
     ),
-    Rule(
-        id="FS08",
-        fields=(TORCH, "peft"),
-        test=_with_fsdp2("is on with adapters"),
+    rule(
+        "FS08",
+        (TORCH, "peft"),
+        _with_fsdp2("is on with adapters"),
         why="checkpoints of adapters do not support shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
-        fails={TORCH: True, "peft": {}},
-        passes={TORCH: True, "peft": None},
+        fails=(True, {}),
+        passes=(True, None),
     ),
     Rule(
         id="FS09",

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from mb_models.errors import ModelsError
 
-class PromptError(ValueError):
+
+class PromptError(ModelsError, ValueError):
     """A prompt that cannot be continued."""
 
 

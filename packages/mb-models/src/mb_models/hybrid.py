@@ -12,10 +12,10 @@ from megatron.core.utils import scaled_init_method_normal
 
 from mb_models.chunks import StackSpec
 from mb_models.config import TransformerFields
+from mb_models.errors import ModelConfigError
 from mb_models.forward_step import GPTForwardStep
 from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mtp_layers
 from mb_models.provider import ModelProvider, drop_unused_output_weight
-from mb_models.rules import ModelConfigError
 from mb_models.transformer import reject_violations, transformer_config
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
 from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
-from mb_models.rule import Rule
 
 FAMILY_FIELDS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
 """Fields that exactly one family has, in every section of it."""
@@ -35,14 +36,14 @@ def family_rule(
         invalid_size = any(values[index] is not None and values[index] < 1 for index in sizes)
         return None if other_family or invalid_size else test(*values)
 
-    return Rule(
-        id=number,
-        fields=paths,
-        test=tested,
+    return rule(
+        number,
+        paths,
+        tested,
         why=why,
         fix=fix,
-        fails=dict(zip(paths, fails, strict=True)),
-        passes=dict(zip(paths, passes, strict=True)),
+        fails=fails,
+        passes=passes,
     )
 
 

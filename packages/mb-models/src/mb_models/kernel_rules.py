@@ -7,7 +7,8 @@ affect speed have a fallback. Without a GPU these settings are replaced when the
 from collections.abc import Mapping
 
 from mb_models import te_rules
-from mb_models.rule import Rule, make_rule
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
 
 _ENGINE, _LAYERS, _CPU = "facts.transformer_engine", "model.transformer_impl", "facts.cpu"
 _NORMS = (_LAYERS, "model.normalization", "facts.apex_installed", _CPU)
@@ -115,7 +116,7 @@ def _extra_kernels(
 
 
 APEX: tuple[Rule, ...] = (
-    make_rule(
+    rule(
         "KN04",
         ("model.gradient_accumulation_fusion", "facts.fused_weight_gradient_installed", _CPU),
         _unfused_gradients,
@@ -126,7 +127,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.gradient_accumulation_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN05",
         ("model.masked_softmax_fusion", _LAYERS, "facts.fused_softmax_installed", _CPU),
         _unfused_softmax,
@@ -137,7 +138,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, "transformer_engine", False, False),
         fallback={"model.masked_softmax_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN06",
         ("model.persist_layer_norm", *_NORMS),
         _persistent_norm,
@@ -147,7 +148,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, "local", "LayerNorm", True, False),
         fallback={"model.persist_layer_norm": False},
     ),
-    make_rule(
+    rule(
         "KN07",
         (
             "model.sequence_parallel",
@@ -162,7 +163,7 @@ APEX: tuple[Rule, ...] = (
         passes=(True, None, 2, "transformer_engine", "RMSNorm", False, False),
         fallback={"model.sequence_parallel": False},
     ),
-    make_rule(
+    rule(
         "KN08",
         ("model.num_moe_experts", "model.tensor_model_parallel_size", *_NORMS),
         _split_experts,
@@ -174,8 +175,29 @@ APEX: tuple[Rule, ...] = (
 )
 """Rules on settings that need a module of Apex, on local layers or on any."""
 
+_LOCAL_ONLY_ON_CPU = (
+    _LAYERS,
+    _CPU,
+    "model.multi_latent_attention",
+    "model.hybrid_layer_pattern",
+    "model.decoder_seq_length",
+)
+
+
+def _no_local_layers(
+    implementation: str, cpu: bool, latent: bool | None, pattern: str | None, decoder_length: int | None
+) -> str | None:
+    kinds = {"multi-latent attention": latent, "a hybrid": pattern, "a T5": decoder_length}
+    requested = [kind for kind, value in kinds.items() if value]
+    return (
+        f"is local for {' and '.join(requested)}"
+        if implementation == "local" and not cpu and requested
+        else None
+    )
+
+
 LOCAL: tuple[Rule, ...] = (
-    make_rule(
+    rule(
         "KN09",
         ("model.context_parallel_size", _LAYERS, _CPU),
         _split_attention,
@@ -184,7 +206,7 @@ LOCAL: tuple[Rule, ...] = (
         fails=(2, "local", False),
         passes=(2, "transformer_engine", False),
     ),
-    make_rule(
+    rule(
         "KN10",
         ("model.tp_comm_overlap", _LAYERS, _CPU),
         _without_effect,
@@ -194,7 +216,7 @@ LOCAL: tuple[Rule, ...] = (
         passes=(True, "transformer_engine", False),
         fallback={"model.tp_comm_overlap": False},
     ),
-    make_rule(
+    rule(
         "KN11",
         ("model.attention_backend", _LAYERS, _CPU),
         _other_attention,
@@ -204,7 +226,7 @@ LOCAL: tuple[Rule, ...] = (
         passes=("auto", "local", False),
         fallback={"model.attention_backend": "auto"},
     ),
-    make_rule(
+    rule(
         "KN12",
         ("model.transformer", _LAYERS, "model.normalization", _ENGINE, "facts.apex_installed", _CPU),
         _extra_kernels,
@@ -213,10 +235,19 @@ LOCAL: tuple[Rule, ...] = (
         fails=({"use_te_activation_func": True}, "local", "RMSNorm", True, False, False),
         passes=({"use_te_activation_func": True}, "transformer_engine", "RMSNorm", True, False, False),
     ),
+    rule(
+        "T43",
+        _LOCAL_ONLY_ON_CPU,
+        _no_local_layers,
+        why="on a GPU only Transformer Engine has layers for it",
+        fix="Install transformer-engine and leave model.transformer_impl at transformer_engine.",
+        fails=("local", False, True, None, None),
+        passes=("local", True, True, None, None),
+    ),
 )
 """Rules on settings that local layers do not support."""
 
-GROUPED_GEMM = make_rule(
+GROUPED_GEMM = rule(
     "G06",
     ("model.moe_grouped_gemm", _LAYERS, _CPU),
     _without_effect,

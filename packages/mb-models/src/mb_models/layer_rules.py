@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from mb_models.rule import Rule, model_rule
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 
 
 def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:

@@ -1,6 +1,7 @@
 """Section of a vision-language model: a language model with an image encoder. No torch."""
 
 from dataclasses import dataclass, fields
+from typing import TypeGuard
 
 from mb_models.config import GPTModelConfig, KernelFields, PrecisionFields, TransformerFields
 
@@ -59,6 +60,11 @@ class MimoModelConfig(GPTModelConfig):
         """Return whether encoder and language model have different parallel layouts or ranks."""
         vision = self.vision_tensor_model_parallel_size
         return self.language_rank_offset != 0 or vision not in (None, self.tensor_model_parallel_size)
+
+
+def has_module_layouts(section: object) -> TypeGuard[MimoModelConfig]:
+    """Return whether a model section of any family has modules with per-module parallelism."""
+    return isinstance(section, MimoModelConfig) and section.has_module_layouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY as LANGUAGE
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_models.errors import ModelConfigError
 from mb_models.mimo import VISION, ModuleRows
-from mb_models.mimo_config import ModuleRanks
-from mb_models.rules import ModelConfigError
+from mb_models.mimo_config import MimoModelConfig, ModuleRanks, module_ranks
 
 DENSE = {
     "tp": ["tp"],
@@ -68,6 +68,16 @@ class ModuleGroups:
             by_module=by_module,
             local={name: groups for name, groups in by_module.items() if here in ranks[name].ranks},
         )
+
+    @classmethod
+    def of_section(cls, section: MimoModelConfig) -> "ModuleGroups":
+        """Create the groups of a section on all ranks, with the default group's backend. Collective over the world.
+
+        Raises:
+            ModelConfigError: the modules do not fit on these ranks.
+        """
+        vision, language = module_ranks(section, world_size=torch.distributed.get_world_size())
+        return cls.open(vision=vision, language=language, backend=torch.distributed.get_backend())
 
     @property
     def disjoint(self) -> bool:

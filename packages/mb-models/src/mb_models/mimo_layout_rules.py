@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
+from typing import Any
 
-from mb_models.rule import Rule
+from mb_models._rules import Rule
 
 OFFSET, VISION_TP, TP = LAYOUT = (
     "model.language_rank_offset",
@@ -54,6 +55,30 @@ PROCESS_WIDE: Mapping[str, object] = {
 def has_layouts(offset: int | None, vision_tp: int | None, tp: int | None) -> bool:
     """Return whether encoder and language model have different layouts; `offset` is None for other families."""
     return offset is not None and (offset != 0 or vision_tp not in (None, tp))
+
+
+def stored_optimizer_error(model: object, changed: Mapping[str, tuple[Any, Any]]) -> str | None:
+    """Return why the optimizer state of a previous run cannot be loaded, or None.
+
+    The optimizer of modules with layouts of their own is stored per module.
+
+    Args:
+        model: Section of the run that resumes; of any family.
+        changed: Dotted path -> (previous, current) of the settings that differ from the previous run.
+    """
+    current = [getattr(model, path.removeprefix("model."), None) for path in LAYOUT]
+    previous = [
+        changed[path][0] if path in changed else value for path, value in zip(LAYOUT, current, strict=True)
+    ]
+    kinds = {True: "modules with layouts of their own", False: "one model"}
+    before, now = kinds[has_layouts(*previous)], kinds[has_layouts(*current)]
+    if before == now:
+        return None
+    return (
+        f"holds the optimizer of {before}, and this run trains {now}, because the layout of modules was changed; the "
+        "two are stored differently. Load its weights in another folder (--out and checkpoint.pretrained_checkpoint), "
+        "or resume with checkpoint.load_optim=false."
+    )
 
 
 def module_layout_error(offset: int, vision_tp: int, tp: int, world: int) -> str | None:

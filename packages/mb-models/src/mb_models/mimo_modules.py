@@ -32,13 +32,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models import mimo_rules
 from mb_models.config import GPTModelConfig
+from mb_models.errors import ModelConfigError
 from mb_models.gpt import LayerSpec
 from mb_models.mimo import VISION, MimoModelProvider, suppress_experimental_warnings
 from mb_models.mimo_config import MimoModelConfig, encoder_section, projection_section
 from mb_models.mimo_groups import ModuleGroups
 from mb_models.mimo_layout_rules import REQUIRED_SETTINGS, unsupported_settings
 from mb_models.mimo_optimizer import MimoModulesOptimizer
-from mb_models.rules import ModelConfigError
 from mb_models.transformer import reject_violations, transformer_config
 
 

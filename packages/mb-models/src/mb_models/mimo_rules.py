@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from mb_models import mimo_layout_rules
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
-from mb_models.rule import Rule
 
 FAMILY_FIELD = "vision_num_layers"
 """Field that only vision-language models have."""
@@ -211,59 +212,59 @@ RULES: tuple[Rule, ...] = (
         fails=(False, 2, 2),
         passes=(True, 2, 2),
     ),
-    Rule(
-        id="M10",
-        fields=("model.image_token_id",),
-        test=_negative,
+    rule(
+        "M10",
+        "model.image_token_id",
+        _negative,
         why="numbers from 0 are rows of the embedding, which the text would lose",
         fix="Set a negative number.",
-        fails={"model.image_token_id": 7},
-        passes={"model.image_token_id": -200},
+        fails=(7,),
+        passes=(-200,),
     ),
-    Rule(
-        id="M11",
-        fields=("model.image_size", "dataset.image_size"),
-        test=_matches_dataset("image_size"),
+    rule(
+        "M11",
+        ("model.image_size", "dataset.image_size"),
+        _matches_dataset("image_size"),
         why="the encoder has one position embedding per patch, for images of one size",
         fix="Set both to the same value.",
-        fails={"model.image_size": 224, "dataset.image_size": 32},
-        passes={"model.image_size": 32, "dataset.image_size": 32},
+        fails=(224, 32),
+        passes=(32, 32),
     ),
-    Rule(
-        id="M12",
-        fields=("model.patch_size", "model.image_size", "dataset.image_tokens"),
-        test=_image_tokens_match,
+    rule(
+        "M12",
+        ("model.patch_size", "model.image_size", "dataset.image_tokens"),
+        _image_tokens_match,
         why="each patch needs one token in the text",
         fix="Set dataset.image_tokens to the square of image_size / patch_size.",
-        fails={"model.patch_size": 4, "model.image_size": 32, "dataset.image_tokens": 16},
-        passes={"model.patch_size": 8, "model.image_size": 32, "dataset.image_tokens": 16},
+        fails=(4, 32, 16),
+        passes=(8, 32, 16),
     ),
-    Rule(
-        id="M13",
-        fields=("model.image_token_id", "dataset.image_token_id"),
-        test=_matches_dataset("image_token_id"),
+    rule(
+        "M13",
+        ("model.image_token_id", "dataset.image_token_id"),
+        _matches_dataset("image_token_id"),
         why="the model finds the tokens of an image by it",
         fix="Set both to the same value.",
-        fails={"model.image_token_id": -200, "dataset.image_token_id": -1},
-        passes={"model.image_token_id": -200, "dataset.image_token_id": -200},
+        fails=(-200, -1),
+        passes=(-200, -200),
     ),
-    Rule(
-        id="M14",
-        fields=("dataset.image_token_id", f"model.{FAMILY_FIELD}"),
-        test=_images_without_encoder,
+    rule(
+        "M14",
+        ("dataset.image_token_id", f"model.{FAMILY_FIELD}"),
+        _images_without_encoder,
         why="a text model has no image tokens",
         fix="Use a MimoModelConfig, or a dataset of text.",
-        fails={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": None},
-        passes={"dataset.image_token_id": -200, f"model.{FAMILY_FIELD}": 2},
+        fails=(-200, None),
+        passes=(-200, 2),
     ),
-    Rule(
-        id="M15",
-        fields=("dataset.blend", f"model.{FAMILY_FIELD}"),
-        test=_encoder_without_images,
+    rule(
+        "M15",
+        ("dataset.blend", f"model.{FAMILY_FIELD}"),
+        _encoder_without_images,
         why="each sequence of a vision-language model needs an image",
         fix="Use a dataset of images with captions, such as DrawnShapesConfig.",
-        fails={"dataset.blend": None, f"model.{FAMILY_FIELD}": 2},
-        passes={"dataset.blend": None, f"model.{FAMILY_FIELD}": None},
+        fails=(None, 2),
+        passes=(None, None),
     ),
     *mimo_layout_rules.RULES,
 )

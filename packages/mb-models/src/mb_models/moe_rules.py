@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from mb_models.rule import Rule, model_rule
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 
 
 def _positive_experts(experts: int | None) -> str | None:

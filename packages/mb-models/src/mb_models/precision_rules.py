@@ -2,16 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from mb_models.rule import Rule, model_rule
-
-
-def _needs(what: str) -> Callable[..., str | None]:
-    """Return a test of a switch (first) that requires another setting (second)."""
-    return lambda on, other: f"is {on} without {what}" if on and not other else None
-
-
-def _one_narrow_format(fp8: str | None, fp4: str | None) -> str | None:
-    return f"is {fp8} with fp4={fp4}" if fp8 and fp4 else None
+from mb_models._rule_kinds import excludes, requires
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 
 
 def _custom_quantizer(bits: str) -> Callable[..., str | None]:
@@ -22,10 +15,6 @@ def _custom_quantizer(bits: str) -> Callable[..., str | None]:
     return test
 
 
-def _outer_layers(on: bool, fp8: str | None, recipe: str | None) -> str | None:
-    return "is incompatible with fp8_recipe=delayed" if on and fp8 and recipe == "delayed" else None
-
-
 def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int) -> str | None:
     most = layers // pp if pp > 0 else 0
     if not (on and fp8) or (0 <= start <= most and 0 <= end <= most):
@@ -34,28 +23,27 @@ def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, 
 
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
+    requires(
         "K07",
-        ("fp8_param", "fp8"),
-        _needs("fp8"),
+        {"model.fp8_param": True},
+        {"model.fp8": True},
         why="parameters are kept in 8 bits for GEMMs in 8 bits",
         fix="Set fp8, or unset fp8_param.",
         fails=(True, None),
         passes=(True, "hybrid"),
     ),
-    model_rule(
+    requires(
         "K08",
-        ("fp4_param", "fp4"),
-        _needs("fp4"),
+        {"model.fp4_param": True},
+        {"model.fp4": True},
         why="parameters are kept in 4 bits for GEMMs in 4 bits",
         fix="Set fp4, or unset fp4_param.",
         fails=(True, None),
         passes=(True, "e2m1"),
     ),
-    model_rule(
+    excludes(
         "K09",
-        ("fp8", "fp4"),
-        _one_narrow_format,
+        {"model.fp8": True, "model.fp4": True},
         why="a GEMM has one format",
         fix="Unset one of them.",
         fails=("hybrid", "e2m1"),
@@ -79,10 +67,9 @@ RULES: tuple[Rule, ...] = (
         fails=("custom", "e2m1", {}),
         passes=("custom", "e2m1", {"fp4_quantizer_factory": "mine.quantizers.make"}),
     ),
-    model_rule(
+    excludes(
         "K12",
-        ("first_last_layers_bf16", "fp8", "fp8_recipe"),
-        _outer_layers,
+        {"model.first_last_layers_bf16": True, "model.fp8": True, "model.fp8_recipe": "delayed"},
         why="delayed scaling applies to all layers or to none",
         fix="Use another fp8_recipe, or set first_last_layers_bf16=false.",
         fails=(True, "hybrid", "delayed"),

@@ -10,7 +10,7 @@ from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracke
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_models.chunks import chunks_of_rank
+from mb_models.chunks import build_chunks
 from mb_models.vocab import model_vocab_size
 
 
@@ -112,8 +112,8 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         """
         destroy_moe_metrics_tracker()
         MTPLossLoggingHelper.tracker.clear()
-        stages = self.transformer.virtual_pipeline_model_parallel_size
-        return chunks_of_rank(self.provide, stages=stages, pg_collection=pg_collection)
+        vp_size = self.transformer.virtual_pipeline_model_parallel_size
+        return build_chunks(self.provide, vp_size=vp_size, pg_collection=pg_collection)
 
     def _arguments(
         self, *, pre_process: bool, post_process: bool, groups: ProcessGroupCollection

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from mb_models.rule import Rule, model_rule
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of any layer that can be recomputed."""

@@ -1,7 +1,8 @@
 """Rules on model sections, for a check before launch and again when the model is built."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from mb_models import (
     fsdp_rules,
@@ -13,38 +14,29 @@ from mb_models import (
     variant_rules,
     width_rules,
 )
+from mb_models._rule_kinds import rule, within
+from mb_models._rules import Problem, Rule, check
 from mb_models.config import GPTModelConfig
+from mb_models.errors import ModelConfigError
 from mb_models.peft import rules as peft_rules
-from mb_models.rule import Rule
 from mb_models.width_rules import has_attention
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "violated_rules"]
 
 
-class ModelConfigError(ValueError):
-    """A model section that cannot be built; `problems` holds one line for each reason."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
-def violated_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[str]:
-    """Return one line for each error among `rules` that `values` (field path -> value) violate.
+def violated_rules(rules: Iterable[Rule], values: Mapping[str, object]) -> list[Problem]:
+    """Return the rules of severity "error" among `rules` that `values` (field path -> value) violate.
 
     A rule applies if `values` hold the first of its paths, and any path of each section that it reads; a missing path
     reads as None.
     """
-    problems = []
-    sections = {path.partition(".")[0] for path in values}
-    for rule in rules:
-        if rule.severity != "error" or rule.fields[0] not in values:
-            continue
-        if all(path.partition(".")[0] in sections for path in rule.fields):
-            message = rule.test(*(values.get(path) for path in rule.fields))
-            if message is not None:
-                problems.append(f"{rule.fields[0]}: {message}, because {rule.why}. {rule.fix} [{rule.id}]")
-    return problems
+    sections: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        if name:
+            sections.setdefault(section, {})[name] = value
+    problems = check(sections, rules, facts=sections.pop("facts", {}))
+    return [problem for problem in problems if problem.severity == "error"]
 
 
 IGNORED_BY_LOCAL_LAYERS = (
@@ -166,68 +158,52 @@ def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) 
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="G01",
-        fields=("model.num_layers", "model.hidden_size", "model.num_attention_heads"),
-        test=_positive_sizes,
+    rule(
+        "G01",
+        within("model", "num_layers hidden_size num_attention_heads"),
+        _positive_sizes,
         why="a model without layers, width or heads cannot be built",
         fix="Set all three to positive numbers.",
-        fails={"model.num_layers": 0, "model.hidden_size": 64, "model.num_attention_heads": 4},
-        passes={"model.num_layers": 2, "model.hidden_size": 64, "model.num_attention_heads": 4},
+        fails=(0, 64, 4),
+        passes=(2, 64, 4),
     ),
-    Rule(
-        id="G02",
-        fields=("model.num_query_groups", "model.num_attention_heads"),
-        test=_groups_divide_heads,
+    rule(
+        "G02",
+        within("model", "num_query_groups num_attention_heads"),
+        _groups_divide_heads,
         why="every key/value head serves the same number of query heads",
         fix="Set num_query_groups to a divisor of num_attention_heads, or leave it unset.",
-        fails={"model.num_query_groups": 3, "model.num_attention_heads": 8},
-        passes={"model.num_query_groups": 2, "model.num_attention_heads": 8},
+        fails=(3, 8),
+        passes=(2, 8),
     ),
-    Rule(
-        id="G03",
-        fields=(
-            "model.hidden_size",
-            "model.num_attention_heads",
-            "model.kv_channels",
-            "model.multi_latent_attention",
-            "model.hybrid_layer_pattern",
+    rule(
+        "G03",
+        within(
+            "model", "hidden_size num_attention_heads kv_channels multi_latent_attention hybrid_layer_pattern"
         ),
-        test=_heads_divide_hidden,
+        _heads_divide_hidden,
         why="the width of a head is hidden_size / num_attention_heads unless kv_channels is set",
         fix="Change hidden_size or num_attention_heads, or set kv_channels.",
-        fails={
-            "model.hidden_size": 100,
-            "model.num_attention_heads": 8,
-            "model.kv_channels": None,
-            "model.multi_latent_attention": False,
-            "model.hybrid_layer_pattern": None,
-        },
-        passes={
-            "model.hidden_size": 100,
-            "model.num_attention_heads": 8,
-            "model.kv_channels": 16,
-            "model.multi_latent_attention": False,
-            "model.hybrid_layer_pattern": None,
-        },
+        fails=(100, 8, None, False, None),
+        passes=(100, 8, 16, False, None),
     ),
-    Rule(
-        id="G04",
-        fields=("model.max_position_embeddings", "model.seq_length"),
-        test=_positions_reach,
+    rule(
+        "G04",
+        within("model", "max_position_embeddings seq_length"),
+        _positions_reach,
         why="every position of a training sequence needs an embedding",
         fix="Raise max_position_embeddings to seq_length, or leave it unset.",
-        fails={"model.max_position_embeddings": 512, "model.seq_length": 1024},
-        passes={"model.max_position_embeddings": 2048, "model.seq_length": 1024},
+        fails=(512, 1024),
+        passes=(2048, 1024),
     ),
-    Rule(
-        id="G05",
-        fields=("model.position_embedding_type",),
-        test=_known_positions,
+    rule(
+        "G05",
+        "model.position_embedding_type",
+        _known_positions,
         why="it needs three rows of position ids, which text batches do not have",
         fix='Use "rope", "yarn", "learned_absolute" or "none".',
-        fails={"model.position_embedding_type": "mrope"},
-        passes={"model.position_embedding_type": "rope"},
+        fails=("mrope",),
+        passes=("rope",),
     ),
     Rule(
         id="G06",
@@ -244,115 +220,77 @@ RULES: tuple[Rule, ...] = (
             **{f"model.{name}": name == "qk_clip" for name in IGNORED_BY_LOCAL_LAYERS},
         },
     ),
-    Rule(
-        id="G07",
-        fields=("model.transformer_impl", "model.fp8", "model.fp4"),
-        test=_local_layers_precision,
+    rule(
+        "G07",
+        within("model", "transformer_impl fp8 fp4"),
+        _local_layers_precision,
         why="8-bit and 4-bit arithmetic needs Transformer Engine",
         fix='Unset fp8 and fp4, or use transformer_impl "transformer_engine" on a GPU.',
-        fails={"model.transformer_impl": "local", "model.fp8": "hybrid", "model.fp4": None},
-        passes={"model.transformer_impl": "local", "model.fp8": None, "model.fp4": None},
+        fails=("local", "hybrid", None),
+        passes=("local", None, None),
     ),
-    Rule(
-        id="G08",
-        fields=("model.transformer_impl", "model.fp32_residual_connection", "model.bf16", "model.fp16"),
-        test=_local_residual,
+    rule(
+        "G08",
+        within("model", "transformer_impl fp32_residual_connection bf16 fp16"),
+        _local_residual,
         why="their linear layers only accept inputs of the parameters' type",
         fix="Switch fp32_residual_connection off.",
-        fails={
-            "model.transformer_impl": "local",
-            "model.fp32_residual_connection": True,
-            "model.bf16": True,
-            "model.fp16": False,
-        },
-        passes={
-            "model.transformer_impl": "local",
-            "model.fp32_residual_connection": True,
-            "model.bf16": False,
-            "model.fp16": False,
-        },
+        fails=("local", True, True, False),
+        passes=("local", True, False, False),
     ),
-    Rule(
-        id="G09",
-        fields=("model.transformer",),
-        test=_transformer_names,
+    rule(
+        "G09",
+        "model.transformer",
+        _transformer_names,
         why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
         fix="Remove them.",
-        fails={"model.transformer": {"use_mup": True}},
-        passes={"model.transformer": {"glu_linear_offset": 1.0}},
+        fails=({"use_mup": True},),
+        passes=({"glu_linear_offset": 1.0},),
     ),
-    Rule(
-        id="G10",
-        fields=("model.num_moe_experts", "model.tensor_model_parallel_size", "model.sequence_parallel"),
-        test=_experts_need_sequence_parallel,
+    rule(
+        "G10",
+        within("model", "num_moe_experts tensor_model_parallel_size sequence_parallel"),
+        _experts_need_sequence_parallel,
         why="tokens are dispatched from a sequence that is split over the tensor-parallel ranks",
         fix="Set sequence_parallel=true.",
-        fails={
-            "model.num_moe_experts": 8,
-            "model.tensor_model_parallel_size": 2,
-            "model.sequence_parallel": False,
-        },
-        passes={
-            "model.num_moe_experts": 8,
-            "model.tensor_model_parallel_size": 2,
-            "model.sequence_parallel": True,
-        },
+        fails=(8, 2, False),
+        passes=(8, 2, True),
     ),
-    Rule(
-        id="G11",
-        fields=("model.moe_router_topk", "model.num_moe_experts"),
-        test=_topk_fits,
+    rule(
+        "G11",
+        within("model", "moe_router_topk num_moe_experts"),
+        _topk_fits,
         why="the router selects among the existing experts",
         fix="Lower moe_router_topk or raise num_moe_experts.",
-        fails={"model.moe_router_topk": 3, "model.num_moe_experts": 2},
-        passes={"model.moe_router_topk": 2, "model.num_moe_experts": 2},
+        fails=(3, 2),
+        passes=(2, 2),
     ),
-    Rule(
-        id="G12",
-        fields=(
-            "model.num_moe_experts",
-            "model.moe_ffn_hidden_size",
-            "model.moe_shared_expert_intermediate_size",
-        ),
-        test=_expert_sizes_need_experts,
+    rule(
+        "G12",
+        within("model", "num_moe_experts moe_ffn_hidden_size moe_shared_expert_intermediate_size"),
+        _expert_sizes_need_experts,
         why="without num_moe_experts the model is dense",
         fix="Set num_moe_experts, or unset the sizes.",
-        fails={
-            "model.num_moe_experts": None,
-            "model.moe_ffn_hidden_size": 64,
-            "model.moe_shared_expert_intermediate_size": None,
-        },
-        passes={
-            "model.num_moe_experts": 4,
-            "model.moe_ffn_hidden_size": 64,
-            "model.moe_shared_expert_intermediate_size": None,
-        },
+        fails=(None, 64, None),
+        passes=(4, 64, None),
     ),
-    Rule(
-        id="G13",
-        fields=("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
-        test=_full_recompute_is_complete,
+    rule(
+        "G13",
+        within("model", "recompute_granularity recompute_method recompute_num_layers"),
+        _full_recompute_is_complete,
         why="Megatron needs the layers to recompute, and their number per group",
         fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
-        fails={
-            "model.recompute_granularity": "full",
-            "model.recompute_method": None,
-            "model.recompute_num_layers": 1,
-        },
-        passes={
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "uniform",
-            "model.recompute_num_layers": 1,
-        },
+        fails=("full", None, 1),
+        passes=("full", "uniform", 1),
     ),
-    Rule(
-        id="G26",
-        fields=("dataset.inter_document_masking",),
-        test=lambda masking: "the documents of a sample would be packed sequences" if masking else None,
+    rule(
+        "G26",
+        "dataset.inter_document_masking",
+        lambda masking: "the documents of a sample would be packed sequences" if masking else None,
         why="the forward steps reject packed sequences: attention would cross their boundaries",
         fix="Set dataset.inter_document_masking=false.",
-        fails={"dataset.inter_document_masking": True},
-        passes={"dataset.inter_document_masking": False},
+        fails=(True,),
+        passes=(False,),
     ),
     *variant_rules.RULES,
     *width_rules.RULES,
@@ -366,30 +304,18 @@ RULES: tuple[Rule, ...] = (
 )
 """Rules on a section as written by the user."""
 
-INTERLEAVING = Rule(
-    id="G20",
-    fields=(
-        "model.virtual_pipeline_model_parallel_size",
-        "model.pipeline_model_parallel_size",
-        "model.overlap_p2p_comm",
-        "model.batch_p2p_comm",
+INTERLEAVING = rule(
+    "G20",
+    within(
+        "model",
+        "virtual_pipeline_model_parallel_size pipeline_model_parallel_size overlap_p2p_comm batch_p2p_comm",
     ),
-    test=_interleaving_is_safe,
+    _interleaving_is_safe,
     why="two stages would send and receive several tensors between the same two ranks in one batch, and the model "
     "would train incorrectly without an error",
     fix="Set overlap_p2p_comm=true and batch_p2p_comm=false.",
-    fails={
-        "model.virtual_pipeline_model_parallel_size": 2,
-        "model.pipeline_model_parallel_size": 2,
-        "model.overlap_p2p_comm": False,
-        "model.batch_p2p_comm": True,
-    },
-    passes={
-        "model.virtual_pipeline_model_parallel_size": 2,
-        "model.pipeline_model_parallel_size": 2,
-        "model.overlap_p2p_comm": True,
-        "model.batch_p2p_comm": False,
-    },
+    fails=(2, 2, False, True),
+    passes=(2, 2, True, False),
 )
 """Applies to a resolved section only, because the overlap section may still change the two switches."""
 

@@ -1,7 +1,8 @@
 """Rules on the section of a T5, in addition to those for every family."""
 
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
-from mb_models.rule import Rule
 
 
 def _some_layers(number: int | None, length: int, written: int) -> str | None:
@@ -22,6 +23,31 @@ def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | N
     if not together or (length % tp == 0 and written % tp == 0):
         return None
     return f"{length} and {written} tokens are not divisible by tensor_model_parallel_size={tp}"
+
+
+_PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
+
+
+def _same_pairs(number: str, first: str, second: str) -> Rule:
+    """Return the rule that model and dataset are both for pairs of sequences, reported on the first field."""
+
+    def differs(one: int | None, other: int | None) -> str | None:
+        return (
+            f"is {one}, but {second}={'null' if other is None else other}"
+            if one not in (None, other)
+            else None
+        )
+
+    return rule(
+        number,
+        (first, second),
+        differs,
+        why="only a T5 reads pairs of sequences, and its decoder writes the complete second one",
+        fix="Give model and dataset the same decoder_seq_length: a T5ModelConfig with a T5DatasetConfig, a "
+        "T5TextCorpusConfig or a custom section, and other models with other data.",
+        fails=(128, None),
+        passes=(128, 128),
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -141,5 +167,7 @@ RULES: tuple[Rule, ...] = (
         fails=("transformer_engine", 128),
         passes=("full_iteration", 128),
     ),
+    _same_pairs("T31", *_PAIRED),
+    _same_pairs("T32", *reversed(_PAIRED)),
 )
-"""Rules that apply to sections with a decoder_seq_length."""
+"""Rules that apply to sections with a decoder_seq_length, and to their datasets."""

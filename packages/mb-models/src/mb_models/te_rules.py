@@ -5,7 +5,8 @@ only affect speed have a fallback. Without a GPU these settings are replaced whe
 applies.
 """
 
-from mb_models.rule import Rule, make_rule
+from mb_models._rule_kinds import rule
+from mb_models._rules import Rule
 
 _ENGINE, _VERSION = "facts.transformer_engine", "facts.transformer_engine_version"
 _LAYERS, _CPU = "model.transformer_impl", "facts.cpu"
@@ -77,7 +78,7 @@ def _old_loss(impl: str | None, fused: bool | None, graph: str | None, version: 
     return _older(version, (2, 7)) if impl == "te" and fused and graph == "full_iteration" else None
 
 
-LAYERS = make_rule(
+LAYERS = rule(
     "KN01",
     (_LAYERS, _ENGINE, _CPU),
     _layers_without_engine,
@@ -90,7 +91,7 @@ LAYERS = make_rule(
 """Applied first, because other rules read `transformer_impl`."""
 
 PACKAGE: tuple[Rule, ...] = (
-    make_rule(
+    rule(
         "K36",
         ("model.fp8", "model.fp4", _ENGINE, _CPU),
         _formats_without_engine,
@@ -99,7 +100,7 @@ PACKAGE: tuple[Rule, ...] = (
         fails=("hybrid", None, False, False),
         passes=("hybrid", None, True, False),
     ),
-    make_rule(
+    rule(
         "KN02a",
         ("model.apply_rope_fusion", "model.multi_latent_attention", _ENGINE, _CPU),
         _rope_without_engine,
@@ -109,7 +110,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, False, True, False),
         fallback={"model.apply_rope_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN02b",
         ("model.moe_permute_fusion", _ENGINE, _CPU),
         _without_engine,
@@ -119,7 +120,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.moe_permute_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN02c",
         ("model.moe_router_fusion", _ENGINE, _CPU),
         _without_engine,
@@ -129,7 +130,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=(True, True, False),
         fallback={"model.moe_router_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN02d",
         ("model.cross_entropy_fusion_impl", "model.cross_entropy_loss_fusion", _ENGINE, _CPU),
         _loss_without_engine,
@@ -139,7 +140,7 @@ PACKAGE: tuple[Rule, ...] = (
         passes=("native", True, False, False),
         fallback={"model.cross_entropy_fusion_impl": "native"},
     ),
-    make_rule(
+    rule(
         "KN02e",
         ("model.use_te_rng_tracker", "rng.te_rng_tracker", _ENGINE, _CPU),
         _random_without_engine,
@@ -152,8 +153,19 @@ PACKAGE: tuple[Rule, ...] = (
 )
 """Rules on settings that need Transformer Engine, with any kind of layers."""
 
+_MAX_LOGITS_SINCE = (2, 9)
+"""Minimum version of Transformer Engine whose attention returns its largest logits."""
+
+
+def _no_max_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
+    requested = [name for name, on in (("qk_clip", clip), ("log_max_attention_logit", log)) if on]
+    if not requested or _older(version, _MAX_LOGITS_SINCE) is None:
+        return None
+    return f"{' and '.join(requested)} with Transformer Engine {version}"
+
+
 VERSIONS: tuple[Rule, ...] = (
-    make_rule(
+    rule(
         "KN03a",
         ("model.apply_rope_fusion", "model.rotary_interleaved", "model.multi_latent_attention", _VERSION),
         _old_rope,
@@ -163,7 +175,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, True, False, "2.3.0.dev0"),
         fallback={"model.apply_rope_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN03b",
         ("model.moe_permute_fusion", _VERSION),
         _old_permutation,
@@ -173,7 +185,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, "2.1"),
         fallback={"model.moe_permute_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN03c",
         ("model.moe_router_fusion", "model.moe_router_score_function", _VERSION),
         _old_router,
@@ -183,7 +195,7 @@ VERSIONS: tuple[Rule, ...] = (
         passes=(True, "softmax", "2.7.0"),
         fallback={"model.moe_router_fusion": False},
     ),
-    make_rule(
+    rule(
         "KN03d",
         (
             "model.cross_entropy_fusion_impl",
@@ -197,6 +209,15 @@ VERSIONS: tuple[Rule, ...] = (
         fails=("te", True, "full_iteration", "2.6.0"),
         passes=("te", True, "none", "2.6.0"),
         fallback={"model.cross_entropy_fusion_impl": "native"},
+    ),
+    rule(
+        "T44",
+        ("model.qk_clip", "model.log_max_attention_logit", _VERSION),
+        _no_max_logits,
+        why="earlier versions do not return the largest attention logits",
+        fix="Install Transformer Engine 2.9 or later, or switch it off.",
+        fails=(True, False, "2.8.0"),
+        passes=(True, False, "2.9.0"),
     ),
 )
 """Rules on settings that need a minimum version of Transformer Engine."""

@@ -17,11 +17,13 @@ from megatron.core.transformer.utils import (
     make_sharded_tensors_for_checkpoint,
 )
 
+from mb_models.errors import ModelsError
+
 ModelHook = Callable[[torch.nn.Module | Sequence[torch.nn.Module]], list[torch.nn.Module]]
 """Function that modifies a rank's chunks before they are wrapped, and returns them as a list."""
 
 
-class HeadError(ValueError):
+class HeadError(ModelsError, ValueError):
     """A value head that does not fit the model."""
 
 

@@ -2,22 +2,10 @@
 
 from collections.abc import Sequence
 
+from mb_models._rule_kinds import above, as_warning, excludes, in_range, other_than, requires
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 from mb_models.pipeline_layout import read_layout
-from mb_models.rule import Rule, model_rule
-
-
-def _positions_of_latent_attention(kind: str, latent: bool) -> str | None:
-    if not latent or kind in ("rope", "none"):
-        return None
-    return f"{kind!r} would be added to the rotation inside latent attention"
-
-
-def _fused_rotation(fused: bool, latent: bool, rope: str) -> str | None:
-    return f"is incompatible with rope_type={rope}" if fused and latent and rope != "yarn" else None
-
-
-def _gate(gate: bool, latent: bool) -> str | None:
-    return "is incompatible with multi_latent_attention" if gate and latent else None
 
 
 def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:
@@ -56,18 +44,6 @@ def _layers_of_experts(freq: int | Sequence[int], experts: int | None, layers: i
     if isinstance(freq, int):
         return None if freq >= 1 or experts is None else f"is {freq}"
     return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
-
-
-def _further_tokens(number: int | None) -> str | None:
-    return f"is {number}" if number is not None and number < 1 else None
-
-
-def _weights_of_further_tokens(mtp: int | None, cp: int) -> str | None:
-    return f"is {mtp} with context_parallel_size={cp}" if mtp and cp > 1 else None
-
-
-def _dispatcher(kind: str, impl: str, experts: int | None) -> str | None:
-    return "flex is not supported by local layers" if kind == "flex" and impl == "local" and experts else None
 
 
 def _layout(
@@ -144,10 +120,9 @@ def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp:
 
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
+    excludes(
         "G14",
-        ("position_embedding_type", "multi_latent_attention"),
-        _positions_of_latent_attention,
+        {"model.position_embedding_type": other_than("rope", "none"), "model.multi_latent_attention": True},
         why="latent attention rotates a part of each head itself, as set by rope_type",
         fix="Set position_embedding_type=rope.",
         fails=("learned_absolute", True),
@@ -190,19 +165,22 @@ RULES: tuple[Rule, ...] = (
         fails=([0, 1], 4, 4),
         passes=([0, 1, 1, 1], 4, 4),
     ),
-    model_rule(
+    in_range(
         "G19",
-        ("mtp_num_layers",),
-        _further_tokens,
+        "model.mtp_num_layers",
+        1,
         why="each layer predicts one further token",
         fix="Set a positive number, or leave it unset.",
-        fails=(0,),
-        passes=(1,),
+        fails=0,
+        passes=1,
     ),
-    model_rule(
+    excludes(
         "G21",
-        ("moe_token_dispatcher_type", "transformer_impl", "num_moe_experts"),
-        _dispatcher,
+        {
+            "model.moe_token_dispatcher_type": "flex",
+            "model.transformer_impl": "local",
+            "model.num_moe_experts": True,
+        },
         why="it consists of GPU kernels (DeepEP, HybridEP)",
         fix="Set moe_token_dispatcher_type=alltoall.",
         fails=("flex", "local", 4),
@@ -232,16 +210,16 @@ RULES: tuple[Rule, ...] = (
         fails=("Ett|ttm|L", 1),
         passes=("Ett|tt|mL", 1),
     ),
-    model_rule(
-        "G25",
-        ("mtp_num_layers", "context_parallel_size"),
-        _weights_of_further_tokens,
-        why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the last "
-        "tokens of the sequence, so that gradients differ slightly from those without context parallelism",
-        fix="Compare such runs only with each other.",
-        fails=(1, 2),
-        passes=(1, 1),
-        severity="warning",
+    as_warning(
+        excludes(
+            "G25",
+            {"model.mtp_num_layers": True, "model.context_parallel_size": above(1)},
+            why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the last "
+            "tokens of the sequence, so that gradients differ slightly from those without context parallelism",
+            fix="Compare such runs only with each other.",
+            fails=(1, 2),
+            passes=(1, 1),
+        )
     ),
     model_rule(
         "G24",
@@ -252,19 +230,18 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None, True, "local"),
         passes=(True, 512, True, "local"),
     ),
-    model_rule(
+    requires(
         "K37",
-        ("apply_rope_fusion", "multi_latent_attention", "rope_type"),
-        _fused_rotation,
+        {"model.apply_rope_fusion": True, "model.multi_latent_attention": True},
+        {"model.rope_type": "yarn"},
         why="the fused kernel of latent attention computes YaRN's rotation",
         fix="Set rope_type=yarn, or apply_rope_fusion=false.",
         fails=(True, True, "rope"),
         passes=(False, True, "rope"),
     ),
-    model_rule(
+    excludes(
         "K38",
-        ("attention_output_gate", "multi_latent_attention"),
-        _gate,
+        {"model.attention_output_gate": True, "model.multi_latent_attention": True},
         why="Megatron Core does not support a gate there",
         fix="Set attention_output_gate=false.",
         fails=(True, True),

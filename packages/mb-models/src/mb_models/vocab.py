@@ -1,7 +1,9 @@
 """Vocabulary sizes: the tokenizer's, and that of the model's embedding."""
 
+from mb_models.errors import ModelsError
 
-class VocabularyError(ValueError):
+
+class VocabularyError(ModelsError, ValueError):
     """A vocabulary size that the model cannot be built with."""
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from mb_models.rule import Rule, model_rule
+from mb_models._rule_kinds import SET, excludes, rule
+from mb_models._rules import Rule
+from mb_models.model_rule import model_rule
 
 
 def _uneven(width: int | None, ranks: int) -> bool:
@@ -69,18 +71,6 @@ def _shared_width(width: int | None, experts: int | None, tp: int) -> str | None
     )
 
 
-def _expert_bias(experts: int | None, bias: bool, impl: str) -> str | None:
-    return (
-        f"is {experts} with add_bias_linear=true"
-        if experts is not None and bias and impl == "local"
-        else None
-    )
-
-
-def _shared_bias(width: int | None, experts: int | None, bias: bool) -> str | None:
-    return f"is {width} with add_bias_linear=true" if width and experts is not None and bias else None
-
-
 def _latent_widths(
     queries: int | None, keys: int, rotated: int, tp: int, latent: bool, impl: str
 ) -> str | None:
@@ -117,10 +107,6 @@ def _fused_experts(fused: bool, experts: int | None, activation: str, gated: boo
     if not fused or experts is None or (gated and activation in ("silu", "quick_gelu")):
         return None
     return f"is on with experts and activation_func={activation}, gated_linear_unit={gated}"
-
-
-def _interleaved_rotation(interleaved: bool, latent: bool) -> str | None:
-    return "is incompatible with multi_latent_attention" if interleaved and latent else None
 
 
 def _split_logits(split: bool, iters: int | None) -> str | None:
@@ -218,19 +204,21 @@ RULES: tuple[Rule, ...] = (
         fails=("rope", 1.0, 5, 32, 8, False, None),
         passes=("rope", 0.5, 5, 32, 8, False, None),
     ),
-    model_rule(
+    excludes(
         "G33",
-        ("moe_shared_expert_intermediate_size", "num_moe_experts", "add_bias_linear"),
-        _shared_bias,
+        {
+            "model.moe_shared_expert_intermediate_size": True,
+            "model.num_moe_experts": SET,
+            "model.add_bias_linear": True,
+        },
         why="Megatron Core's shared experts have no biases",
         fix="Set add_bias_linear=false, or leave moe_shared_expert_intermediate_size unset.",
         fails=(64, 4, True),
         passes=(64, 4, False),
     ),
-    model_rule(
+    excludes(
         "G36",
-        ("num_moe_experts", "add_bias_linear", "transformer_impl"),
-        _expert_bias,
+        {"model.num_moe_experts": SET, "model.add_bias_linear": True, "model.transformer_impl": "local"},
         why="experts of local layers add their bias in place to an output that autograd protects, and fail in the "
         "first step",
         fix='Set add_bias_linear=false, or use transformer_impl "transformer_engine" on a GPU.',
@@ -246,29 +234,28 @@ RULES: tuple[Rule, ...] = (
         fails=(True, 4, "gelu", True),
         passes=(True, 4, "silu", True),
     ),
-    Rule(
-        id="G35",
-        fields=("model.parallel_output", "train.train_iters"),
-        test=_split_logits,
+    rule(
+        "G35",
+        ("model.parallel_output", "train.train_iters"),
+        _split_logits,
         why="Megatron Core computes the loss from logits that are split over the tensor-parallel ranks, and fails or "
         "returns a wrong loss on gathered ones",
         fix="Set model.parallel_output=true.",
-        fails={"model.parallel_output": False, "train.train_iters": 10},
-        passes={"model.parallel_output": True, "train.train_iters": 10},
+        fails=(False, 10),
+        passes=(True, 10),
     ),
-    Rule(
-        id="G38",
-        fields=("model.vocab_size", "facts.tokenizer_entries"),
-        test=_rows_of_tokens,
+    rule(
+        "G38",
+        ("model.vocab_size", "facts.tokenizer_entries"),
+        _rows_of_tokens,
         why="the embedding needs a row for each token",
         fix="Leave model.vocab_size unset to have the tokenizer's size padded, or set it to at least that size.",
-        fails={"model.vocab_size": 256, "facts.tokenizer_entries": 257},
-        passes={"model.vocab_size": 320, "facts.tokenizer_entries": 257},
+        fails=(256, 257),
+        passes=(320, 257),
     ),
-    model_rule(
+    excludes(
         "K42",
-        ("rotary_interleaved", "multi_latent_attention"),
-        _interleaved_rotation,
+        {"model.rotary_interleaved": True, "model.multi_latent_attention": True},
         why="latent attention rotates the two halves of a head",
         fix="Set rotary_interleaved=false.",
         fails=(True, True),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from mb_models.peft.errors import PeftError
 from mb_models.strict_fields import StrictFields
 
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -107,10 +108,6 @@ class DoRA(LoRA):
 
 KINDS: dict[str, type[LoRA]] = {"lora": LoRA, "canonical_lora": CanonicalLoRA, "dora": DoRA}
 """Name, as in `peft=lora` -> section class."""
-
-
-class PeftError(ValueError):
-    """Adapters that are not supported as configured."""
 
 
 def section_by_name(name: str) -> LoRA:

@@ -16,8 +16,8 @@ from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import ShardWriter
 from mb_models.hf.save import split_parts
 from mb_models.hf.tensor_names import TensorOrigin, origin_of
+from mb_models.peft.adapted_linear import adapted_layers
 from mb_models.peft.config import DoRA, LoRA
-from mb_models.peft.lora import adapted_layers
 
 
 def save_adapters(

@@ -2,63 +2,50 @@
 
 from collections.abc import Sequence
 
-from mb_models.rule import Rule
-
-
-def _rank(dim: int) -> str | None:
-    return None if dim >= 1 else f"is {dim}"
-
-
-def _dropout(probability: float) -> str | None:
-    return None if 0.0 <= probability < 1.0 else f"is {probability}"
+from mb_models._rule_kinds import excludes, in_range, rule, within
+from mb_models._rules import Rule
 
 
 def _targets(names: Sequence[str], excluded: Sequence[str] = ()) -> str | None:
     return None if names or excluded else "names no layer"
 
 
-def _both(names: Sequence[str], excluded: Sequence[str]) -> str | None:
-    return (
-        f"names {len(names)} layers, and peft.exclude_modules {len(excluded)}" if names and excluded else None
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="PE01",
-        fields=("peft.dim",),
-        test=_rank,
+    in_range(
+        "PE01",
+        "peft.dim",
+        1,
         why="it is the rank of the product that is added",
         fix="Set peft.dim to 1 or more.",
-        fails={"peft.dim": 0},
-        passes={"peft.dim": 1},
+        fails=0,
+        passes=1,
     ),
-    Rule(
-        id="PE02",
-        fields=("peft.dropout",),
-        test=_dropout,
+    in_range(
+        "PE02",
+        "peft.dropout",
+        0,
+        below=1,
         why="it is the probability of zeroing an input, and the other inputs are scaled by 1 / (1 - dropout)",
         fix="Set peft.dropout to at least 0 and below 1.",
-        fails={"peft.dropout": 1.0},
-        passes={"peft.dropout": 0.0},
+        fails=1.0,
+        passes=0.0,
     ),
-    Rule(
-        id="PE03",
-        fields=("peft.target_modules", "peft.exclude_modules"),
-        test=_targets,
+    rule(
+        "PE03",
+        within("peft", "target_modules exclude_modules"),
+        _targets,
         why="everything but adapters is frozen, so that nothing would be trained",
         fix="Select layers, such as linear_qkv and linear_proj, or remove peft.target_modules.",
-        fails={"peft.target_modules": [], "peft.exclude_modules": []},
-        passes={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": []},
+        fails=([], []),
+        passes=(["linear_qkv"], []),
     ),
-    Rule(
-        id="PE04",
-        fields=("peft.target_modules", "peft.exclude_modules"),
-        test=_both,
+    excludes(
+        "PE04",
+        {"peft.target_modules": True, "peft.exclude_modules": True},
         why="exclude_modules selects all other layers, and target_modules selects only its own",
         fix="Set peft.target_modules=[] to use peft.exclude_modules, or remove peft.exclude_modules.",
-        fails={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": ["linear_proj"]},
-        passes={"peft.target_modules": [], "peft.exclude_modules": ["linear_proj"]},
+        fails=(["linear_qkv"], ["linear_proj"]),
+        passes=([], ["linear_proj"]),
     ),
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mb_models.peft.config import PeftError
+from mb_models.peft.errors import PeftError
 
 MAIN = "main"
 """Key of the adapter of a layer that is adapted as one."""

@@ -1,0 +1,130 @@
+"""Model families: provider, forward step, layers and parameter count, by the class of the section `model`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.chunks import StackSpec
+from mb_models.config import GPTModelConfig
+from mb_models.forward_step import GPTForwardStep
+from mb_models.gpt import GPTModelProvider
+from mb_models.hybrid import MambaForwardStep, MambaModelProvider, hybrid_transformer_engine_spec
+from mb_models.hybrid_config import MambaModelConfig
+from mb_models.hybrid_parameters import hybrid_parameter_count
+from mb_models.layer_specs import local_spec, transformer_engine_spec
+from mb_models.mimo import MimoForwardStep, MimoModelProvider
+from mb_models.mimo_config import MimoModelConfig
+from mb_models.mimo_parameters import mimo_parameter_count
+from mb_models.parameters import parameter_count
+from mb_models.t5 import T5ForwardStep, T5ModelProvider
+from mb_models.t5_config import T5ModelConfig
+from mb_models.t5_layer_specs import t5_transformer_engine_spec
+from mb_models.t5_parameters import t5_parameter_count
+
+
+class ChunkProvider(Protocol):
+    """Builder of the chunks of a pipeline rank."""
+
+    @property
+    def transformer(self) -> Any:
+        """Megatron's configuration of the model; its run-time hooks are set when the optimizer is connected."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding over all ranks, padding included."""
+
+    def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[Any]:
+        """Return this rank's chunks, in the order of their virtual stages."""
+
+
+class ForwardStep(Protocol):
+    """Forward step of one microbatch through one chunk, as called by Megatron's schedules."""
+
+    def __call__(
+        self, data_iterator: Iterator[Any] | None, model: torch.nn.Module, return_schedule_plan: bool = False
+    ) -> tuple[object, Callable[[torch.Tensor], Any] | None]:
+        """Return the output of the chunk and the loss function for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Functions and layers with which models of one family are built and trained."""
+
+    name: str
+    """Key of the family in a table of layers for the CPU, such as `mb_host.families.HOST_LAYERS`."""
+    provider: Callable[..., ChunkProvider]
+    """Called as (section, layer_spec=, device=, tokenizer_vocab_size=)."""
+    forward_step: Callable[..., ForwardStep]
+    """Called as (inspect_loss=)."""
+    parameters: Callable[..., int]
+    """Number of parameters of the complete model, called as (section, vocab_size=)."""
+    local: StackSpec | None = None
+    """Layers of Megatron's and torch's own modules; None: the family has none."""
+    transformer_engine: StackSpec | None = None
+    """Layers of Transformer Engine."""
+    continues_text: bool = True
+    """Whether the model generates the text that follows a prompt."""
+
+
+GPT = Family(
+    name="gpt",
+    provider=GPTModelProvider,
+    forward_step=GPTForwardStep,
+    parameters=parameter_count,
+    local=local_spec,
+    transformer_engine=transformer_engine_spec,
+)
+
+HYBRID = Family(
+    name="hybrid",
+    provider=MambaModelProvider,
+    forward_step=MambaForwardStep,
+    parameters=hybrid_parameter_count,
+    transformer_engine=hybrid_transformer_engine_spec,
+)
+
+T5 = Family(
+    name="t5",
+    provider=T5ModelProvider,
+    forward_step=T5ForwardStep,
+    parameters=t5_parameter_count,
+    transformer_engine=t5_transformer_engine_spec,
+    continues_text=False,
+)
+
+MIMO = Family(
+    name="mimo",
+    provider=MimoModelProvider,
+    forward_step=MimoForwardStep,
+    parameters=mimo_parameter_count,
+    local=local_spec,
+    transformer_engine=transformer_engine_spec,
+    continues_text=False,
+)
+
+FAMILIES: Mapping[type, Family] = {
+    GPTModelConfig: GPT,
+    MambaModelConfig: HYBRID,
+    T5ModelConfig: T5,
+    MimoModelConfig: MIMO,
+}
+"""Families by the class of their section."""
+
+
+def family_of(section: object) -> Family:
+    """Return the family of a model section; a subclass belongs to its parent's.
+
+    Raises:
+        TypeError: the section belongs to no family.
+    """
+    for cls in type(section).__mro__:
+        if cls in FAMILIES:
+            return FAMILIES[cls]
+    known = ", ".join(cls.__name__ for cls in FAMILIES)
+    raise TypeError(
+        f"model: {type(section).__name__} belongs to no family of models, so it is unknown how to build it. "
+        f"Use one of {known}."
+    )

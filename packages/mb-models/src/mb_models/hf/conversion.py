@@ -1,0 +1,122 @@
+"""Models on a single rank for conversion from and to the Hugging Face format.
+
+During a conversion the parameters are memory-mapped from files, so that they need not fit into memory.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.chunks import StackSpec
+from mb_models.config import GPTModelConfig
+from mb_models.families import family_of
+from mb_models.hf.config_json import read_config, section_of
+from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.memory_map import memory_map_parameters
+from mb_models.hf.safetensors_files import TensorFolder
+from mb_models.transformer import DTYPES
+
+NUMBER = re.compile(r"\.\d+(?=\.)")
+"""Index of a layer or an expert inside a parameter's name."""
+
+
+def section_of_folder(folder: Path) -> GPTModelConfig:
+    """Return the model section of a Llama, Qwen or Mixtral folder, with the floating-point type of its weights.
+
+    Raises:
+        HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
+    """
+    content = read_config(folder)
+    with TensorFolder(folder) as stored:
+        dtype = stored.dtype()
+    return section_of(content, dtype=dtype_name(dtype))
+
+
+def dtype_name(dtype: torch.dtype) -> Any:
+    """Return the configuration name of a floating-point type."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def weights_dtype(section: GPTModelConfig) -> torch.dtype:
+    """Return the floating-point type of exported weights: that in which the model is trained."""
+    if section.bf16 or section.fp16:
+        return torch.bfloat16 if section.bf16 else torch.float16
+    return torch.float32
+
+
+def require_gpt(section: object, *, source: Path) -> GPTModelConfig:
+    """Return the section if it is that of a GPT, the only family with models in the Hugging Face format.
+
+    Raises:
+        HuggingFaceError: the section, which was read from `source`, belongs to another family.
+    """
+    if not isinstance(section, GPTModelConfig):
+        raise HuggingFaceError(
+            f"{source}: is a {type(section).__name__}, because Llama, Qwen and Mixtral are GPTs. Export a GPT."
+        )
+    return section
+
+
+@contextmanager
+def memory_mapped_model(
+    section: GPTModelConfig,
+    *,
+    groups: ProcessGroupCollection,
+    layer_spec: StackSpec,
+    dtype: torch.dtype,
+    folder: Path,
+    tokenizer_vocab_size: int | None = None,
+) -> Iterator[Any]:
+    """Build a complete model on the host with parameters of 0 in files below `folder`; remove the files at the end.
+
+    Args:
+        section: model section without parallelism (`mb_models.unsharded.unshard`); not modified.
+        groups: process groups of one rank each.
+        layer_spec: layers for the CPU.
+        dtype: floating-point type of the parameters.
+        folder: folder on a disk with space for the parameters; created if it does not exist.
+        tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
+    """
+    local = replace(section, transformer_impl="local", perform_initialization=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as pages:
+        provider = family_of(section).provider(
+            local,
+            layer_spec=layer_spec,
+            device=torch.device("cpu"),
+            tokenizer_vocab_size=tokenizer_vocab_size,
+        )
+        [chunk] = provider.provide_chunks(groups)
+        chunk.to(dtype)
+        memory_map_parameters([chunk], Path(pages))
+        yield chunk
+
+
+def load_by_kind(chunk: Any, load: Callable[[Callable[[str], bool]], object]) -> None:
+    """Load a checkpoint into a model on one rank, one kind of parameter at a time.
+
+    Megatron's checkpoints stack the layers of a kind, and loading allocates the complete stack. One kind at a time
+    limits that memory.
+
+    Args:
+        chunk: the model.
+        load: called once per kind with a predicate of parameter names; loads the selected parameters.
+    """
+    for kind in dict.fromkeys(_kind(name) for name, _ in chunk.named_parameters()):
+        load(_is_of(kind))
+
+
+def _kind(name: str) -> str:
+    return NUMBER.sub(".*", name)
+
+
+def _is_of(kind: str) -> Callable[[str], bool]:
+    """Return a predicate of the parameters of a kind."""
+    return lambda name: _kind(name) == kind

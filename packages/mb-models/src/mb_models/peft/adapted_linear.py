@@ -1,0 +1,158 @@
+"""Megatron's parallel linear layers with adapters, including Transformer Engine's.
+
+The class of a layer is replaced in place, so that its own parameters keep their names (and checkpoints of the model
+stay loadable); adapters are below `<layer>.adapter.`. Shape letters: I inputs and O outputs on this rank.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+from mb_models.peft.adapter import Adapter, set_parallel_attributes
+from mb_models.peft.config import DoRA, LoRA
+from mb_models.peft.targets import MAIN
+
+
+class AdaptedLinear:
+    """Mixin for linear layers with adapters; precedes the layer's own class in the method resolution order."""
+
+    def add_adapters(self: Any, section: LoRA, parts: Sequence[str]) -> None:
+        """Add the adapters of the layer, or of the parts that are fused in it."""
+        sizes = {MAIN: self.weight.shape[0]} if MAIN in parts else fused_part_sizes(self) or {}
+        self.part_sizes = sizes
+        self.joins_groups = "q" in sizes
+        self.adapter = torch.nn.ModuleDict(
+            {
+                name: Adapter(self, section=section, outputs=size)
+                for name, size in sizes.items()
+                if name in parts
+            }
+        )
+        self.glu_adapter = self.glu_halves and MAIN in parts
+        if isinstance(section, DoRA):
+            magnitude = torch.nn.Parameter(row_norms(self, self.weight.detach()))
+            set_parallel_attributes(magnitude, self, sharded=None if self.partition.row else 0)
+            self.adapter.register_parameter("magnitude", magnitude)
+
+    def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Return output and bias like the layer itself, with the adapters' update added to the output."""
+        answer = super().forward(input_, *args, **options)  # type: ignore[misc]
+        output, bias, multiplied = self.partition.run(answer, input_)
+        if not hasattr(self, "adapter"):
+            return output, bias
+        given = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
+        added = join_parts(self, zero_fill_parts(self, given, dim=-1), dim=-1)
+        if not hasattr(self.adapter, "magnitude"):
+            return output + added, bias
+        own = self.bias if self.partition.own_bias else None
+        with torch.no_grad():
+            length = row_norms(self, self.weight + weight_delta(self))
+        scaled = ((output if own is None else output - own) + added) * (self.adapter.magnitude / length)
+        return (scaled if own is None else scaled + own), bias
+
+    def sharded_state_dict(
+        self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Return the layer's own entries and those of the adapters, which any tensor-parallel size can load."""
+        found = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        state: dict[str, Any] = {key: value for key, value in found.items() if ".adapter." not in key}
+        if not hasattr(self, "adapter"):
+            return state
+        row = self.partition.row
+        values, axes = {}, {}
+        for key, value in self.adapter.state_dict(keep_vars=True).items():
+            values[key] = value
+            if key.endswith("lora_a") and row:
+                axes[key] = 1
+            elif not key.endswith("lora_a") and not row:
+                axes[key] = 0
+        below = f"{prefix}adapter."
+        if self.by_layer and sharded_offsets:
+            # Megatron stores one tensor for all layers and experts, which has gaps if only some have adapters
+            for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
+                below += f"{word}_{number}."
+            sharded_offsets = ()
+        groups = {"tp_group": self.partition.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
+        added = make_sharded_tensors_for_checkpoint(values, below, axes, sharded_offsets, **groups)
+        if self.glu_adapter:
+            for key in (f"{below}main.lora_b", f"{below}magnitude"):
+                if key in added:
+                    added[key] = apply_swiglu_sharded_factory(added[key], sharded_offsets)
+        added = {f"{prefix}adapter.{key.removeprefix(below)}": value for key, value in added.items()}
+        state.update(added)
+        return state
+
+
+@cache
+def adapted_class(cls: Hashable) -> type:
+    """Return the subclass of a layer's class with adapters."""
+    base = cast(type, cls)
+    return type(f"Adapted{base.__name__}", (AdaptedLinear, base), {})
+
+
+def fused_part_sizes(linear: Any) -> dict[str, int] | None:
+    """Return the outputs on this rank of each layer that is fused in one, or None if none are."""
+    config = linear.config
+    if linear.glu_halves:
+        half = linear.weight.shape[0] // 2
+        return {"gate": half, "up": half}
+    if linear.fuses_qkv:
+        size = linear.partition.group.size()
+        groups = config.num_query_groups // size
+        queries = config.num_attention_heads // size
+        return {
+            "q": queries * config.kv_channels * (1 + bool(getattr(config, "attention_output_gate", False))),
+            "k": groups * config.kv_channels,
+            "v": groups * config.kv_channels,
+        }
+    return None
+
+
+def join_parts(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
+    """Concatenate the parts of a fused layer along `dim`; query, key and value group by group."""
+    if len(parts) == 1:
+        return parts[0]
+    if not linear.joins_groups:
+        return torch.cat(list(parts), dim=dim)
+    groups = linear.config.num_query_groups // linear.partition.group.size()
+    dim %= parts[0].dim()
+    grouped = [part.unflatten(dim, (groups, -1)) for part in parts]  # type: ignore[no-untyped-call]
+    return torch.cat(grouped, dim=dim + 1).flatten(dim, dim + 1)
+
+
+def zero_fill_parts(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
+    """Return one tensor for each part of a layer: the given ones, and zeros for parts without adapters."""
+    like = next(iter(given.values()))
+    found = []
+    for name, size in linear.part_sizes.items():
+        shape = list(like.shape)
+        shape[dim] = size
+        found.append(given[name] if name in given else like.new_zeros(shape))
+    return found
+
+
+def weight_delta(linear: Any) -> Tensor:
+    """Return the adapters' update of a layer's weight on this rank, [O, I]."""
+    given = {name: adapter.delta() for name, adapter in linear.adapter.items()}
+    return join_parts(linear, zero_fill_parts(linear, given, dim=0), dim=0)
+
+
+def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
+    """Return the norm of each row of the complete weight, [O]; collective if rows are split over ranks."""
+    squares = weight_OI.float().pow(2).sum(1)
+    if linear.partition.row and linear.partition.group.size() > 1:
+        torch.distributed.all_reduce(squares, group=linear.partition.group)
+    return squares.sqrt().to(weight_OI.dtype)
+
+
+def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the layers with adapters, with their names."""
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            if isinstance(module, AdaptedLinear) and hasattr(module, "adapter"):
+                yield name, module

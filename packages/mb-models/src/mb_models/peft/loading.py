@@ -1,0 +1,44 @@
+"""Loading of adapters on top of their base weights. Imports torch and megatron."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mb_models.peft.config import PEFT, LoRA
+from mb_models.peft.errors import PeftError
+from mb_models.peft.lora import merge
+
+Load = Callable[[Callable[[str], bool]], object]
+"""Loads a checkpoint into the chunks. Called with a predicate of adapter names, which the checkpoint holds in addition
+to, or on top of, base weights."""
+
+
+def load_merged(section: PEFT | None, chunks: list[Any], load: Load) -> None:
+    """Load the base model and its adapters, and merge them. Collective.
+
+    Raises:
+        PeftError: the adapters have a user-defined class, for which no merge is defined.
+    """
+    load_adapted(section, chunks, load)
+    merge(chunks)
+
+
+def load_adapted(section: PEFT | None, chunks: list[Any], load: Load) -> LoRA:
+    """Load the base model and its adapters without merging them; return the description of the adapters. Collective.
+
+    Args:
+        section: section `peft` of the run.
+        chunks: this rank's model chunks, not wrapped; the adapters are installed in them.
+        load: loads base weights and adapters.
+
+    Raises:
+        PeftError: there are no adapters, or adapters of a user-defined class, which is unknown here.
+    """
+    if not isinstance(section, LoRA):
+        kind = "a run without adapters" if section is None else type(section).__name__
+        raise PeftError(
+            f"peft: {kind} cannot be merged or exported, because it is no kind of LoRA. Do it with the class "
+            "itself, or export the complete model."
+        )
+    section.install(chunks)
+    load(section.is_adapter)
+    return section

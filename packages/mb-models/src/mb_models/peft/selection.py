@@ -1,0 +1,142 @@
+"""Selection of the layers that get adapters, agreed by all ranks."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from mb_models.peft.config import CANONICAL_NAMES, LoRA
+from mb_models.peft.errors import PeftError
+from mb_models.peft.linears import is_parallel, partition_of
+from mb_models.peft.targets import MAIN, CandidateLayer, numbered, require_matches, select
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSelection:
+    """Layers of one chunk with adapters, and the candidates."""
+
+    chosen: Mapping[str, tuple[str, ...]]
+    """Path in the chunk -> parts."""
+    kinds: Mapping[str, str]
+    """Path of every layer that can have adapters -> its name without the numbers of transformer layer and expert."""
+    left: frozenset[tuple[str, str]]
+    """Kind and part of each candidate without adapters."""
+    used: frozenset[str]
+    """Patterns that select a layer."""
+    leaves: frozenset[str]
+    """Last parts of the names of all layers that can have adapters."""
+    problem: str | None
+    """Reason why a selected layer cannot have adapters; None: there is none."""
+
+
+def select_layers(
+    chunk: Any, *, targets: Sequence[str], exclude: Sequence[str], canonical: bool
+) -> AdapterSelection:
+    """Return the layers of a chunk that the patterns select. Not collective."""
+    modules = dict(chunk.named_modules())
+    numbers = _numbers(modules)
+    known: list[CandidateLayer] = []
+    others: list[CandidateLayer] = []
+    for path, module in modules.items():
+        if not path:
+            continue
+        parts = _parts(path.rsplit(".", 1)[-1], module, canonical=canonical)
+        candidate = CandidateLayer(path=path, name=numbered(path, numbers), parts=parts)
+        (known if is_parallel(module) else others).append(candidate)
+    chosen, used = select(known, targets=targets, exclude=exclude)
+    wrong, named = select(others, targets=targets, exclude=exclude) if targets else ({}, set())
+    problem = None
+    for path in (*chosen, *wrong):
+        try:
+            partition_of(path, modules[path])
+        except PeftError as error:
+            problem = str(error)
+            break
+    kinds = {each.path: _NUMBER.sub(r"\1.", each.name) for each in known}
+    return AdapterSelection(
+        chosen=chosen,
+        kinds=kinds,
+        left=frozenset(
+            (kinds[each.path], part)
+            for each in known
+            for part in each.parts
+            if part not in chosen.get(each.path, ())
+        ),
+        used=frozenset(used | named),
+        leaves=frozenset(
+            leaf for each in known for leaf in (each.path.rsplit(".", 1)[-1], *each.parts.values())
+        ),
+        problem=problem,
+    )
+
+
+_NUMBER = re.compile(r"\b(layers|local_experts)\.\d+\.")
+
+
+def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
+    """Return the path of each transformer layer and expert -> its number in the complete model."""
+    found = {
+        path: module.layer_number - 1
+        for path, module in modules.items()
+        if path.rpartition(".")[0].endswith("layers")
+        and isinstance(getattr(module, "layer_number", None), int)
+    }
+    for path, module in modules.items():
+        indices = getattr(module, "local_expert_indices", None)
+        if path and isinstance(indices, list):
+            found |= {f"{path}.experts.local_experts.{own}": number for own, number in enumerate(indices)}
+    return found
+
+
+def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
+    """Return part -> name of the part, for the last part of a layer's name."""
+    if canonical and leaf == "linear_fc1" and is_parallel(module) and not module.config.gated_linear_unit:
+        return {MAIN: CANONICAL_NAMES[leaf]["up"]}
+    return CANONICAL_NAMES.get(leaf, {MAIN: leaf}) if canonical else {MAIN: leaf}
+
+
+def validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> set[tuple[str, str]]:
+    """Raise on all ranks the error of any rank; return kinds and parts that only some layers adapt.
+
+    Collective over the default process group.
+
+    Raises:
+        PeftError: as `install`.
+    """
+    everywhere = _gather_selections(list(found))
+    problems = [each.problem for each in everywhere if each.problem is not None]
+    if problems:
+        raise PeftError(problems[0])
+    targets = list(section.target_modules)
+    missing = require_matches(
+        targets or list(section.exclude_modules),
+        used=set().union(*(each.used for each in everywhere)),
+        leaves=set().union(*(each.leaves for each in everywhere)),
+        field="peft.target_modules" if targets else "peft.exclude_modules",
+        may_lack=targets == type(section)().target_modules,
+    )
+    if missing and (not dist.is_initialized() or dist.get_rank() == 0):
+        logger.warning(
+            "peft.target_modules: %s of the default list match no layer of this model. The others are adapted.",
+            ", ".join(missing),
+        )
+    adapted_kinds = {
+        (each.kinds[path], part)
+        for each in everywhere
+        for path, parts in each.chosen.items()
+        for part in parts
+    }
+    return adapted_kinds & set().union(*(each.left for each in everywhere))
+
+
+def _gather_selections(own: list[AdapterSelection]) -> list[AdapterSelection]:
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return own
+    gathered: list[list[AdapterSelection] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return [each for part in gathered for each in part or ()]

@@ -1,0 +1,40 @@
+"""Section of a model for building it on a single rank. No torch."""
+
+from typing import TypeVar
+
+from mb_models.hybrid_config import MambaModelConfig
+from mb_models.mimo_config import MimoModelConfig
+
+Section = TypeVar("Section")
+
+UNSHARDED = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "sequence_parallel": False,
+    "overlap_p2p_comm": False,
+    "tp_comm_overlap": False,
+    "num_layers_in_first_pipeline_stage": None,
+    "num_layers_in_last_pipeline_stage": None,
+    "pipeline_model_parallel_layout": None,
+    "account_for_embedding_in_pipeline_split": False,
+    "account_for_loss_in_pipeline_split": False,
+}
+"""Fields of a section that only apply to several ranks, and their values for one rank."""
+
+
+def unshard(section: Section) -> Section:
+    """Set every parallel size of a model section to one in place, drop the pipeline split, and return the section.
+
+    Loading a checkpoint of any layout into a model of this section merges the shards.
+    """
+    for name, value in UNSHARDED.items():
+        setattr(section, name, value)
+    if isinstance(section, MambaModelConfig):
+        section.hybrid_layer_pattern = section.hybrid_layer_pattern.replace("|", "")
+    if isinstance(section, MimoModelConfig):
+        section.language_rank_offset, section.vision_tensor_model_parallel_size = 0, None
+    return section

@@ -36,9 +36,9 @@ def test_interleaved_stages_without_overlapped_sends_are_found(kind):
 
 def test_conflict_prints_field_problem_reason_and_fix():
     (conflict,) = find_conflicts(pipelined(pp=2, vp=2, overlap=False, batch=True))
-    assert str(conflict).startswith(
+    assert conflict.line.startswith(
         "[O05M] model.overlap_p2p_comm: two interleaved stages with batched sends train incorrectly (pp=2, vp=2, "
-        "overlap_p2p_comm=False, batch_p2p_comm=True), because each pipeline schedule"
+        "overlap_p2p_comm=false, batch_p2p_comm=true), because each pipeline schedule"
     )
     assert conflict.values["model.pipeline_model_parallel_size"] == 2
 

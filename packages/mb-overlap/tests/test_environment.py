@@ -1,10 +1,11 @@
 """Environment variables to set before CUDA is initialized, by parallel layout."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
-from mb_overlap import UnknownGpuError, recommended_env_vars
+from mb_overlap import UnknownGpuError, model_env_vars, recommended_env_vars
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
@@ -71,3 +72,18 @@ def test_without_a_data_parallel_size_the_margins_are_set():
     assert recommended_env_vars(gpu="NVIDIA H100 80GB HBM3", tp=2) == recommended_env_vars(
         gpu="h100", tp=2, dp=2
     )
+
+
+def test_a_model_section_gives_the_parallel_layout():
+    model = SimpleNamespace(
+        tensor_model_parallel_size=2,
+        context_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        overlap_moe_expert_parallel_comm=False,
+        moe_token_dispatcher_type="alltoall",
+    )
+    chosen = {"NVTE_FWD_LAYERNORM_SM_MARGIN": "8"}
+    assert model_env_vars(model, world_size=4, gpu="h100", env=chosen) == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",
+    }

@@ -91,7 +91,7 @@ def test_request_with_missing_requirements_is_off_and_lists_them():
     found = explain(config, *sections(num_moe_experts=8, expert_model_parallel_size=2), facts=FACTS)[4]
     assert (found.on, found.decided_by) == (False, "O09c")
     assert found.why.startswith(
-        "needs the alltoall or the flex dispatcher (moe_token_dispatcher_type=None); needs"
+        "needs the alltoall or the flex dispatcher (moe_token_dispatcher_type=null); needs"
     )
     assert found.how_to_enable == "model.moe_token_dispatcher_type=alltoall and mixed_precision=bf16_mixed"
 

@@ -31,12 +31,12 @@ def test_one_rank_overlaps_nothing():
         (
             ALL_OF_TP | {"sequence_parallel": False},
             "O03",
-            "needs sequence parallelism (tp=2, sequence_parallel=False)",
+            "needs sequence parallelism (tp=2, sequence_parallel=false)",
         ),
         (
             ALL_OF_TP | {"transformer_engine": False},
             "O04",
-            "needs Transformer Engine (transformer_engine=False)",
+            "needs Transformer Engine (transformer_engine=false)",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_the_pipeline_rule_that_decides(pp, vp, rule):
 
 def test_point_to_point_mode_that_trains_incorrectly_is_an_error():
     with pytest.raises(
-        OverlapConflictError, match=r"\[O05\] comm_overlap.*two interleaved stages .*batch_p2p_comm=True"
+        OverlapConflictError, match=r"\[O05\] comm_overlap.*two interleaved stages .*batch_p2p_comm=true"
     ):
         resolve_overlap({"batch_p2p_comm": True}, ParallelLayout(pp=2, vp=2))
 

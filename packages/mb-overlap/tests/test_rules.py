@@ -15,7 +15,8 @@ def test_rule_rejects_and_accepts_its_examples(rule):
 
 def test_check_returns_problem_reason_and_fix():
     (rule,) = (rule for rule in RULES if rule.id == "O02")
-    assert rule.check(True, 1) == (
+    problem = rule.check(True, 1)
+    assert problem.sentence == (
         "needs tensor parallelism (tp=1), because a single rank has no tensor-parallel communication to hide. "
         "Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false."
     )

@@ -22,7 +22,9 @@ from mb_overlap import _lazy
 
 if TYPE_CHECKING:
     from mb_overlap._gpu_names import UnknownGpuError as UnknownGpuError
+    from mb_overlap._rules import Rule as Rule
     from mb_overlap.buffer_settings import setting_problems as setting_problems
+    from mb_overlap.check import Conflict as Conflict
     from mb_overlap.check import find_conflicts as find_conflicts
     from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
     from mb_overlap.config import CommOverlapConfig as CommOverlapConfig
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from mb_overlap.config import RingExchangeOverlapCfg as RingExchangeOverlapCfg
     from mb_overlap.config import TPOverlapCfg as TPOverlapCfg
     from mb_overlap.config import TransformerLayerTPOverlapCfg as TransformerLayerTPOverlapCfg
+    from mb_overlap.env_vars import model_env_vars as model_env_vars
     from mb_overlap.env_vars import recommended_env_vars as recommended_env_vars
     from mb_overlap.explanation import Explanation as Explanation
     from mb_overlap.explanation import explain as explain
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
     from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
     from mb_overlap.resolve import ParallelLayout as ParallelLayout
     from mb_overlap.resolve import resolve_overlap as resolve_overlap
-    from mb_overlap.rule import Rule as Rule
     from mb_overlap.rules import RULES as RULES
     from mb_overlap.setup import Change as Change
     from mb_overlap.setup import OverlapRejectedError as OverlapRejectedError
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
     from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
-    from mb_overlap.violations import Conflict as Conflict
 
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
     userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
@@ -73,8 +74,12 @@ if TYPE_CHECKING:
     userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
+    from mb_overlap.errors import OverlapError as OverlapError
+    from mb_overlap.user_buffers import start_user_buffers as start_user_buffers
 
 _HOMES = {
+    "OverlapError": "errors",
+    "start_user_buffers": "user_buffers",
     "BulkOverlapCfg": "config",
     "CommOverlapConfig": "config",
     "PipelineOverlapCfg": "config",
@@ -114,17 +119,18 @@ _HOMES = {
     "OverlapConflictError": "resolve",
     "resolve_overlap": "resolve",
     "RULES": "rules",
-    "Rule": "rule",
+    "Rule": "_rules",
     "Change": "setup",
     "ModelSection": "target_sections",
     "BufferSettingsError": "transformer_engine",
     "initialize_ub_arguments": "transformer_engine",
     "setting_problems": "buffer_settings",
     "PresetMatch": "preset_search",
-    "Conflict": "violations",
+    "Conflict": "check",
     "find_conflicts": "check",
     "Explanation": "explanation",
     "OverlapRejectedError": "setup",
+    "model_env_vars": "env_vars",
     "to_transformer_engine": "transformer_engine",
 }
 

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 
+from mb_overlap._rules import Problem, check
+from mb_overlap.field_access import SectionView
 from mb_overlap.rules import CONFLICT_RULES
-from mb_overlap.violations import Conflict, check_rules
+
+Conflict = Problem
+"""Violated rule."""
 
 
 def find_conflicts(
@@ -31,13 +35,11 @@ def find_conflicts(
             `transformer_engine_version`, `torch_version`.
     """
     resolved = {"resolved": True} if comm_overlap is None else {}
-    return check_rules(
-        CONFLICT_RULES,
-        {
-            "model": model_config,
-            "optimizer": optimizer_config,
-            "ddp": ddp_config,
-            "comm_overlap": comm_overlap,
-            "facts": {**resolved, **(facts or {})},
-        },
-    )
+    sections = {
+        "model": model_config,
+        "optimizer": optimizer_config,
+        "ddp": ddp_config,
+        "comm_overlap": comm_overlap,
+    }
+    views = {name: None if section is None else SectionView(section) for name, section in sections.items()}
+    return check(views, CONFLICT_RULES, facts={**resolved, **(facts or {})})

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mb_overlap.rule import Rule
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.te_versions import parse_version
 
 EP_OVERLAP = "overlap_moe_expert_parallel_comm"
@@ -36,14 +37,14 @@ def make_rules(number: str, field: str, conditions: Iterable[Condition], *, sect
     """Return one rule per condition, which applies if `section.field` is on."""
     path = f"{section}.{field}"
     return tuple(
-        Rule(
-            id=f"{number}{condition.letter}{'M' if section == 'model' else ''}",
-            fields=(path, *condition.fields),
-            test=if_requested(condition.test),
+        rule(
+            f"{number}{condition.letter}{'M' if section == 'model' else ''}",
+            (path, *condition.fields),
+            if_requested(condition.test),
             why=condition.why,
             fix=f"{condition.fix[:-1]}, or {path}=false.",
-            fails=dict(zip((path, *condition.fields), (True, *condition.fails), strict=True)),
-            passes=dict(zip((path, *condition.fields), (True, *condition.passes), strict=True)),
+            fails=(True, *condition.fails),
+            passes=(True, *condition.passes),
         )
         for condition in conditions
     )

@@ -1,6 +1,7 @@
 """Rules on data-parallel overlap."""
 
-from mb_overlap.rule import Rule
+from mb_overlap._rule_kinds import rule, within
+from mb_overlap._rules import Rule
 
 _SIZES = (
     "comm_overlap.data_parallel_size",
@@ -52,35 +53,35 @@ def _valid_counts(bucket: int | None, limit: int | None) -> str | None:
     return None
 
 
-COUNTS = Rule(
-    id="O25",
-    fields=("comm_overlap.bucket_size", "comm_overlap.wgrad_deferral_limit"),
-    test=_valid_counts,
+COUNTS = rule(
+    "O25",
+    within("comm_overlap", "bucket_size wgrad_deferral_limit"),
+    _valid_counts,
     why="bucket_size counts parameters and wgrad_deferral_limit counts microbatches",
     fix="Set comm_overlap.bucket_size to 1 or more, comm_overlap.wgrad_deferral_limit to 0 (all) or more, or null.",
-    fails={"comm_overlap.bucket_size": -1, "comm_overlap.wgrad_deferral_limit": None},
-    passes={"comm_overlap.bucket_size": 40_000_000, "comm_overlap.wgrad_deferral_limit": 0},
+    fails=(-1, None),
+    passes=(40_000_000, 0),
 )
 
-DATA_PARALLEL_SIZE = Rule(
-    id="O14",
-    fields=_SIZES,
-    test=_matches_layout,
+DATA_PARALLEL_SIZE = rule(
+    "O14",
+    _SIZES,
+    _matches_layout,
     why="it determines whether the distributed optimizer communicates at all",
     fix="Leave comm_overlap.data_parallel_size unset, or set it to world_size / (tp*pp*cp).",
-    fails=dict(zip(_SIZES, (8, 8, 2, 1, 1), strict=True)),
-    passes=dict(zip(_SIZES, (4, 8, 2, 1, 1), strict=True)),
+    fails=(8, 8, 2, 1, 1),
+    passes=(4, 8, 2, 1, 1),
 )
 
-DISTRIBUTED_OPTIMIZER = Rule(
-    id="O22",
-    fields=_REQUESTS,
-    test=_has_effect,
+DISTRIBUTED_OPTIMIZER = rule(
+    "O22",
+    _REQUESTS,
+    _has_effect,
     why="this section only controls the communication of the distributed optimizer",
     fix="Set ddp.use_distributed_optimizer=true, or set the field of ddp directly.",
+    fails=(True, None, None, None, None, False, False, False),
+    passes=(True, None, None, None, None, True, False, False),
     severity="warning",
-    fails=dict(zip(_REQUESTS, (True, None, None, None, None, False, False, False), strict=True)),
-    passes=dict(zip(_REQUESTS, (True, None, None, None, None, True, False, False), strict=True)),
 )
 
 RULES: tuple[Rule, ...] = (COUNTS, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)

@@ -3,6 +3,8 @@
 The conditions match Megatron Core 0.19 and its command line.
 """
 
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.conditions import (
     CUDA_GRAPH_FIELDS,
     DELAY_WGRAD,
@@ -13,7 +15,6 @@ from mb_overlap.conditions import (
     is_older,
     make_rules,
 )
-from mb_overlap.rule import Rule
 
 _VERSION = "facts.transformer_engine_version"
 _SHARED = ("model.moe_shared_expert_intermediate_size", "model.moe_shared_expert_overlap")
@@ -129,24 +130,24 @@ CONDITIONS = (
 
 _PURPOSE = "delayed weight gradients only serve to hide more of the expert-parallel all-to-all"
 
-REQUESTED_EP_OVERLAP = Rule(
-    id="O10a",
-    fields=_REQUEST,
-    test=if_requested(_needs_requested_overlap),
+REQUESTED_EP_OVERLAP = rule(
+    "O10a",
+    _REQUEST,
+    if_requested(_needs_requested_overlap),
     why=_PURPOSE,
     fix=f"Set comm_overlap.{EP_OVERLAP}=true, or comm_overlap.{DELAY_WGRAD}=false.",
-    fails=dict(zip(_REQUEST, (True, None, False), strict=True)),
-    passes=dict(zip(_REQUEST, (True, True, False), strict=True)),
+    fails=(True, None, False),
+    passes=(True, True, False),
 )
 
-MODEL_EP_OVERLAP = Rule(
-    id="O10aM",
-    fields=_MODEL,
-    test=if_requested(_needs_model_overlap),
+MODEL_EP_OVERLAP = rule(
+    "O10aM",
+    _MODEL,
+    if_requested(_needs_model_overlap),
     why=_PURPOSE,
     fix=f"Set model.{EP_OVERLAP}=true, or model.{DELAY_WGRAD}=false.",
-    fails=dict(zip(_MODEL, (True, False, True), strict=True)),
-    passes=dict(zip(_MODEL, (True, True, True), strict=True)),
+    fails=(True, False, True),
+    passes=(True, True, True),
 )
 
 SECTION_RULES: tuple[Rule, ...] = (

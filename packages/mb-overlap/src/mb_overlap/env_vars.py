@@ -1,6 +1,7 @@
 """Environment variables that control overlap and must be set before CUDA is initialized."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from mb_overlap._gpu_names import find_short_name, short_name
 
@@ -96,3 +97,59 @@ def _connections(major: int, *, ordered: bool, concurrent: bool, fsdp: bool, exp
     if experts or (major > HOPPER and ordered and concurrent):
         return "32"
     return "1" if ordered and major <= HOPPER and not fsdp else None
+
+
+class ParallelModel(Protocol):
+    """Parallel sizes of a model section, and its expert communication."""
+
+    @property
+    def tensor_model_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def context_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def pipeline_model_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def overlap_moe_expert_parallel_comm(self) -> bool: ...  # noqa: D102
+
+    @property
+    def moe_token_dispatcher_type(self) -> str: ...  # noqa: D102
+
+
+def model_env_vars(
+    model: ParallelModel,
+    *,
+    world_size: int,
+    gpu: str | int | None,
+    fsdp: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return `recommended_env_vars` for a model section.
+
+    Args:
+        model: parallel sizes.
+        world_size: number of ranks of the run.
+        gpu: as in `recommended_env_vars`.
+        fsdp: whether Megatron-FSDP shards the parameters.
+        env: variables that are already set.
+
+    Raises:
+        UnknownGpuError: `gpu` is an unknown name.
+    """
+    tp, cp, pp = (
+        model.tensor_model_parallel_size,
+        model.context_parallel_size,
+        model.pipeline_model_parallel_size,
+    )
+    return recommended_env_vars(
+        gpu=gpu,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=world_size // (tp * cp * pp),
+        fsdp=fsdp,
+        moe_overlap=model.overlap_moe_expert_parallel_comm or model.moe_token_dispatcher_type == "flex",
+        env=env,
+    )

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.env_vars import HOPPER, MAX_CONNECTIONS, generation, recommended_env_vars
-from mb_overlap.rule import Rule
 
 _LAYOUT = (
     "model.tensor_model_parallel_size",
@@ -57,37 +58,37 @@ def _matches_recommendation(
     return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={wanted}, but it is {env[MAX_CONNECTIONS]}"
 
 
-FSDP_QUEUES = Rule(
-    id="O23",
-    fields=_FSDP,
-    test=_queues_allow_fsdp,
+FSDP_QUEUES = rule(
+    "O23",
+    _FSDP,
+    _queues_allow_fsdp,
     why="with a single hardware queue the parameter all-gathers cannot run concurrently with computation",
     fix=f"Unset {MAX_CONNECTIONS}, or set another value.",
-    fails=dict(zip(_FSDP, (True, {MAX_CONNECTIONS: "1"}), strict=True)),
-    passes=dict(zip(_FSDP, (True, {}), strict=True)),
+    fails=(True, {MAX_CONNECTIONS: "1"}),
+    passes=(True, {}),
 )
 """Not in `RULES`: mb-config's V176 reports the same problem for a complete configuration."""
 
-FSDP_AND_TENSOR_PARALLEL = Rule(
-    id="O23a",
-    fields=_BOTH,
-    test=_fsdp_without_tensor_parallel,
+FSDP_AND_TENSOR_PARALLEL = rule(
+    "O23a",
+    _BOTH,
+    _fsdp_without_tensor_parallel,
     why="up to Hopper their communication overlaps best with one hardware queue, and Megatron-FSDP needs several",
     fix="Use tensor_model_parallel_size=1 and context_parallel_size=1, or accept less overlap.",
+    fails=(True, 2, 1, "h100"),
+    passes=(True, 2, 1, "b200"),
     severity="warning",
-    fails=dict(zip(_BOTH, (True, 2, 1, "h100"), strict=True)),
-    passes=dict(zip(_BOTH, (True, 2, 1, "b200"), strict=True)),
 )
 
-QUEUES = Rule(
-    id="O23b",
-    fields=_LAYOUT,
-    test=_matches_recommendation,
+QUEUES = rule(
+    "O23b",
+    _LAYOUT,
+    _matches_recommendation,
     why="the number of hardware queues decides whether communication starts before the GEMM that hides it",
     fix=f"Leave {MAX_CONNECTIONS} unset: it is chosen before CUDA starts.",
+    fails=(2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "8"}),
+    passes=(2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "1"}),
     severity="warning",
-    fails=dict(zip(_LAYOUT, (2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "8"}), strict=True)),
-    passes=dict(zip(_LAYOUT, (2, 1, 1, 1, False, 8, "h100", {MAX_CONNECTIONS: "1"}), strict=True)),
 )
 
 RULES: tuple[Rule, ...] = (FSDP_AND_TENSOR_PARALLEL, QUEUES)

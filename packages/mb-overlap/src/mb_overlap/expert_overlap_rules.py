@@ -1,5 +1,7 @@
 """Rules on overlapping the expert-parallel all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
 
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.conditions import (
     CUDA_GRAPH_FIELDS,
     EP_OVERLAP,
@@ -8,7 +10,6 @@ from mb_overlap.conditions import (
     is_older,
     make_rules,
 )
-from mb_overlap.rule import Rule
 
 
 def _ranks(ep: int | None) -> str | None:
@@ -175,14 +176,14 @@ def _model_has_field(requested: bool | None, switch: bool | None) -> str | None:
     return f"needs a model with the field {EP_OVERLAP}" if requested and switch is None else None
 
 
-FIELD_EXISTS = Rule(
-    id="O08",
-    fields=(f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}"),
-    test=_model_has_field,
+FIELD_EXISTS = rule(
+    "O08",
+    (f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}"),
+    _model_has_field,
     why="the model's pipeline schedule must support it",
     fix=f"Use a Megatron Core release that has it, or set comm_overlap.{EP_OVERLAP}=false.",
-    fails={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": None},
-    passes={f"comm_overlap.{EP_OVERLAP}": True, f"model.{EP_OVERLAP}": False},
+    fails=(True, None),
+    passes=(True, False),
 )
 
 SECTION_RULES: tuple[Rule, ...] = (

@@ -77,7 +77,7 @@ def explain(
     plan = make_plan(config.requested_fields(), sections, versions=versions, keep=keep)
     if strict and (plan.rejections or plan.conflicts):
         rejected = [f"[{change.rule}] {change.field}: {change.why}" for change in plan.rejections]
-        raise OverlapRejectedError("\n".join([*map(str, plan.conflicts), *rejected]))
+        raise OverlapRejectedError("\n".join([*(conflict.line for conflict in plan.conflicts), *rejected]))
     return [_explanation(kind, field, plan, sections, versions) for kind, field in KINDS.items()]
 
 

@@ -5,7 +5,7 @@ only has the other name is read and written under that name.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 OTHER_NAMES: Mapping[str, str] = {
     "bucket_size": "ddp_bucket_size",
@@ -49,3 +49,25 @@ def write_field(section: object, name: str, value: object) -> None:
         section[own] = value
     else:
         setattr(section, own, value)
+
+
+class SectionView(Mapping[str, object]):
+    """Section of any kind as a mapping from Megatron Core's field names, with values that replace its own."""
+
+    def __init__(self, section: object, replaced: Mapping[str, object] | None = None) -> None:
+        self._section = section
+        self._replaced = dict(replaced or {})
+
+    def __getitem__(self, name: str) -> object:
+        if name not in self:
+            raise KeyError(name)
+        return self._replaced.get(name, read_field(self._section, name))
+
+    def __contains__(self, name: object) -> bool:
+        return field_name(self._section, str(name)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replaced)
+
+    def __len__(self) -> int:
+        return len(self._replaced)

@@ -1,7 +1,8 @@
 """Rules on point-to-point communication between pipeline stages."""
 
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
-from mb_overlap.rule import Rule
 
 _WAY = "each pipeline schedule of Megatron Core supports certain point-to-point modes only"
 _MODEL = (
@@ -36,37 +37,37 @@ def _p2p_overlaps(
     return f"interleaved stages send without overlap (pp={pp}, vp={vp}, overlap_p2p_comm={overlap_p2p_comm})"
 
 
-P2P_COMM = Rule(
-    id="O05",
-    fields=_REQUEST,
-    test=_requested_p2p_fits_schedule,
+P2P_COMM = rule(
+    "O05",
+    _REQUEST,
+    _requested_p2p_fits_schedule,
     why=_WAY,
     fix="Leave comm_overlap.overlap_p2p_comm and comm_overlap.batch_p2p_comm unset.",
-    fails=dict(zip(_REQUEST, (None, True, 2, 2), strict=True)),
-    passes=dict(zip(_REQUEST, (None, None, 2, 2), strict=True)),
+    fails=(None, True, 2, 2),
+    passes=(None, None, 2, 2),
 )
 
-MODEL_P2P_COMM = Rule(
-    id="O05M",
-    fields=_MODEL,
-    test=_model_p2p_fits_schedule,
+MODEL_P2P_COMM = rule(
+    "O05M",
+    _MODEL,
+    _model_p2p_fits_schedule,
     why=_WAY,
     fix="Add a comm_overlap section, or set model.overlap_p2p_comm=true and model.batch_p2p_comm=false with "
     "virtual pipeline stages, and the opposite values without.",
-    fails=dict(zip(_MODEL, (False, True, 2, 2, True), strict=True)),
-    passes=dict(zip(_MODEL, (True, False, 2, 2, True), strict=True)),
+    fails=(False, True, 2, 2, True),
+    passes=(True, False, 2, 2, True),
 )
 """`facts.resolved` is set if no `comm_overlap` section will change these values."""
 
-EXPOSED_P2P_COMM = Rule(
-    id="O05W",
-    fields=_MODEL,
-    test=_p2p_overlaps,
+EXPOSED_P2P_COMM = rule(
+    "O05W",
+    _MODEL,
+    _p2p_overlaps,
     why="more chunks mean more messages, and each of them blocks the stage",
     fix="Set model.overlap_p2p_comm=true and model.batch_p2p_comm=false, or disable the virtual stages.",
+    fails=(False, True, 4, 2, True),
+    passes=(True, False, 4, 2, True),
     severity="warning",
-    fails=dict(zip(_MODEL, (False, True, 4, 2, True), strict=True)),
-    passes=dict(zip(_MODEL, (True, False, 4, 2, True), strict=True)),
 )
 
 RULES: tuple[Rule, ...] = (P2P_COMM, MODEL_P2P_COMM, EXPOSED_P2P_COMM)

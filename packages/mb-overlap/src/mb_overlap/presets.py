@@ -16,6 +16,7 @@ from mb_overlap.config import (
     RingExchangeOverlapCfg,
     TransformerLayerTPOverlapCfg,
 )
+from mb_overlap.errors import OverlapError
 
 Precision = Literal["bf16", "fp8"]
 
@@ -52,7 +53,7 @@ fp8       b200 18432  8  1  1   4096 full   | b8        b32       b2        b8  
 # Nemotron 15B and Nemotron 340B.
 
 
-class UnknownPresetError(KeyError):
+class UnknownPresetError(OverlapError, KeyError):
     """No preset has this name."""
 
     def __str__(self) -> str:

@@ -1,13 +1,14 @@
 """Resolution of overlap settings: a pure function from requested values and a parallel layout to decisions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mb_overlap._rules import Problem, RuleError
+from mb_overlap.errors import OverlapError
 from mb_overlap.pipeline_p2p import choose_p2p_comm
 from mb_overlap.pipeline_rules import P2P_COMM
 from mb_overlap.tensor_rules import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
-from mb_overlap.violations import Conflict, check_rule
 
 MODEL_FIELDS = (
     "tp_comm_overlap",
@@ -37,17 +38,17 @@ BUCKET_SIZE = 128 * 1024 * 1024
 """Number of parameters in one bucket of an overlapped gradient reduction."""
 
 
-class DataParallelSizeError(ValueError):
+class DataParallelSizeError(OverlapError, ValueError):
     """The distributed optimizer is on, but the data-parallel size is not set."""
 
 
-class OverlapConflictError(ValueError):
+class OverlapConflictError(OverlapError, RuleError):
     """Requested values contradict each other, break the pipeline schedule, or lack a requirement."""
 
-    def __init__(self, text: str, *, conflicts: Sequence[Conflict] = ()) -> None:
-        super().__init__(text)
-        self.conflicts = tuple(conflicts)
-        """Violated rules."""
+    @property
+    def conflicts(self) -> tuple[Problem, ...]:
+        """Violated rules, as in `problems`."""
+        return self.problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +132,17 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
         (ENGINE_LAYERS, (True, layout.transformer_impl)),
     ):
         if problem := rule.check(*values):
-            return {"tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem, rejected=True)}
+            return {
+                "tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem.sentence, rejected=True)
+            }
     names = ("tp_comm_overlap", "tp_comm_overlap_cfg", "tp_comm_bootstrap_backend")
     return {name: _from_request(requests[name]) for name in names if name in requests}
 
 
 def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
     requested = (requests.get("overlap_p2p_comm"), requests.get("batch_p2p_comm"))
-    if conflict := check_rule(P2P_COMM, (*requested, layout.pp, layout.vp)):
-        raise OverlapConflictError(str(conflict), conflicts=[conflict])
+    if conflict := P2P_COMM.check(*requested, layout.pp, layout.vp):
+        raise OverlapConflictError([conflict])
     overlap, batch = choose_p2p_comm(layout.pp, layout.vp, *requested)
     if layout.interleaved:
         rule, why = "O05", f"pp={layout.pp}, vp={layout.vp}: sends hide under another chunk's computation"

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mb_overlap import delayed_wgrad_rules, embedding_rules, expert_overlap_rules
+from mb_overlap._rules import Problem, check
 from mb_overlap.conditions import DELAY_WGRAD, EP_OVERLAP
 from mb_overlap.embedding_rules import DEFER_EMBEDDING_WGRAD
-from mb_overlap.field_access import field_name, read_field, write_field
+from mb_overlap.errors import OverlapError
+from mb_overlap.field_access import SectionView, field_name, read_field, write_field
 from mb_overlap.resolve import Decision, OverlapConflictError, ParallelLayout, resolve_overlap
 from mb_overlap.software_versions import SoftwareVersions
 from mb_overlap.target_sections import TargetSections
-from mb_overlap.violations import Conflict, check_rules
 
 _SECTION_RULES = {
     EP_OVERLAP: expert_overlap_rules.SECTION_RULES,
@@ -27,7 +28,7 @@ _MODEL_RULES = {
 """Requirements of Megatron Core, for a field of the `comm_overlap` section and for the model's own field."""
 
 
-class OverlapRejectedError(ValueError):
+class OverlapRejectedError(OverlapError, ValueError):
     """A requested option is not available, and `strict` is set."""
 
 
@@ -66,7 +67,7 @@ class OverlapPlan:
     """Fields whose value changes."""
     rejections: list[Change]
     """Requested options that are rejected."""
-    conflicts: list[Conflict]
+    conflicts: list[Problem]
     """Requested options that fail, or have no effect, when the model is built."""
 
 
@@ -103,7 +104,7 @@ def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> 
     """
     # Raise before the first write: a caller that handles the error finds its sections unchanged.
     if plan.conflicts:
-        raise OverlapConflictError("\n".join(map(str, plan.conflicts)), conflicts=plan.conflicts)
+        raise OverlapConflictError(plan.conflicts)
     if strict and plan.rejections:
         raise OverlapRejectedError(
             "\n".join(f"[{change.rule}] {change.field}: {change.why}" for change in plan.rejections)
@@ -143,7 +144,7 @@ def find_request_conflicts(
     *,
     versions: SoftwareVersions,
     requested: Mapping[str, Any],
-) -> list[Conflict]:
+) -> list[Problem]:
     """Return the violated rules of the requested options, on the values that the sections will have.
 
     Args:
@@ -153,46 +154,23 @@ def find_request_conflicts(
         versions: installed software.
         requested: `requests`, and the values that the user set on the model itself.
     """
+    decided = {name: decision.value for name, decision in decisions.items() if decision.value is not None}
     known = {
         "comm_overlap": requests,
-        "model": _SectionAfterSetup(sections.model, decisions),
-        "ddp": _SectionAfterSetup(sections.ddp, decisions),
-        "facts": {
-            "resolved": True,
-            "transformer_engine_version": versions.transformer_engine_version,
-            "torch_version": versions.torch_version,
-        },
+        "model": SectionView(sections.model, decided),
+        "ddp": SectionView(sections.ddp, decided),
+    }
+    facts = {
+        "resolved": True,
+        "transformer_engine_version": versions.transformer_engine_version,
+        "torch_version": versions.torch_version,
     }
     rules = [
         _SECTION_RULES[name] if requests.get(name) else _MODEL_RULES[name]
         for name in _SECTION_RULES
         if requested.get(name)
     ]
-    return [conflict for each in rules for conflict in check_rules(each, known)]
-
-
-class _SectionAfterSetup(Mapping[str, object]):
-    """View of a section after setup: decided values take precedence over current ones."""
-
-    def __init__(self, section: object, decisions: Mapping[str, Decision]) -> None:
-        self._section = section
-        self._decided = {
-            name: decision.value for name, decision in decisions.items() if decision.value is not None
-        }
-
-    def __getitem__(self, name: str) -> object:
-        if field_name(self._section, name) is None:
-            raise KeyError(name)
-        return self._decided.get(name, read_field(self._section, name))
-
-    def __contains__(self, name: object) -> bool:
-        return field_name(self._section, str(name)) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._decided)
-
-    def __len__(self) -> int:
-        return len(self._decided)
+    return check(known, [rule for each in rules for rule in each], facts=facts)
 
 
 def _kept_values(
@@ -208,14 +186,14 @@ def _kept_values(
         value = read_field(section, name)
         if name in origin_values and origin_values[name] != value:
             conflict = _contradiction(f"{path}.{name}", value, origins[name], origin_values[name])
-            raise OverlapConflictError(str(conflict), conflicts=[conflict])
+            raise OverlapConflictError([conflict])
         origins[name] = f"{path}.{name}"
         origin_values[name] = kept[name] = value
     return kept
 
 
-def _contradiction(path: str, value: object, origin: str, origin_value: object) -> Conflict:
-    return Conflict(
+def _contradiction(path: str, value: object, origin: str, origin_value: object) -> Problem:
+    return Problem(
         id="O15",
         severity="error",
         fields=(path, origin),

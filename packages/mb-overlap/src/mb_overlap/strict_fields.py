@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,7 +67,8 @@ def reject_unknown(cls: type, names: Iterable[str]) -> None:
 def _field_names(cls: type) -> dict[str, Any]:
     """Return the fields and the annotated names of a class, including inherited ones."""
     annotated = {name: None for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
-    return {**getattr(cls, "__dataclass_fields__", {}), **annotated}
+    declared = dict.fromkeys(cls.__dataclass_fields__) if is_dataclass(cls) else {}
+    return {**declared, **annotated}
 
 
 def _is_parameter(cls: type, name: str) -> bool:

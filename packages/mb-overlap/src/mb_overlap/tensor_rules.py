@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mb_overlap._rule_kinds import rule
+from mb_overlap._rules import Rule
 from mb_overlap.buffer_settings import setting_problems
-from mb_overlap.rule import Rule
 from mb_overlap.te_versions import parse_version
 from mb_overlap.transformer_engine import Dataclass, to_transformer_engine
 
@@ -50,56 +51,48 @@ def _settings_supported(cfg: Dataclass | Mapping[str, Any] | str | None, version
     return "; ".join(problems) or None
 
 
-TENSOR_PARALLEL = Rule(
-    id="O02",
-    fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size"),
-    test=_needs_tensor_parallel,
+TENSOR_PARALLEL = rule(
+    "O02",
+    ("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size"),
+    _needs_tensor_parallel,
     why="a single rank has no tensor-parallel communication to hide",
     fix="Set model.tensor_model_parallel_size=2 or more, or comm_overlap.tp_comm_overlap=false.",
+    fails=(True, 1),
+    passes=(True, 2),
     severity="warning",
-    fails={"comm_overlap.tp_comm_overlap": True, "model.tensor_model_parallel_size": 1},
-    passes={"comm_overlap.tp_comm_overlap": True, "model.tensor_model_parallel_size": 2},
 )
 
-SEQUENCE_PARALLEL = Rule(
-    id="O03",
-    fields=("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size", "model.sequence_parallel"),
-    test=_needs_sequence_parallel,
+SEQUENCE_PARALLEL = rule(
+    "O03",
+    ("comm_overlap.tp_comm_overlap", "model.tensor_model_parallel_size", "model.sequence_parallel"),
+    _needs_sequence_parallel,
     why="the overlapped GEMM all-gathers its input from the sequence shards, or reduce-scatters its output to them",
     fix="Set model.sequence_parallel=true or comm_overlap.tp_comm_overlap=false.",
+    fails=(True, 4, False),
+    passes=(True, 4, True),
     severity="warning",
-    fails={
-        "comm_overlap.tp_comm_overlap": True,
-        "model.tensor_model_parallel_size": 4,
-        "model.sequence_parallel": False,
-    },
-    passes={
-        "comm_overlap.tp_comm_overlap": True,
-        "model.tensor_model_parallel_size": 4,
-        "model.sequence_parallel": True,
-    },
 )
 
-TRANSFORMER_ENGINE = Rule(
-    id="O04",
-    fields=("comm_overlap.tp_comm_overlap", "facts.transformer_engine"),
-    test=_needs_transformer_engine,
+TRANSFORMER_ENGINE = rule(
+    "O04",
+    ("comm_overlap.tp_comm_overlap", "facts.transformer_engine"),
+    _needs_transformer_engine,
     why="it provides the kernels of the overlapped GEMMs and of the user buffers",
     fix="Install transformer-engine[pytorch] or set comm_overlap.tp_comm_overlap=false.",
+    fails=(True, False),
+    passes=(True, True),
     severity="warning",
-    fails={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": False},
-    passes={"comm_overlap.tp_comm_overlap": True, "facts.transformer_engine": True},
 )
 
-ENGINE_LAYERS = Rule(
-    id="O04b",
-    fields=("comm_overlap.tp_comm_overlap", "model.transformer_impl"),
-    test=_needs_engine_layers,
+ENGINE_LAYERS = rule(
+    "O04b",
+    ("comm_overlap.tp_comm_overlap", "model.transformer_impl"),
+    _needs_engine_layers,
     why="only these linear layers have overlapped GEMMs",
     fix="Set model.transformer_impl=transformer_engine or comm_overlap.tp_comm_overlap=false.",
+    fails=(True, "local"),
+    passes=(True, "transformer_engine"),
     severity="warning",
-    fails={"comm_overlap.tp_comm_overlap": True, "model.transformer_impl": "local"},
-    passes={"comm_overlap.tp_comm_overlap": True, "model.transformer_impl": "transformer_engine"},
 )
 
 NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS)
@@ -110,23 +103,23 @@ def _settings_rules(section: str, suffix: str) -> tuple[Rule, Rule]:
     path, version = f"{section}.tp_comm_overlap_cfg", "facts.transformer_engine_version"
     good = {"fc1_fprop": {"method": "ring_exchange"}}
     return (
-        Rule(
-            id=f"O24{suffix}",
-            fields=(path,),
-            test=_settings_valid,
+        rule(
+            f"O24{suffix}",
+            path,
+            _settings_valid,
             why="Transformer Engine rejects such settings at initialization, or misinterprets them",
             fix="Correct the settings, or use a preset: mb_overlap.find_preset.",
-            fails={path: {"fc1_fprop": {"method": "pipeline"}}},
-            passes={path: good},
+            fails=({"fc1_fprop": {"method": "pipeline"}},),
+            passes=(good,),
         ),
-        Rule(
-            id=f"O24a{suffix}",
-            fields=(path, version),
-            test=_settings_supported,
+        rule(
+            f"O24a{suffix}",
+            (path, version),
+            _settings_supported,
             why="that release of Transformer Engine does not support them",
             fix="Remove them, or install a later transformer-engine[pytorch].",
-            fails={path: {"fc2_wgrad": {"method": "external"}}, version: "2.6.0"},
-            passes={path: good, version: "2.6.0"},
+            fails=({"fc2_wgrad": {"method": "external"}}, "2.6.0"),
+            passes=(good, "2.6.0"),
         ),
     )
 

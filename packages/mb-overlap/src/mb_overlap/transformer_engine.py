@@ -5,10 +5,11 @@ from dataclasses import Field, asdict
 from typing import Any, ClassVar, Literal, Protocol
 
 from mb_overlap.buffer_settings import reduce_scatter_dgrads, setting_problems
+from mb_overlap.errors import OverlapError
 from mb_overlap.te_versions import NEWEST_VERSION, QUANTIZATION_MODES, parse_version
 
 
-class BufferSettingsError(ValueError):
+class BufferSettingsError(OverlapError, ValueError):
     """Settings or a shape that Transformer Engine's user buffers do not support."""
 
 

@@ -7,7 +7,7 @@ import pytest
 from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
-from mb_host.patches import ALL_PATCHES, ANY_DEVICE_PATCHES, callbacks, without
+from mb_host.patches import ALL_PATCHES, ANY_DEVICE_PATCHES, patch_callbacks, without
 
 FAULTS = Path(__file__).parent / "host_faults.py"
 FORMATS = ["fully_reshardable", "dp_reshardable"]
@@ -62,7 +62,7 @@ def test_patches_that_are_not_applied_with_a_gpu():
 
 
 def test_every_patch_has_a_target():
-    assert sorted(callbacks(ALL_PATCHES)) == [
+    assert sorted(patch_callbacks(ALL_PATCHES)) == [
         "megatron.core.distributed.distributed_data_parallel",
         "megatron.core.optimizer.distrib_optimizer",
         "megatron.core.tensor_parallel.mappings",

@@ -36,11 +36,11 @@ def test_a_server_that_does_not_reply_is_killed(number, reason):
 
 def test_if_the_server_has_ended_another_one_forks(monkeypatch):
     class Ended:
-        def fork(self, orders, ends):
+        def fork(self, spec, ends):
             raise ServerEndedError
 
     class Alive:
-        def fork(self, orders, ends):
+        def fork(self, spec, ends):
             return "forked"
 
     servers = iter([Ended(), Alive()])

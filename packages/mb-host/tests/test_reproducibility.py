@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from mb_host.reproducibility import irreproducibility_reasons, mkl_version, processor_name, read_arithmetic
+import pytest
+import torch
+
+from mb_host.reproducibility import (
+    irreproducibility_reasons,
+    make_index_add_deterministic,
+    mkl_version,
+    processor_name,
+    read_arithmetic,
+)
 
 
 def test_conditions_name_the_variable_that_sets_the_threads():
@@ -26,3 +35,17 @@ def test_the_processor_name_falls_back_to_the_architecture(tmp_path):
     (tmp_path / "other").write_text("Features : fp\n")
     assert processor_name(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"
     assert processor_name(tmp_path / "missing") == processor_name(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "threads", "mode"), [(False, 1, "default"), (False, 2, "warn"), (True, 2, "default")]
+)
+def test_index_additions_are_deterministic_on_several_threads_of_the_cpu(monkeypatch, gpu, threads, mode):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    try:
+        make_index_add_deterministic()
+        assert torch.get_deterministic_debug_mode() == {"default": 0, "warn": 1}[mode]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mb_launch import keep_collectives_local, set_omp_threads
+from mb_launch import keep_collectives_local, set_omp_threads, set_unset_variables
 from mb_launch.local_environment import loopback_interface
 
 
@@ -26,3 +26,10 @@ def test_threads_of_the_user_are_kept():
     environment = {"OMP_NUM_THREADS": "5"}
     set_omp_threads(environment, processes=2)
     assert environment == {"OMP_NUM_THREADS": "5"}
+
+
+def test_a_variable_of_the_shell_is_kept_and_logged():
+    lines, environment = [], {"A": "shell"}
+    set_unset_variables({"A": "recipe", "B": 1}, log=lines.append, environment=environment)
+    assert environment == {"A": "shell", "B": "1"}
+    assert lines == ["env_vars.A: the shell's value 'shell' takes precedence over 'recipe'"]

@@ -28,7 +28,7 @@ def test_identifiers_are_unique():
 @pytest.mark.parametrize(
     ("rule_id", "given", "message"),
     [
-        ("T20", [True], "true would have no effect"),
+        ("T20", [True], "is not supported (lazy_mpu_init=true)"),
         ("T23", [True, 1, False, None], "does not support model.mtp_num_layers=1"),
         ("T37", [2, None, False], "num_distributed_optimizer_instances=2, but einops is not installed"),
         ("T38", [True, 2, 1, 1, 2, 1], "is true with pp=2, and tp x cp is 1, but etp x ep is 2"),

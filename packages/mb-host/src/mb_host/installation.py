@@ -1,4 +1,4 @@
-"""`install`: redirect CUDA calls of torch to the CPU."""
+"""`install`: redirect CUDA calls of torch to the CPU on a machine without a GPU, and patch Megatron Core."""
 
 import sys
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.fsdp import replace_meshes
 from mb_host.gpu_packages import hide_packages
-from mb_host.kernels import STAND_INS
+from mb_host.kernels import STAND_INS as KERNEL_STAND_INS
 from mb_host.log_filters import quiet as apply_log_filters
 from mb_host.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
-from mb_host.patches import ALL_PATCHES, callbacks, patch_megatron
+from mb_host.patches import ALL_PATCHES, patch_callbacks, patch_megatron
 from mb_host.random import replace_random
 from mb_host.reproducibility import make_cpu_arithmetic_reproducible
 from mb_host.streams import replace_streams
@@ -24,10 +24,12 @@ from mb_host.tensors import replace_tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """Whether CUDA calls run on the CPU in this process, with the reason. Its truth value is `active`."""
+    """Result of `install`. Its truth value is `active`."""
 
     active: bool
+    """Whether CUDA calls run on the CPU in this process."""
     reason: str
+    """Reason for the log, such as the name of the GPU."""
 
     def __bool__(self) -> bool:
         return self.active
@@ -42,31 +44,39 @@ _reports: list[HostReport] = []
 
 
 def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] = ALL_PATCHES) -> HostReport:
-    """Redirect CUDA calls of torch to the CPU in this process, and report whether they are redirected.
+    """Redirect CUDA calls of torch to the CPU unless this process has a GPU, and report whether they are redirected.
 
     Call it before `megatron` is imported, at the top of a module rather than under a main guard, so that spawned
-    children call it too. With a GPU, torch is not changed, and `patch_megatron` applies the patches of Megatron Core
-    that do not depend on a missing GPU. A second call has no effect and returns the report of the first call. Packages
-    of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no longer be imported, so that Megatron uses torch's
-    optimizers and local layers even if Transformer Engine is installed.
-    CPU arithmetic becomes reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`), also with a GPU,
-    because an optimizer may be offloaded to the CPU.
+    children call it too. A second call has no effect, whatever its arguments, and returns the report of the first call.
+
+    Without a GPU: functions of torch are replaced. Modules of Megatron Core are patched when they are imported, and
+    receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
+    longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
+    installed.
+
+    With a GPU: torch and these packages are not changed, and `patch_megatron` applies the patches of Megatron Core that
+    do not depend on a missing GPU.
+
+    In both cases CPU arithmetic becomes reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`): with
+    a GPU, an optimizer may be offloaded to the CPU.
 
     Args:
         force: Use the CPU even if there is a GPU; `torch.cuda.is_available()` then returns False.
-        quiet: Also install `mb_host.log_filters.LOG_FILTERS`.
+        quiet: Also install `mb_host.log_filters.LOG_FILTERS`; without effect with a GPU.
         patches: Names of patches of Megatron Core, out of `mb_host.patches.ALL_PATCHES`. Each is applied when
             Megatron's module is imported; Megatron need not be installed. With a GPU, only those in
             `mb_host.patches.ANY_DEVICE_PATCHES` are applied.
 
     Raises:
-        MegatronAlreadyImportedError: `megatron.core` is already imported.
+        MegatronAlreadyImportedError: torch must be changed, and `megatron.core` is already imported.
         ValueError: `patches` contains an unknown name.
     """
     if _reports:
         return _reports[0]
     chosen = tuple(patches)
-    after_import = AfterImport({**callbacks(chosen), **STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS})
+    after_import = AfterImport(
+        {**patch_callbacks(chosen), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
+    )
     if torch.cuda.is_available() and not force:
         patch_megatron(chosen)
         make_cpu_arithmetic_reproducible()

@@ -301,7 +301,7 @@ def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]
     wanted = set(names)
     check_names(wanted)
     chosen = tuple(name for name in ANY_DEVICE_PATCHES if name in wanted)
-    pending = callbacks(chosen)
+    pending = patch_callbacks(chosen)
     for module in [name for name in pending if name in sys.modules]:
         pending.pop(module)(sys.modules[module])
     if pending:
@@ -309,7 +309,7 @@ def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]
     return chosen
 
 
-def callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
+def patch_callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:
     """Return, by Megatron module, the function that applies the patches called `names` to that module."""
     check_names(names)
     chosen = [patch for patch in PATCHES if patch.name in set(names)]

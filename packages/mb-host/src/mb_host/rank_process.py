@@ -1,4 +1,4 @@
-"""Rank process, from the launcher's side: start, communication, end."""
+"""Handle of a rank's process in the launcher: start, communication, end. The rank runs `mb_host.rank_main.main`."""
 
 import os
 import signal
@@ -13,10 +13,14 @@ from typing import Protocol
 from mb_host.rank_messages import RankFileDescriptors, RankReply, RankSpec, RankTask
 
 _DEATH_SECONDS = 5.0
+"""Time to wait for the end of a process whose connection is closed, or that received a fatal signal."""
 
 
 class ProcessHandle(Protocol):
-    """Process that leads a process group; interface similar to `subprocess.Popen`."""
+    """Process that leads a process group, spawned by the launcher or forked by the rank server.
+
+    The methods are those of `subprocess.Popen`. When the process ends, the implementation kills the rest of its group.
+    """
 
     @property
     def pid(self) -> int: ...  # noqa: D102
@@ -28,29 +32,37 @@ class ProcessHandle(Protocol):
     def send_signal(self, number: int, /) -> None: ...  # noqa: D102
 
     def kill(self) -> None:
-        """Kill the process and its group, unless it has ended; its group is killed when it ends."""
+        """Kill the process and its group, unless the process has ended."""
 
 
 class RankProcess:
-    """Running rank, with a separate process group of the operating system.
+    """Rank in another process, which leads a process group of the operating system.
 
-    It does not import the launcher's main module, so the launcher may be a prompt or an unguarded script. `start`
-    starts the process, which inherits the descriptors.
+    The constructor starts the process. It does not import the launcher's main module, so the launcher may be a
+    prompt or an unguarded script.
+
+    Three descriptors connect the two: `connection` carries tasks and replies; faulthandler writes the stacks of the
+    rank's threads to a file on a fatal signal; and the launcher holds the write end of a pipe, the lifeline, whose read
+    end the rank monitors, so that it ends if the launcher dies.
+
+    Args:
+        spec: Start parameters.
+        start: Starts the process, which inherits the descriptors.
     """
 
     def __init__(
-        self, orders: RankSpec, *, start: Callable[[RankSpec, RankFileDescriptors], ProcessHandle]
+        self, spec: RankSpec, *, start: Callable[[RankSpec, RankFileDescriptors], ProcessHandle]
     ) -> None:
-        self.rank = orders.rank
+        self.rank = spec.rank
         self.connection: Connection[RankTask, RankReply]
         self.connection, child_end = Pipe()
         lifeline_end, self._lifeline = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        ends = RankFileDescriptors(
+        descriptors = RankFileDescriptors(
             connection=child_end.fileno(), lifeline=lifeline_end, dump=self._dump.fileno()
         )
         try:
-            self._process = start(orders, ends)
+            self._process = start(spec, descriptors)
         except BaseException:
             self.connection.close()
             os.close(self._lifeline)
@@ -71,31 +83,32 @@ class RankProcess:
         return self._process.poll()
 
     def send(self, task: RankTask) -> None:
-        """Send one run. The death of a rank is detected when its reply is awaited."""
+        """Send one task. If the rank is dead, nothing is raised here: `reply` and `exit_code` detect it."""
         with suppress(BrokenPipeError):
             self.connection.send(task)
 
     def reply(self) -> RankReply | None:
-        """Return the available reply, or None; after the death of the rank `exit_code` is set."""
+        """Return the next reply, or None if none has arrived. Does not wait for a reply.
+
+        If the rank has closed its connection, waits some seconds for its end, so that `exit_code` is set.
+        """
         try:
             return self.connection.recv() if self.connection.poll() else None
-        except (
-            EOFError,
-            ConnectionResetError,
-        ):  # a dying rank closes its end before it can be reaped
+        except (EOFError, ConnectionResetError):
+            # A dying rank closes its end before it can be reaped.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_DEATH_SECONDS)
             return None
 
     def abort(self) -> None:
-        """Abort the rank; `stacks` then returns its current stacks."""
+        """Send SIGABRT to the rank, which writes its stacks and dies; `stacks` then returns them."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGABRT)
 
     def stacks(self) -> str:
-        """Return the stacks of the rank's threads after a fatal signal, most recent call first, or "".
+        """Return the stacks that the rank wrote on a fatal signal, most recent call first; "" if there are none.
 
-        Omits the thread that monitors the lifeline.
+        Waits some seconds for the end of the process. Omits the thread that monitors the lifeline.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
@@ -104,11 +117,11 @@ class RankProcess:
         return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
 
     def close_connection(self) -> None:
-        """Close the connection, which ends the rank's loop."""
+        """Close the connection, so that the rank exits once its current task ends."""
         self.connection.close()
 
     def end(self, *, grace_seconds: float) -> None:
-        """Wait `grace_seconds` for the rank to exit, then kill it and its group, and reap it."""
+        """Wait up to `grace_seconds` for the rank to exit, kill it and its group, and close all descriptors."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self._process.kill()

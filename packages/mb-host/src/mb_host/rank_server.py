@@ -103,7 +103,7 @@ class RankServer:
         """Whether the server is running and connected."""
         return not self._control.closed and self._process.poll() is None
 
-    def fork(self, orders: RankSpec, ends: RankFileDescriptors) -> ForkedProcess:
+    def fork(self, spec: RankSpec, ends: RankFileDescriptors) -> ForkedProcess:
         """Fork a rank after importing its modules.
 
         Raises:
@@ -113,7 +113,7 @@ class RankServer:
         try:
             with self._lock:
                 reply = self._request(
-                    orders, [ends.connection, ends.lifeline, ends.dump, _OUTPUT, _ERRORS, theirs]
+                    spec, [ends.connection, ends.lifeline, ends.dump, _OUTPUT, _ERRORS, theirs]
                 )
         except BaseException:
             os.close(ours)
@@ -125,9 +125,9 @@ class RankServer:
             raise CannotForkError(reply)
         return ForkedProcess(reply, status=ours)
 
-    def _request(self, orders: RankSpec, ends: Sequence[int]) -> int | str:
+    def _request(self, spec: RankSpec, ends: Sequence[int]) -> int | str:
         try:
-            self._control.send(orders)
+            self._control.send(spec)
             with socket.socket(fileno=os.dup(self._control.fileno())) as channel:
                 socket.send_fds(channel, [b"\0"], ends)
             if self._control.poll(self._reply_seconds):

@@ -55,12 +55,12 @@ def serve(control_fd: int) -> None:
             _reap(children)
         if control in ready:
             try:
-                orders = control.recv()
+                spec = control.recv()
                 ends = _received(control)
             except (EOFError, OSError):
                 _end(children)
             own = [control.fileno(), wakeup_read.fileno(), wakeup_write.fileno()]
-            control.send(fork_obstacle(orders) or _fork(orders, ends, children, own=own))
+            control.send(fork_obstacle(spec) or _fork(spec, ends, children, own=own))
             for end in ends:
                 os.close(end)
 
@@ -74,14 +74,14 @@ def _received(control: "Connection[int | str, RankSpec]") -> list[int]:
     return ends
 
 
-def fork_obstacle(orders: RankSpec) -> str | None:
+def fork_obstacle(spec: RankSpec) -> str | None:
     """Import the modules that the rank needs; return the reason why it cannot be forked, or None."""
-    sys.path[:] = orders.path
+    sys.path[:] = spec.path
     try:
         report = install()
         if not report:
             return report.reason
-        for name in orders.imports:
+        for name in spec.imports:
             import_module(name)
     except BaseException as error:  # noqa: BLE001 - the rank raises and reports it again
         return f"an import raised {error!r}"
@@ -89,7 +89,7 @@ def fork_obstacle(orders: RankSpec) -> str | None:
     return None if threads == 1 else f"{threads} threads are running after the imports"
 
 
-def _fork(orders: RankSpec, ends: list[int], children: list[_ChildRank], *, own: list[int]) -> int | str:
+def _fork(spec: RankSpec, ends: list[int], children: list[_ChildRank], *, own: list[int]) -> int | str:
     lifeline, kept = os.pipe()
     *of_rank, status = ends
     gc.freeze()  # otherwise a collection in a rank would write to, and so copy, every page
@@ -101,14 +101,14 @@ def _fork(orders: RankSpec, ends: list[int], children: list[_ChildRank], *, own:
         return f"fork failed: {error}"
     if pid == 0:
         others = [end for child in children for end in (child.status, child.lifeline)]
-        _run_rank(orders, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])
+        _run_rank(spec, of_rank, lifeline=lifeline, to_close=[*own, kept, status, *others])
     os.setpgid(pid, pid)  # here as well: the launcher may kill the group immediately
     os.close(lifeline)
     children.append(_ChildRank(pid=pid, status=os.dup(status), lifeline=kept))
     return pid
 
 
-def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Iterable[int]) -> NoReturn:
+def _run_rank(spec: RankSpec, ends: list[int], *, lifeline: int, to_close: Iterable[int]) -> NoReturn:
     """Set up the environment of a new interpreter in a forked process, and run the rank."""
     code = 1
     try:
@@ -121,15 +121,15 @@ def _run_rank(orders: RankSpec, ends: list[int], *, lifeline: int, to_close: Ite
         for end, descriptor in ((output, 1), (errors, 2)):
             os.dup2(end, descriptor)
             os.close(end)
-        os.chdir(orders.folder)
+        os.chdir(spec.folder)
         os.environ.clear()
-        os.environ.update(orders.environment)
+        os.environ.update(spec.environment)
         importlib.invalidate_caches()
         _reseed_numpy()
         main(
-            rank=orders.rank,
-            world_size=orders.world_size,
-            imports=orders.imports,
+            rank=spec.rank,
+            world_size=spec.world_size,
+            imports=spec.imports,
             connection_fd=connection,
             lifeline_fds=(launcher, lifeline),
             dump_fd=dump,

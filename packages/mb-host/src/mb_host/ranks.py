@@ -132,12 +132,12 @@ class RankPool:
             start = rank_starter(self._start_method, added=self._added, env=self._env)
             try:
                 for rank in range(self.world_size):
-                    self._processes.append(RankProcess(self._orders(rank), start=start))
+                    self._processes.append(RankProcess(self._spec(rank), start=start))
             except BaseException:
                 self._stop(grace_seconds=0.0)
                 raise
 
-    def _orders(self, rank: int) -> RankSpec:
+    def _spec(self, rank: int) -> RankSpec:
         return RankSpec(
             rank=rank,
             world_size=self.world_size,

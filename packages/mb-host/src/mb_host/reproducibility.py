@@ -75,9 +75,11 @@ def make_index_add_deterministic() -> None:
 
     Otherwise `index_put_(accumulate=True)`, the gradient of `tensor[indices]`, adds 32-bit numbers atomically from all
     threads, in the order in which they arrive. Enables torch's deterministic algorithms for the process: an
-    operation without a deterministic algorithm prints a warning. If they are already enabled, nothing changes.
+    operation without a deterministic algorithm prints a warning. If they are already enabled, or if there is a GPU,
+    nothing changes.
     """
-    if torch.get_num_threads() == 1 or torch.are_deterministic_algorithms_enabled():
+    enabled = torch.are_deterministic_algorithms_enabled()
+    if enabled or torch.get_num_threads() == 1 or torch.cuda.is_available():
         return
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves time

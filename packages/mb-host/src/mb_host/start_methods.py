@@ -20,30 +20,30 @@ def rank_starter(
         return spawn
     server = server_for(added, env=env)
 
-    def fork(orders: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
+    def fork(spec: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
         try:
             try:
-                return server.fork(orders, ends)
+                return server.fork(spec, ends)
             except ServerEndedError:  # it ended after it was found alive
-                return server_for(added, env=env).fork(orders, ends)
+                return server_for(added, env=env).fork(spec, ends)
         except CannotForkError:  # a new interpreter works, or reports the error itself
-            return spawn(orders, ends)
+            return spawn(spec, ends)
 
     return fork
 
 
-def spawn(orders: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
+def spawn(spec: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
     """Start a rank in a new interpreter."""
     arguments = (
-        f"rank={orders.rank}, world_size={orders.world_size}, imports={orders.imports!r}, "
+        f"rank={spec.rank}, world_size={spec.world_size}, imports={spec.imports!r}, "
         f"connection_fd={ends.connection}, lifeline_fds=[{ends.lifeline}], dump_fd={ends.dump}"
     )
     program = (
-        f"import sys; sys.path[:] = {[*orders.path]!r}; from mb_host.rank_main import main; main({arguments})"
+        f"import sys; sys.path[:] = {[*spec.path]!r}; from mb_host.rank_main import main; main({arguments})"
     )
     return SpawnedProcess(
         [sys.executable, "-c", program],
-        env=orders.environment,
+        env=spec.environment,
         pass_fds=(ends.connection, ends.lifeline, ends.dump),
-        folder=orders.folder,
+        folder=spec.folder,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mb_launch import _lazy
 
 if TYPE_CHECKING:
+    from mb_launch._rules import Rule as Rule
     from mb_launch.cloudai.command import IncompleteLaunchError as IncompleteLaunchError
     from mb_launch.cloudai.command import SystemSettings as SystemSettings
     from mb_launch.cloudai.command import launcher_arguments as launcher_arguments
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mb_launch.default_group import barrier as barrier
     from mb_launch.default_group import default_process_group as default_process_group
     from mb_launch.default_group import pick_device as pick_device
+    from mb_launch.errors import LauncherError as LauncherError
     from mb_launch.failures import Failure as Failure
     from mb_launch.failures import print_once as print_once
     from mb_launch.failures import read_failures as read_failures
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from mb_launch.gpus import visible_gpus as visible_gpus
     from mb_launch.local_environment import keep_collectives_local as keep_collectives_local
     from mb_launch.local_environment import set_omp_threads as set_omp_threads
+    from mb_launch.local_environment import set_unset_variables as set_unset_variables
     from mb_launch.local_ranks import LaunchResult as LaunchResult
     from mb_launch.local_ranks import launch_local as launch_local
     from mb_launch.numa import NumaBinding as NumaBinding
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
     from mb_launch.ports import PortError as PortError
     from mb_launch.ports import requested_port as requested_port
     from mb_launch.rules import RULES as RULES
-    from mb_launch.rules import Rule as Rule
     from mb_launch.seeds import seed_libraries as seed_libraries
     from mb_launch.settings import GroupOptions as GroupOptions
     from mb_launch.settings import GroupSettings as GroupSettings
@@ -91,12 +93,13 @@ _HOMES = {
     "JobStatusResult": "cloudai.outcome",
     "LaunchRequest": "cloudai.constraints",
     "LaunchResult": "local_ranks",
+    "LauncherError": "errors",
     "NumaBinding": "numa",
     "ParallelDegrees": "settings",
     "ParallelSizes": "settings",
     "PortError": "ports",
     "RULES": "rules",
-    "Rule": "rules",
+    "Rule": "_rules",
     "SeedOptions": "settings",
     "SeedSettings": "settings",
     "SeriesStatistics": "cloudai.outcome",
@@ -133,6 +136,7 @@ _HOMES = {
     "seed_libraries": "seeds",
     "set_numa_environment": "numa",
     "set_omp_threads": "local_environment",
+    "set_unset_variables": "local_environment",
     "shell_line": "cloudai.command",
     "violated_constraints": "cloudai.constraints",
     "visible_gpus": "gpus",

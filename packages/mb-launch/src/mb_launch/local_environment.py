@@ -1,8 +1,8 @@
-"""Environment variables of the processes of one machine: threads and network interface. The standard library only."""
+"""Environment variables of the processes of one machine. The standard library only."""
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which the collectives of a process listen."""
@@ -14,6 +14,27 @@ def set_omp_threads(environment: MutableMapping[str, str], *, processes: int) ->
     OpenMP reads the variable once, when torch is imported: call this function before.
     """
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
+def set_unset_variables(
+    wanted: Mapping[str, str | int | float | bool],
+    *,
+    log: Callable[[str], object],
+    environment: MutableMapping[str, str] | None = None,
+) -> None:
+    """Set the environment variables that the shell has not set; log the shell's values that take precedence.
+
+    Args:
+        wanted: Names and values.
+        log: Receives one line per variable that the shell has set to another value.
+        environment: Variables to change; None: `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
+    for name, value in wanted.items():
+        if environment.setdefault(name, str(value)) != str(value):
+            log(
+                f"env_vars.{name}: the shell's value {environment[name]!r} takes precedence over {str(value)!r}"
+            )
 
 
 def keep_collectives_local(environment: MutableMapping[str, str]) -> None:

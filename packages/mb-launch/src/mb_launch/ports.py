@@ -3,8 +3,10 @@
 import socket
 from collections.abc import Mapping
 
+from mb_launch.errors import LauncherError
 
-class PortError(OSError):
+
+class PortError(LauncherError, OSError):
     """The requested port cannot be used."""
 
 

@@ -1,47 +1,12 @@
 """Rules on process groups and start-up (`dist.*`), to check before a launch. The standard library only."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
+from mb_launch._rule_kinds import rule, unsupported
+from mb_launch._rules import Rule
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A condition on some fields, with the message for a violation."""
-
-    id: str
-    fields: tuple[str, ...]
-    test: Callable[..., str | None]
-    why: str
-    fix: str
-    severity: Literal["error", "warning"] = "error"
-    fails: Mapping[str, object]
-    passes: Mapping[str, object]
-
-
-def _unsupported(
-    number: int,
-    path: str,
-    default: object,
-    *,
-    requested: object,
-    instead: str = "",
-    why: str = "this option is not implemented",
-) -> Rule:
-    """Return a rule that rejects every value of a field but its default and null."""
-    return Rule(
-        id=f"T{number:02d}",
-        fields=(path,),
-        test=lambda value: (
-            None if value in (default, None) else f"{json.dumps(value, default=str)} would have no effect"
-        ),
-        why=why,
-        fix=f"Leave it at {json.dumps(default)}. {instead}".strip(),
-        fails={path: requested},
-        passes={path: default},
-    )
-
+NOT_IMPLEMENTED = "this option is not implemented"
 
 _GLOBAL_STATE: Mapping[str, tuple[object, ...]] = {
     "model.mtp_num_layers": (0,),
@@ -100,7 +65,7 @@ _MAPPING = (
 )
 
 RULES: tuple[Rule, ...] = (
-    _unsupported(20, "dist.lazy_mpu_init", False, requested=True),
+    unsupported("T20", "dist.lazy_mpu_init", False, fails=True, why=NOT_IMPLEMENTED),
     Rule(
         id="T23",
         fields=("dist.use_decentralized_pg", *_GLOBAL_STATE),
@@ -110,64 +75,56 @@ RULES: tuple[Rule, ...] = (
         fails={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 1, "ddp.use_megatron_fsdp": False},
         passes={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 0, "ddp.use_megatron_fsdp": False},
     ),
-    _unsupported(26, "dist.disable_jit_fuser", False, requested=True),
-    _unsupported(27, "dist.enable_megatron_core_experimental", False, requested=True),
-    _unsupported(
-        28,
+    unsupported("T26", "dist.disable_jit_fuser", False, fails=True, why=NOT_IMPLEMENTED),
+    unsupported("T27", "dist.enable_megatron_core_experimental", False, fails=True, why=NOT_IMPLEMENTED),
+    unsupported(
+        "T28",
         "dist.eval_context_parallel_size",
         None,
-        requested=2,
-        instead="Evaluation splits sequences as training does (model.context_parallel_size).",
+        fails=2,
+        fix="Leave it at null. Evaluation splits sequences as training does (model.context_parallel_size).",
         why="the attention layers and all process groups are built for one context-parallel size, and Megatron Core "
         "has no second set of groups for evaluation",
     ),
-    Rule(
-        id="T40",
-        fields=("dist.sharp_enabled_group", "ddp.num_distributed_optimizer_instances"),
-        test=_single_replica,
+    rule(
+        "T40",
+        ("dist.sharp_enabled_group", "ddp.num_distributed_optimizer_instances"),
+        _single_replica,
         why="that group connects the replicas of the distributed optimizer",
         fix="Set dist.sharp_enabled_group=dp, or ddp.num_distributed_optimizer_instances.",
-        fails={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 1},
-        passes={"dist.sharp_enabled_group": "dp_replica", "ddp.num_distributed_optimizer_instances": 2},
+        fails=("dp_replica", 1),
+        passes=("dp_replica", 2),
     ),
-    Rule(
-        id="T41",
-        fields=("dist.use_sharp", "facts.cpu"),
-        test=lambda on, cpu: "is true, but this machine has no GPU" if on and cpu else None,
+    rule(
+        "T41",
+        ("dist.use_sharp", "facts.cpu"),
+        lambda on, cpu: "is true, but this machine has no GPU" if on and cpu else None,
         why="NVIDIA's network performs reductions for NCCL, and a run without a GPU uses gloo",
         fix="Set dist.use_sharp=false, or check for a machine with GPUs: mb check --gpu h100.",
-        fails={"dist.use_sharp": True, "facts.cpu": True},
-        passes={"dist.use_sharp": True, "facts.cpu": False},
+        fails=(True, True),
+        passes=(True, False),
     ),
-    Rule(
-        id="T37",
-        fields=(
+    rule(
+        "T37",
+        (
             "ddp.num_distributed_optimizer_instances",
             "model.hierarchical_context_parallel_sizes",
             "facts.einops_installed",
         ),
-        test=_lacks_einops,
+        _lacks_einops,
         why="Megatron Core enumerates such nested groups with it",
         fix="Install einops (Transformer Engine depends on it), or leave both unset.",
-        fails={
-            "ddp.num_distributed_optimizer_instances": 1,
-            "model.hierarchical_context_parallel_sizes": [2, 2],
-            "facts.einops_installed": False,
-        },
-        passes={
-            "ddp.num_distributed_optimizer_instances": 2,
-            "model.hierarchical_context_parallel_sizes": None,
-            "facts.einops_installed": True,
-        },
+        fails=(1, [2, 2], False),
+        passes=(2, None, True),
     ),
-    Rule(
-        id="T38",
-        fields=_MAPPING,
-        test=_different_stages,
+    rule(
+        "T38",
+        _MAPPING,
+        _different_stages,
         why="in this order of ranks experts would be in different pipeline groups than the layers around them",
         fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
-        fails=dict(zip(_MAPPING, (True, 2, 1, 1, 2, 1), strict=True)),
-        passes=dict(zip(_MAPPING, (True, 2, 2, 1, 2, 1), strict=True)),
+        fails=(True, 2, 1, 1, 2, 1),
+        passes=(True, 2, 2, 1, 2, 1),
     ),
 )
 """All rules of this package."""

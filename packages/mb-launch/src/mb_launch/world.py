@@ -4,9 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mb_launch.errors import LauncherError
 
-class WorldError(ValueError):
+
+class WorldError(LauncherError, ValueError):
     """The environment describes the processes of the run inconsistently or incompletely."""
+
+    bad_input = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

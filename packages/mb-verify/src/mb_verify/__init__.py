@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mb_verify.run_record import RecordRow as RecordRow
     from mb_verify.run_record import RunRecord as RunRecord
     from mb_verify.run_record import read_record as read_record
+    from mb_verify.start_command import run_start_command as run_start_command
     from mb_verify.torch_state import read_torch_state as read_torch_state
     from mb_verify.torch_state import read_torch_step as read_torch_step
     from mb_verify.verdict_text import proof_as_data as proof_as_data
@@ -74,6 +75,7 @@ _HOMES = {
     "read_record": "run_record",
     "read_torch_state": "torch_state",
     "read_torch_step": "torch_state",
+    "run_start_command": "start_command",
     "verdict_as_data": "verdict_text",
     "verdict_as_text": "verdict_text",
     "verdict_table": "verdict_text",

@@ -1,5 +1,13 @@
 """Errors of this package."""
 
+from typing import ClassVar
+
 
 class VerificationError(RuntimeError):
-    """A run of the proof failed, ended early or recorded nothing, so that there is nothing to compare."""
+    """A run of the proof failed, ended early or recorded nothing, so that there is nothing to compare.
+
+    Base class of the errors of this package.
+    """
+
+    bad_input: ClassVar[bool] = False
+    """False: the request was read and failed, so that a program exits with 1, not with 2."""

@@ -124,11 +124,11 @@ def require_complete_runs(verdict: Verdict, interruption: Interruption, *, folde
     if verdict.steps != interruption.steps:
         raise VerificationError(
             f"the straight run ended after step {verdict.steps}, not {interruption.steps}, so only a part would be "
-            f"compared. Look into {folder / 'straight'} (keep it with --out)."
+            f"compared. See {folder / 'straight'}."
         )
     expected = tuple(interruption.step * (number + 1) for number in range(len(verdict.resumed_at)))
     if verdict.resumed_at != expected:
         raise VerificationError(
             f"the cut run resumed at step {verdict.resumed_at}, not {expected}: the checkpoint was missing or not "
-            f"loaded, so that no resume was compared. Look into {folder / 'cut'} (keep it with --out)."
+            f"loaded, so that no resume was compared. See {folder / 'cut'}."
         )

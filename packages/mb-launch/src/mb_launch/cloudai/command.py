@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mb_launch.cloudai.constraints import list_items
+from mb_launch.errors import LauncherError
 
 FLAGS: Mapping[str, str] = {
     "gpu_type": "-g", "log_dir": "-l", "container_image": "-i", "compute_dtype": "-c", "task": "--task",
@@ -68,7 +69,7 @@ OVERRIDES: Mapping[str, str] = {
 """Overrides of the configuration that are appended; those of the user take precedence."""
 
 
-class IncompleteLaunchError(ValueError):
+class IncompleteLaunchError(LauncherError, ValueError):
     """A launch lacks an argument that the launcher requires."""
 
 

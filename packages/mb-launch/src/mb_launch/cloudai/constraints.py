@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from mb_launch.errors import LauncherError
+
 NO_GRAPHS = frozenset({"", "none", "null"})
 """Values of `cuda_graph_impl` that capture nothing."""
 
@@ -21,7 +23,7 @@ RECOMPUTE_IN_GRAPH: Mapping[str, frozenset[str]] = {
 """Captured scope -> modules that cannot be recomputed at the same time."""
 
 
-class SweepError(ValueError):
+class SweepError(LauncherError, ValueError):
     """A field of a single launch has a list of values."""
 
 

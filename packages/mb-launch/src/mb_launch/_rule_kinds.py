@@ -1,0 +1,298 @@
+"""Constructors of rules of common kinds: a value of a set, within bounds, required by another, without effect.
+
+Standard library only. Every package that uses them has an identical copy of this file; a test compares them. Examples
+are in the order of the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Literal
+
+from ._rules import FILE_WORDS, NOTHING, Rule
+
+NOT_IMPLEMENTED = (
+    "this option is not implemented yet; ignoring it silently would hide the problem until the run is in progress"
+)  # fmt: skip
+"""Reason of a rule that rejects an option without an implementation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Set of values in a condition. A condition may also be a value: True and False are any true or false value."""
+
+    test: Callable[[Any], bool]
+    """Function that returns whether a value belongs to the set."""
+    text: str
+    """Description with `{}` for the name of the field, such as "{}>=1"."""
+
+    def __call__(self, value: object) -> bool:
+        """Return whether the value belongs to the set."""
+        return self.test(value)
+
+
+SET = Match(lambda value: value is not None, "{}")
+"""Any value but None."""
+
+
+def among(*values: object) -> Match:
+    """Return the condition that a field has one of these values."""
+    return Match(lambda value: value in values, f"{{}}={' or '.join(map(shown, values))}")
+
+
+def other_than(*values: object) -> Match:
+    """Return the condition that a field has none of these values."""
+    return Match(lambda value: value not in values, f"{{}} other than {' or '.join(map(shown, values))}")
+
+
+def above(limit: float) -> Match:
+    """Return the condition that a number is set and greater than a limit."""
+    return Match(lambda value: value is not None and value > limit, f"{{}}>{limit}")
+
+
+def shown(value: object) -> str:
+    """Return a value as a file would contain it, with simple text unquoted."""
+    if isinstance(value, bool) or value is None:
+        return FILE_WORDS[str(value)]
+    return repr(value) if isinstance(value, str) and not re.fullmatch(r"\S+", value) else str(value)
+
+
+def within(section: str, names: str) -> tuple[str, ...]:
+    """Return the paths of several fields of one section; the names are separated by spaces."""
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
+def rule(  # noqa: PLR0913 (the fields of the record)
+    id: str,
+    fields: str | Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+    severity: Literal["error", "warning"] = "error",
+    fallback: Mapping[str, object] = NOTHING,
+) -> Rule:
+    """Return a rule whose examples are in the order of its fields."""
+    paths = (fields,) if isinstance(fields, str) else tuple(fields)
+    return Rule(
+        id=id,
+        fields=paths,
+        test=test,
+        why=why,
+        fix=fix,
+        severity=severity,
+        fails=dict(zip(paths, fails, strict=True)),
+        passes=dict(zip(paths, passes, strict=True)),
+        fallback=fallback,
+    )
+
+
+def as_warning(rule: Rule) -> Rule:
+    """Return the rule with severity "warning"."""
+    return replace(rule, severity="warning")
+
+
+def one_of(
+    id: str, path: str, choices: Sequence[object], *, why: str, fix: str, fails: object, passes: object = None
+) -> Rule:
+    """Return a rule that a field has one of several values. The example that passes is the first one by default."""
+    names = ", ".join(shown(choice) for choice in choices if choice is not None)
+
+    def test(value: object) -> str | None:
+        return None if value in choices else f"must be one of {names} ({_named([path], [value])})"
+
+    passing = choices[0] if passes is None else passes
+    return rule(id, path, test, why=why, fix=fix, fails=(fails,), passes=(passing,))
+
+
+def in_range(  # noqa: PLR0913 (two bounds, and the fields of the record)
+    id: str,
+    path: str,
+    low: float = -inf,
+    high: float = inf,
+    *,
+    why: str,
+    fix: str = "",
+    fails: object = None,
+    passes: object = None,
+    below: float = inf,
+) -> Rule:
+    """Return a rule that a number is at least `low`, at most `high` and less than `below`. None is accepted."""
+    lower = f"at least {low}" if low > -inf else ""
+    upper = f"at most {high}" if high < inf else f"less than {below}" if below < inf else ""
+    bounds = f"from {low} to {high}" if lower and high < inf else " and ".join(filter(None, (lower, upper)))
+
+    def test(value: float | None) -> str | None:
+        fits = value is None or (low <= value <= high and (value < below or below == inf))
+        return None if fits else f"must be {bounds} ({_named([path], [value])})"
+
+    limit = f"{low} to {high}" if high < inf else f"{low} or more"
+    return rule(
+        id,
+        path,
+        test,
+        why=why,
+        fix=fix or f"Set {path} to {limit}.",
+        fails=(low - 1 if fails is None else fails,),
+        passes=(low if passes is None else passes,),
+    )
+
+
+def excludes(
+    id: str,
+    conditions: Mapping[str, object],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+) -> Rule:
+    """Return a rule that fields do not satisfy these conditions, path to value or `Match`, at the same time."""
+    first, *others = conditions
+    rest = " and ".join(_leaf(path, first) for path in others)
+
+    def test(*values: object) -> str | None:
+        if not all(
+            _matches(value, wanted) for value, wanted in zip(values, conditions.values(), strict=True)
+        ):
+            return None
+        return f"cannot be combined with {rest} ({_named(conditions, values)})"
+
+    return rule(id, tuple(conditions), test, why=why, fix=fix, fails=fails, passes=passes)
+
+
+def requires(
+    id: str,
+    when: Mapping[str, object],
+    needs: Mapping[str, object],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+) -> Rule:
+    """Return a rule that fields which satisfy the conditions `when` come with others that satisfy `needs`."""
+    first, paths = next(iter(when)), (*when, *needs)
+    wanted = " and ".join(_condition(_leaf(path, first), match) for path, match in needs.items())
+
+    def test(*values: object) -> str | None:
+        given, needed = values[: len(when)], values[len(when) :]
+        on = all(_matches(value, match) for value, match in zip(given, when.values(), strict=True))
+        met = all(_matches(value, match) for value, match in zip(needed, needs.values(), strict=True))
+        return f"requires {wanted} ({_named(paths, values)})" if on and not met else None
+
+    return rule(id, paths, test, why=why, fix=fix, fails=fails, passes=passes)
+
+
+def multiple_of(
+    id: str, path: str, divisor: str, *, why: str, fix: str, fails: Sequence[object], passes: Sequence[object]
+) -> Rule:
+    """Return a rule that a number is a positive multiple of another one. None and divisors below 1 are accepted."""
+
+    def test(value: int | None, by: int | None) -> str | None:
+        if value is None or by is None or by < 1 or (value >= 1 and value % by == 0):
+            return None
+        return f"must be a multiple of {_leaf(divisor, path)} ({_named([path, divisor], [value, by])})"
+
+    return rule(id, (path, divisor), test, why=why, fix=fix, fails=fails, passes=passes)
+
+
+def no_effect(
+    id: str,
+    switch: str,
+    defaults: Mapping[str, object],
+    *,
+    why: str,
+    fix: str,
+    fails: Sequence[object],
+    passes: Sequence[object],
+) -> Rule:
+    """Return a rule that rejects settings which differ from their defaults while the field `switch` is off."""
+
+    def test(on: object, *values: object) -> str | None:
+        changed = {
+            path: value
+            for (path, default), value in zip(defaults.items(), values, strict=True)
+            if value != default and not on
+        }
+        text = _named([switch, *changed], [on, *changed.values()])
+        return f"leaves other settings without effect ({text})" if changed else None
+
+    return rule(id, (switch, *defaults), test, why=why, fix=fix, fails=fails, passes=passes)
+
+
+def needs_package(
+    id: str, paths: Sequence[str], package: str, *, fact: str, why: str, fix: str, example: object = True
+) -> Rule:
+    """Return a rule that rejects settings if the package that they need is not installed.
+
+    Args:
+        id: Identifier.
+        paths: Fields, any of which requires the package if it has a true value.
+        package: Name of the distribution.
+        fact: Name of the fact, such as `wandb_installed`.
+        why: Reason.
+        fix: Instruction.
+        example: Value of the first field in the examples; the others are None.
+    """
+
+    def test(*values: object) -> str | None:
+        *settings, installed = values
+        on = {path: value for path, value in zip(paths, settings, strict=True) if value}
+        if not on or installed:
+            return None
+        return f"requires {package}, which is not installed ({_named([*on], [*on.values()])})"
+
+    given: tuple[object, ...] = (example, *[None] * (len(paths) - 1))
+    fields = (*paths, f"facts.{fact}")
+    return rule(id, fields, test, why=why, fix=fix, fails=(*given, False), passes=(*given, True))
+
+
+def unsupported(
+    id: str, path: str, neutral: object, *, fails: object, why: str = NOT_IMPLEMENTED, fix: str = ""
+) -> Rule:
+    """Return a rule that rejects every value of a field but None and its neutral value."""
+
+    def test(value: object) -> str | None:
+        accepted = value is None or value == neutral
+        return None if accepted else f"is not supported ({_named([path], [value])})"
+
+    return rule(
+        id,
+        path,
+        test,
+        why=why,
+        fix=fix or f"Leave it at {shown(neutral)}.",
+        fails=(fails,),
+        passes=(neutral,),
+    )
+
+
+def _matches(value: object, wanted: object) -> bool:
+    if isinstance(wanted, bool):
+        return bool(value) is wanted
+    return wanted(value) if isinstance(wanted, Match) else value == wanted
+
+
+def _condition(name: str, wanted: object) -> str:
+    if isinstance(wanted, Match):
+        return wanted.text.format(name)
+    return name if wanted is True else f"{name}={shown(wanted)}"
+
+
+def _leaf(path: str, first: str) -> str:
+    """Return the name of a field, with its section if that is not the section of the first field."""
+    section, _, name = path.partition(".")
+    return name if name and section in (first.partition(".")[0], "facts") else path
+
+
+def _named(paths: Iterable[str], values: Iterable[object]) -> str:
+    """Return values with the names of their fields, as in `fp8=hybrid, fp4=null`."""
+    names = [*paths]
+    pairs = zip(names, values, strict=True)
+    return ", ".join(f"{_leaf(path, names[0])}={shown(value)}" for path, value in pairs)

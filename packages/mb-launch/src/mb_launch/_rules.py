@@ -1,0 +1,272 @@
+"""Rules on configuration values: their record, their check and their messages.
+
+A rule is a pure function of the values of some fields. A violated rule reads `path: problem (values), because reason.
+Fix.` wherever it is reported: by `check`, by `refuse`, and by a command. Standard library only. Every package with
+rules has an identical copy of this file; a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+MAX_VALUE_LENGTH = 200
+"""Maximum number of characters of one value in a message."""
+MAX_MESSAGE_LENGTH = 1_000
+"""Maximum number of characters of the message about one field."""
+FILE_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Literals of Python and of YAML."""
+_PYTHON_WORDS = re.compile(r"(?<==)(?:True|False|None)\b")
+_SECRET = re.compile(
+    r"(^|_)(api_?key|(hf|access|auth)_token|secret(_key)?|password|credentials?)$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Condition on the values of some fields, with an example that violates it and one that satisfies it."""
+
+    id: str
+    """Identifier, such as `V137`."""
+    fields: tuple[str, ...]
+    """Paths of the arguments of `test`, in order: `section.field` or `facts.name`. Messages name the first one."""
+    test: Callable[..., str | None]
+    """Function of these values that returns None, or a description of the problem."""
+    why: str
+    """Reason, as the end of a sentence "because ..."."""
+    fix: str
+    """Instruction that resolves the problem, as a sentence."""
+    severity: Literal["error", "warning"] = "error"
+    """An error prevents the run; a warning does not."""
+    fails: Mapping[str, object]
+    """Example, path to value, that the rule rejects."""
+    passes: Mapping[str, object]
+    """Example, path to value, that the rule accepts."""
+    fallback: Mapping[str, object] = NOTHING
+    """Path to the value that replaces a rejected one which the user did not set; empty: the rule only rejects."""
+
+    def check(self, *values: object, origin: Mapping[str, str] = NOTHING) -> Problem | None:
+        """Return the problem with these values, in the order of `fields`; None if there is none."""
+        message = self.test(*values)
+        if message is None:
+            return None
+        named = dict(zip(self.fields, values, strict=True))
+        return Problem(
+            id=self.id,
+            severity=self.severity,
+            fields=self.fields,
+            message=_readable(message, named),
+            why=self.why,
+            fix=self.fix,
+            values=named,
+            origin=origin,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A rule that a configuration violates. `str` returns the sentence for the user."""
+
+    id: str
+    """Identifier of the rule."""
+    severity: Literal["error", "warning"] = "error"
+    """An error prevents the run."""
+    fields: tuple[str, ...]
+    """Paths that the rule reads. The message is about the first one."""
+    message: str
+    """Problem, with the values."""
+    why: str
+    """Reason, as the end of a sentence "because ..."."""
+    fix: str
+    """Instruction that resolves the problem."""
+    values: Mapping[str, object] = field(default_factory=lambda: NOTHING)
+    """Value of each path."""
+    origin: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """Origin of each value, if known."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the problem as plain data for JSON. Of an environment, only variables that the text names are kept."""
+        words = {*re.findall(r"\w+", f"{self.message} {self.why} {self.fix}")}
+        values = dict(self.values)
+        if isinstance(env := values.get("facts.env"), Mapping):
+            values["facts.env"] = {name: item for name, item in env.items() if name in words}
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "fields": list(self.fields),
+            "message": self.message,
+            "why": self.why,
+            "fix": self.fix,
+            "values": {path: plain(value) for path, value in values.items()},
+            "origin": dict(self.origin),
+        }
+
+    @property
+    def sentence(self) -> str:
+        """Problem, reason and fix, without the path."""
+        return f"{self.message}, because {self.why}. {self.fix}"
+
+    @property
+    def line(self) -> str:
+        """The sentence with the identifier of the rule, as errors list it."""
+        return f"[{self.id}] {self}"
+
+    def __str__(self) -> str:
+        return f"{self.fields[0].removeprefix('facts.')}: {self.sentence}"
+
+
+class RuleError(ValueError):
+    """Violated rules. `problems` contains all of them; the text has a line `[id] path: problem ...` for each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problem.line for problem in self.problems))
+
+
+def check(
+    sections: Mapping[str, object],
+    rules: Iterable[Rule],
+    *,
+    facts: Mapping[str, object] = NOTHING,
+    origin: Callable[[str], str] | None = None,
+) -> list[Problem]:
+    """Return every problem, in the order of the rules. Does not modify anything.
+
+    Args:
+        sections: Section name to section: an object with attributes, a mapping, or None for an absent section.
+        rules: Rules. A rule applies if every section that it reads is present, its first field exists, and every fact
+            that it reads is known. A further field that a section does not have is None.
+        facts: Values that no section contains, which rules read as `facts.name`.
+        origin: Function that returns the origin of the value at a path, such as `run.yaml:12`.
+    """
+    known = {**sections, "facts": facts}
+    found = (_apply(rule, known, origin) for rule in rules if applies(rule, known))
+    return [problem for problem in found if problem is not None]
+
+
+def refuse(
+    sections: Mapping[str, object],
+    rules: Iterable[Rule],
+    *,
+    error: Callable[[Iterable[Problem]], Exception] = RuleError,
+    facts: Mapping[str, object] = NOTHING,
+) -> None:
+    """Raise one error with every problem of severity "error". Arguments are those of `check`.
+
+    Raises:
+        RuleError: At least one rule is violated; `error` replaces the class.
+    """
+    problems = [problem for problem in check(sections, rules, facts=facts) if problem.severity == "error"]
+    if problems:
+        raise error(problems)
+
+
+def explain(rule: Rule) -> str:
+    """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
+    problem = Rule.check(rule, *(rule.fails.get(path) for path in rule.fields))
+    lines = [
+        f"{rule.id} ({rule.severity})",
+        f"reads:  {', '.join(rule.fields)}",
+        f"why:    {rule.why}",
+        f"fix:    {rule.fix}",
+        "fails:",
+        *_example(rule.fails),
+        f"message: {rule.fields[0].removeprefix('facts.')}: {problem.message if problem else None}",
+        "passes:",
+        *_example(rule.passes),
+    ]
+    return "\n".join(lines)
+
+
+def applies(rule: Rule, sections: Mapping[str, object]) -> bool:
+    """Return whether everything that a rule reads is present. Facts are the section `facts`."""
+    first, _, name = rule.fields[0].partition(".")
+    section = sections.get(first)
+    exists = not name or _has(section, name.partition(".")[0])
+    return exists and all(_present(path, sections) for path in rule.fields)
+
+
+def value_at(path: str, sections: Mapping[str, object]) -> object:
+    """Return the value at a dotted path in sections that are objects or mappings, or None if there is no such field."""
+    name, *leaves = path.split(".")
+    value = sections[name]
+    for key in leaves:
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+    return value
+
+
+def plain(value: object) -> object:
+    """Return a value as containers, numbers and text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def in_file_words(text: str) -> str:
+    """Replace Python's literals after `=` by those of YAML, such as `=true` and `=null`, as they are in a file."""
+    return _PYTHON_WORDS.sub(lambda found: FILE_WORDS[found[0]], text)
+
+
+def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
+    """Return the text, or its beginning and end with the number of omitted characters."""
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    return f"{text[: most - tail]}... ({len(text) - most:,} more characters) ...{text[-tail:]}"
+
+
+def _apply(rule: Rule, sections: Mapping[str, object], origin: Callable[[str], str] | None) -> Problem | None:
+    own = [path for path in rule.fields if not path.startswith("facts.")]
+    values = (value_at(path, sections) for path in rule.fields)
+    # Unbound: a rule may be any record with these members, such as one of the user.
+    return Rule.check(rule, *values, origin={} if origin is None else {path: origin(path) for path in own})
+
+
+def _present(path: str, sections: Mapping[str, object]) -> bool:
+    name, _, leaf = path.partition(".")
+    section = sections.get(name)
+    if name == "facts":
+        return isinstance(section, Mapping) and section.get(leaf) is not None
+    return section is not None
+
+
+def _has(section: object, name: str) -> bool:
+    return name in section if isinstance(section, Mapping) else hasattr(section, name)
+
+
+def _readable(message: str, values: Mapping[str, object]) -> str:
+    """Return a message in the words of a file, with secrets masked and long values truncated."""
+    message = in_file_words(message)
+    for path, value in values.items():
+        if isinstance(value, str) and value and _SECRET.search(path.rpartition(".")[2]):
+            message = message.replace(value, "<masked>")
+    if len(message) <= MAX_VALUE_LENGTH:
+        return message
+    for value in values.values():
+        if isinstance(value, str) and len(value) > MAX_VALUE_LENGTH:
+            message = message.replace(value, truncate(value))
+    return truncate(message, MAX_MESSAGE_LENGTH)
+
+
+def _example(values: Mapping[str, object]) -> Iterable[str]:
+    """Yield the lines of an example as YAML."""
+    if not values:
+        yield "  # none of these fields is set"
+    for section in dict.fromkeys(path.partition(".")[0] for path in values):
+        note = "  # not in a file: set by options, the launcher or the machine" if section == "facts" else ""
+        if section not in values:
+            yield f"  {section}:{note}"
+        for path, value in values.items():
+            name = path.removeprefix(f"{section}.") if path != section else ""
+            text = json.dumps(plain(value), ensure_ascii=False)
+            if path.partition(".")[0] == section:
+                yield f"    {name}: {text}" if name else f"  {section}: {text}"

@@ -1,0 +1,51 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from mb_verify import RunStart, VerificationError, run_start_command
+
+START = {"run": Path("runs/cut"), "record": Path("records/cut"), "number": 1, "processes": 1}
+KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def run(program, *, saved=None, **options):
+    lines = []
+    command = [sys.executable, "-c", program]
+    run_start_command(RunStart(**START, **options), command, saved_step=lambda: saved, log=lines.append)
+    return lines
+
+
+def test_a_start_that_ends_in_order_is_logged():
+    assert run("") == ["cut run, start 2: done, 0 s"]
+
+
+def test_a_start_that_is_killed_after_its_checkpoint_is_logged():
+    assert run(KILLS_ITSELF, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+
+
+def test_a_signal_that_a_launcher_reports_counts_as_a_kill():
+    program = "import sys; sys.exit('rank 1 was killed by SIGKILL')"
+    assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        ("import sys; sys.exit('no room')", {}, r"start 2: failed with exit code 1.*\nno room"),
+        (KILLS_ITSELF, {"saved": 5, "kill_after": 6}, "exit code -9"),
+        (KILLS_ITSELF, {"kill_after": 6}, "exit code -9"),
+        ("import sys; sys.exit(3)", {"saved": 6, "kill_after": 6}, "exit code 3"),
+        ("", {"saved": 6, "kill_after": 6}, "ended before the checkpoint of step 6 was complete"),
+    ],
+    ids=[
+        "fails",
+        "killed too early",
+        "killed without a checkpoint",
+        "fails after its checkpoint",
+        "not killed",
+    ],
+)
+def test_other_ends_are_failures(program, options, message):
+    with pytest.raises(VerificationError, match=message):
+        run(program, **options)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from mb_trainer.commands.preflight import Target, examine
+from mb_config.facts import TargetMachine
+from mb_config.program import examine
+from mb_trainer.config_program import PROGRAM
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
 CP, VP = "model.context_parallel_size", "model.virtual_pipeline_model_parallel_size"
@@ -185,11 +187,11 @@ TABLE = [
 
 def broken(words, processes, out):
     """Return the ids of the rules that a request violates."""
-    _, findings = examine(words.split(), files=[], out=out, target=Target(world_size=processes))
-    return {problem.id for problem in findings.problems}
+    found = examine(PROGRAM, words.split(), out=out, target=TargetMachine(world_size=processes))
+    return {problem.id for problem in found.result.problems}
 
 
-@pytest.mark.parametrize(("words", "processes", "ids", "mend"), TABLE, ids=lambda item: str(item))
-def test_a_bad_request_breaks_exactly_these_rules_and_is_mended(words, processes, ids, mend, tmp_path):
+@pytest.mark.parametrize(("words", "processes", "ids", "fix"), TABLE, ids=lambda item: str(item))
+def test_a_bad_request_violates_exactly_these_rules_and_the_fix_none(words, processes, ids, fix, tmp_path):
     assert broken(words, processes, tmp_path) == set(ids.split())
-    assert broken(f"{words} {mend}", processes, tmp_path) == set()
+    assert broken(f"{words} {fix}", processes, tmp_path) == set()

@@ -35,7 +35,7 @@ def test_help_names_every_command():
     assert all(command[0] in mb("--help").stdout for command in COMMANDS)
 
 
-def test_the_version_is_told_without_loading_torch():
+def test_the_version_is_printed_without_loading_torch():
     code = (
         "import sys; from typer.testing import CliRunner; from mb_trainer.cli import app;"
         "print(CliRunner().invoke(app, ['--version']).stdout, end=''); sys.exit('torch' in sys.modules)"
@@ -100,7 +100,7 @@ def test_what_must_not_be_done_is_exit_code_1(words, message, empty_folder):
     assert message in result.stderr
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_is_reported_at_once():
     result = mb("pretrain", "train.global_batch_size=7", "model.num_query_groups=3", "model.seq_length=128")
     assert result.exit_code == 1
     assert all(
@@ -195,7 +195,7 @@ def test_data_build_writes_what_the_trainer_reads(empty_folder):
     assert mb("data", "build", *words, "--overwrite").exit_code == 0
 
 
-def test_bad_input_is_told_without_loading_torch():
+def test_bad_input_is_reported_without_loading_torch():
     code = (
         "import sys; from typer.testing import CliRunner; from mb_trainer.cli import app;"
         "CliRunner().invoke(app, ['pretrain', 'train.global_batch_size=7']); sys.exit('torch' in sys.modules)"

@@ -1,11 +1,11 @@
-"""`mb data index|show|verify|stats` on data written by `mb data build`."""
+"""`mb data`: the commands of mb-data, and `index` with a recipe."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from mb_data import IndexedWriter, train_bpe
+from mb_data import train_bpe
 from mb_trainer.cli import app
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog " * 3, "again " * 40] * 10
@@ -41,46 +41,6 @@ def mb(*words):
 @pytest.mark.parametrize("name", ["build", "index", "show", "verify", "stats"])
 def test_every_command_has_an_example(name):
     assert f"Example: mb data {name}" in " ".join(mb(name, "--help")[1].split())
-
-
-def test_show_gives_the_text_back(folder):
-    code, out, _ = mb("show", folder / "play", 1, "--tokenizer", folder / "tokenizer.json")
-    assert (code, "document 1 of 30" in out, TEXTS[1] + "<|endoftext|>" in out) == (0, True, True)
-    plain = json.loads(mb("show", folder / "play", "--json")[1])
-    assert (plain["document"], plain["documents"], plain["text"]) == (0, 30, None)
-
-
-def test_show_names_a_document_and_a_pair_that_are_not_there(folder):
-    code, _, err = mb("show", folder / "play", 30)
-    assert (code, "has no document 30; it has 30" in err) == (2, True)
-    code, _, err = mb("show", folder / "plya")
-    assert (code, "contains play. Correct the path" in err) == (2, True)
-
-
-def test_verify_finds_tokens_of_another_tokenizer(folder, tmp_path):
-    assert mb("verify", folder / "play", "--tokenizer", folder / "tokenizer.json")[:2] == (
-        0,
-        f"{folder / 'play'}: whole\n",
-    )
-    with IndexedWriter(tmp_path / "wide", dtype="int32") as writer:
-        writer.add_document([1, 2, 270])
-    words = ["verify", tmp_path / "wide", folder / "play", "--tokenizer", folder / "tokenizer.json", "--json"]
-    code, out, _ = mb(*words)
-    found = json.loads(out)
-    assert (code, found[str(folder / "play")]) == (1, [])
-    assert "token 2 is 270, but the tokenizer has 270 entries" in found[str(tmp_path / "wide")][0]
-    assert mb("verify", tmp_path / "none")[0] == 2
-
-
-def test_stats_of_a_blend(folder):
-    run = ["--train-iters", 10, "--global-batch-size", 4, "--seq-length", 100]
-    (found,) = json.loads(mb("stats", folder / "play", *run, "--json")[1])
-    assert (found["documents"], found["share"], found["epochs"]) == (30, 1.0, 4000 / found["tokens"])
-    code, out, _ = mb("stats", 30, folder / "play", 70, folder / "play")
-    assert (code, "share of the blend 30.0%" in out, "30 documents" in out) == (0, True, True)
-    assert mb("stats", folder / "play", "--train-iters", 5)[0] == 2
-    code, _, err = mb("stats", 30, folder / "play", folder / "play", 1)
-    assert (code, "dataset.data_path" in err) == (2, True)
 
 
 def described(folder, **more):
@@ -124,17 +84,17 @@ def test_index_builds_what_the_datasets_of_a_run_find(folder):
         reset_attention_mask=False,
         eod_mask_loss=False,
     )
-    told = []
+    reported = []
     context = DatasetBuildContext(
         train_samples=24,
         valid_samples=12,
         test_samples=4,
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        progress=lambda *news: told.append(news),
+        progress=lambda *news: reported.append(news),
     )
     build_gpt_datasets(config, context)
     assert {file: file.stat().st_mtime_ns for file in (folder / "indices").rglob("*.npy")} == built
-    assert told == [("build sample indices", number, 6) for number in range(1, 7)]
+    assert reported == [("build sample indices", number, 6) for number in range(1, 7)]
 
 
 def test_index_refuses_data_that_are_not_sound(folder):
@@ -145,7 +105,7 @@ def test_index_refuses_data_that_are_not_sound(folder):
     assert "no such .bin/.idx pair" in err
 
 
-def test_index_says_where_there_is_none():
+def test_index_reports_a_dataset_without_indices():
     without_files = ["tokenizer.tokenizer_type=NullTokenizer", "tokenizer.tokenizer_model=null"]
     code, _, err = mb("index", "sft_tiny", *without_files, "tokenizer.vocab_size=300")
     assert (code, "has no sample indices" in err) == (1, True)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mb_data import DataPathError, TokenizerConfig
 from mb_trainer.cli import app
-from mb_trainer.preflight import verify_data
+from mb_trainer.data_checks import verify_data
 from mb_trainer.recipes import RECIPES
 
 
@@ -48,7 +48,7 @@ def test_a_whole_validation_set_is_refused_for_what_fine_tuning_data_is():
     result = CliRunner().invoke(app, ["check", "sft_tiny", "validation.full_validation=true"])
     assert "error T35" in result.stdout
     assert "comes from a dataset provider" not in result.stdout
-    assert "fine-tuning data are read again and again" in " ".join(result.stdout.split())
+    assert "fine-tuning data are read repeatedly" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(("length", "refused"), [(250, True), (224, False)])
@@ -62,7 +62,7 @@ PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "violated"),
     [
         ([PACKS, "train.micro_batch_size=1"], []),
         ([PACKS], ["V139"]),
@@ -71,5 +71,5 @@ PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"
         (["+dataset.dataset_kwargs.chat=true"], ["V047a"]),
     ],
 )
-def test_packs_are_checked_before_the_launch(words, told):
-    assert problems(*words) == told
+def test_packs_are_checked_before_the_launch(words, violated):
+    assert problems(*words) == violated

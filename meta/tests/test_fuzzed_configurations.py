@@ -27,14 +27,16 @@ from mb_config import (
     run_sweep,
     smallest_world,
 )
+from mb_config.facts import TargetMachine
+from mb_config.module_layouts import rules_per_point
+from mb_config.preflight import effective_dist, preflight
 from mb_config.value_types import hints, options
 from mb_trainer.config import TARGETS, ConfigContainer
-from mb_trainer.machine import gather_facts
+from mb_trainer.machine import target_facts
 from mb_trainer.planning import look_ahead
-from mb_trainer.preflight import RULES, as_taken, inspect
-from mb_trainer.reading import SECTIONS_BY_NAME
+from mb_trainer.preflight import CHECKS, RULES
 from mb_trainer.recipes import RECIPES
-from mb_trainer.sweeping import rules_at_points
+from mb_trainer.request_reader import ALL_SECTION_FACTORIES
 
 CASES = int(os.environ.get("MB_FUZZ_CASES", "150"))
 SEED = int(os.environ.get("MB_FUZZ_SEED", "1"))
@@ -166,20 +168,20 @@ def mutate_data(chance: random.Random, data: Any) -> dict[str, Any]:
 def examine(chance: random.Random, config: ConfigContainer) -> str:
     """Check, resolve, plan and sweep a case as the commands do. Return the outcome."""
     world_size = chance.choice((1, 2, 8, 64, 1024))
-    facts = gather_facts(world_size, env_vars=config.env_vars)
-    findings = inspect(config, facts=facts, provenance=Provenance())
+    facts = target_facts(TargetMachine(world_size=world_size), config.env_vars)
+    findings = preflight(config, CHECKS, facts=facts, provenance=Provenance())
     json.dumps([item.to_dict() for item in (*findings.problems, *findings.changes)])
     assert all(len(str(problem)) < 5000 for problem in findings.problems)
     if not findings.resolved:
         assert findings.problems
         return "rejected"
     if chance.random() < 0.2:
-        sections = {**config.sections(), "dist": as_taken(config.dist, facts)}
+        sections = {**config.sections(), "dist": effective_dist(config.dist, facts)}
         axes = [
             Axis(path="train.micro_batch_size", values=(1, 2)),
             Axis(path="model.num_layers", values=(4, 10**13)),
         ]
-        swept = run_sweep(sections, axes, rules_at_points(RULES, config.model), facts=facts)
+        swept = run_sweep(sections, axes, rules_per_point(RULES, config.model), facts=facts)
         assert {index[1] for index in swept.passing} <= {0}
     smallest_world(config.model)
     json.dumps(look_ahead(config, world_size=world_size).to_dict())
@@ -203,7 +205,9 @@ def attempt(seed: int, examples: Mapping[str, ConfigContainer]) -> tuple[str, st
             path = chance.choice(field_paths(config))
             text = chance.choice((*TEXTS, *map(repr, PLAIN[:9]), *map(str, INTEGERS)))
             mutations = {path: text}
-            apply_overrides(config, [f"{path}={text}"], section_factories=SECTIONS_BY_NAME, targets=TARGETS)
+            apply_overrides(
+                config, [f"{path}={text}"], section_factories=ALL_SECTION_FACTORIES, targets=TARGETS
+            )
         outcome = examine(chance, config)
     except DOCUMENTED as error:
         outcome = type(error).__name__

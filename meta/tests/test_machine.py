@@ -2,11 +2,19 @@
 
 import pytest
 
+from mb_config import facts
+from mb_config.facts import TargetMachine
 from mb_launch import GpuSources
-from mb_trainer import machine
-from mb_trainer.machine import gather_facts
-from mb_trainer.preflight import find_problems
+from mb_launch.gpus import THIS_MACHINE
+from mb_trainer.machine import target_facts
+from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import gpt_tiny
+
+
+def gather_facts(world_size, *, env_vars=None, environment=None, sources=THIS_MACHINE, **target):
+    """Return the facts about a machine."""
+    known = TargetMachine(world_size=world_size, **target)
+    return target_facts(known, env_vars, environment=environment, sources=sources)
 
 
 def machine_of(driver):
@@ -19,10 +27,10 @@ def test_the_shell_wins_over_env_vars():
     assert known["env"] == {"NCCL_ALGO": "Tree", "A": "1"}
 
 
-def test_another_machine_leaves_transformer_engine_unknown_until_told(tmp_path):
+def test_transformer_engine_of_another_machine_is_unknown_unless_given(tmp_path):
     elsewhere = gather_facts(8, gpu="h100", sources=machine_of(tmp_path))
-    told = gather_facts(8, gpu="h100", transformer_engine="2.20", sources=machine_of(tmp_path))
-    assert (elsewhere["gpu"], told["transformer_engine"], told["transformer_engine_version"]) == (
+    given = gather_facts(8, gpu="h100", transformer_engine="2.20", sources=machine_of(tmp_path))
+    assert (elsewhere["gpu"], given["transformer_engine"], given["transformer_engine_version"]) == (
         "h100",
         True,
         "2.20",
@@ -30,7 +38,7 @@ def test_another_machine_leaves_transformer_engine_unknown_until_told(tmp_path):
 
 
 def test_without_a_gpu_an_installed_transformer_engine_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "installed_version", lambda module, distribution: "2.9.0")
+    monkeypatch.setattr(facts, "installed_version", lambda module, distribution: "2.9.0")
     here = gather_facts(1, sources=machine_of(tmp_path))
     assert (here["cpu"], here["transformer_engine"], here["transformer_engine_version"]) == (
         True,
@@ -63,7 +71,7 @@ def test_without_a_gpu_deterministic_runs_need_no_algorithm_of_nccl(tmp_path):
 
     def broken(**where):
         known = gather_facts(2, environment={}, **where)
-        return [problem.id for problem in find_problems(config, facts=known) if problem.id == "V141"]
+        return [problem.id for problem in CHECKS.find_problems(config, facts=known) if problem.id == "V141"]
 
     (tmp_path / "driver" / "0000:01:00.0").mkdir(parents=True)
     (tmp_path / "driver" / "0000:01:00.0" / "information").write_text("Model: NVIDIA T1000\n")
@@ -82,7 +90,7 @@ def test_groups_of_groups_need_einops_unless_they_are_for_another_machine():
 
     def broken(**where):
         known = {**gather_facts(4, **where), "einops_installed": None if where else False}
-        return [problem.id for problem in find_problems(config, facts=known) if problem.id == "T37"]
+        return [problem.id for problem in CHECKS.find_problems(config, facts=known) if problem.id == "T37"]
 
     assert gather_facts(4, gpu="h100").get("einops_installed") in (None, True)
     assert (broken(), broken(gpu="h100")) == (["T37"], [])
@@ -94,7 +102,7 @@ def test_local_checkpoints_need_a_library_that_is_there():
     config.checkpoint.non_persistent_local_ckpt_dir = "/local"
     known = gather_facts(1)
     assert "nvidia_resiliency_ext_installed" in known
-    found = find_problems(config, facts={**known, "nvidia_resiliency_ext_installed": False})
+    found = CHECKS.find_problems(config, facts={**known, "nvidia_resiliency_ext_installed": False})
     assert [problem.id for problem in found] == ["CK13"]
 
 
@@ -106,7 +114,9 @@ def test_a_version_of_nvrx_that_megatron_cannot_be_imported_with_is_refused_befo
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         known = gather_facts(1)
-    found = [str(problem) for problem in find_problems(gpt_tiny(), facts=known) if problem.id == "CK50"]
+    found = [
+        str(problem) for problem in CHECKS.find_problems(gpt_tiny(), facts=known) if problem.id == "CK50"
+    ]
     assert len(found) == 1
     assert "nvidia-resiliency-ext 0.4.1 is installed" in found[0]
 
@@ -139,7 +149,7 @@ def test_gpus_of_another_machine_are_those_that_nvlink_connects():
     assert found == [8, 72, None]
 
 
-def test_apex_is_there_on_another_machine_where_the_user_says_so(four_gpus):
+def test_apex_is_assumed_on_another_machine_only_if_the_user_declares_it(four_gpus):
     name = "fused_softmax_installed"
     assert gather_facts(1, gpu="h100")[name] is False
     assert gather_facts(1, gpu="h100", apex=True)[name] is True
@@ -150,6 +160,8 @@ def test_apex_is_there_on_another_machine_where_the_user_says_so(four_gpus):
 def test_processes_of_this_machine_are_at_most_its_gpus(four_gpus):
     def broken(processes):
         known = gather_facts(8, local_world_size=processes, sources=four_gpus, environment={})
-        return [problem.id for problem in find_problems(gpt_tiny(), facts=known) if problem.id == "H05"]
+        return [
+            problem.id for problem in CHECKS.find_problems(gpt_tiny(), facts=known) if problem.id == "H05"
+        ]
 
     assert [broken(processes) for processes in (None, 4, 8)] == [[], [], ["H05"]]

@@ -5,13 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from mb_config.module_layouts import one_replica
 from mb_models.mimo_parameters import mimo_parameter_count
 from mb_trainer.cli import app
-from mb_trainer.job import settle_job
-from mb_trainer.preflight import as_rules_ask
-from mb_trainer.reading import read_request
 from mb_trainer.recipes import gpt_tiny, mimo_tiny
+from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolderError
+from mb_trainer.settle import settle_job
 
 FIRST = "model.language_rank_offset"
 
@@ -49,8 +49,8 @@ def test_what_modules_can_and_cannot_do_is_known_before_launch(words, world_size
 
 def test_to_other_rules_modules_with_layouts_of_their_own_are_one_replica():
     model = read_request(["mimo_tiny", f"{FIRST}=1"]).config.model
-    assert as_rules_ask(model, {"world_size": 3}) == {"world_size": 1, "all_processes": 3}
-    assert as_rules_ask(gpt_tiny().model, {"world_size": 3}) == {"world_size": 3}
+    assert one_replica(model, {"world_size": 3}) == {"world_size": 1, "all_processes": 3}
+    assert one_replica(gpt_tiny().model, {"world_size": 3}) == {"world_size": 3}
 
 
 def test_the_layout_is_shown_and_planned():
@@ -66,7 +66,7 @@ def test_the_layout_is_shown_and_planned():
 
 
 @pytest.mark.parametrize(("load_optim", "refused"), [(True, True), (False, False)])
-def test_a_run_of_one_model_does_not_go_on_as_modules_with_its_optimizer(tmp_path, load_optim, refused):
+def test_a_run_of_one_model_does_not_resume_as_modules_with_its_optimizer(tmp_path, load_optim, refused):
     def settled(resume_with_changes, offset):
         config = mimo_tiny()
         config.model.language_rank_offset = offset
@@ -86,5 +86,5 @@ def test_a_run_of_one_model_does_not_go_on_as_modules_with_its_optimizer(tmp_pat
         with pytest.raises(RunFolderError, match=r"holds the optimizer of one model, .*load_optim=false"):
             settled(True, 1)
     else:
-        assert settled(True, 1).standing == "resumable"
-    assert settled(True, 0).standing == "resumable"
+        assert settled(True, 1).status.state == "resumable"
+    assert settled(True, 0).status.state == "resumable"

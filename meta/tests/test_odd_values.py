@@ -4,8 +4,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from mb_trainer.commands.preflight import Target, check
-from mb_trainer.reading import read_request
+from mb_config.cli_check import CommandInput, check
+from mb_config.facts import TargetMachine
+from mb_trainer.commands.errors import reported
+from mb_trainer.config_program import PROGRAM
+from mb_trainer.request_reader import read_request
 
 
 def number_fields(recipe, *, only=None):
@@ -26,6 +29,8 @@ def number_fields(recipe, *, only=None):
 )
 def test_an_odd_number_is_an_answer(recipe, only, value, tmp_path):
     for path in number_fields(recipe, only=only):
-        words = [recipe, f"{path}={value}"]
-        code = check(words, files=[], out=tmp_path, target=Target(), as_json=False)
+        given = CommandInput(arguments=[recipe, f"{path}={value}"], out=tmp_path)
+        code = reported(
+            lambda given=given: check(PROGRAM, given, target=TargetMachine(world_size=1), as_json=False)
+        )
         assert code in (0, 1, 2), path

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mb_models import parameter_count
 from mb_trainer.cli import app
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_the_parameters_are_those_that_the_trainer_reports():
     assert answer()["parameters"]["total"] == parameter_count(model, vocab_size=4096)
 
 
-def test_the_tokenizer_says_the_rows_where_the_model_does_not():
+def test_the_tokenizer_sets_the_rows_where_the_model_does_not():
     null = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=1000")
     assert answer(*null)["parameters"]["embedding"] == 2 * 1024 * 256
     assert answer("model.vocab_size=1000")["parameters"]["embedding"] == 2 * 1000 * 256
@@ -87,7 +87,7 @@ def test_the_fullest_stage_is_marked_and_compared_with_the_gpu():
     assert lines[-1].endswith("of the 74.51 GiB of h100 (0%)")
 
 
-def test_what_does_not_fit_is_said():
+def test_a_model_that_does_not_fit_is_reported():
     lines = mb(
         "plan", "model.hidden_size=65536", "model.vocab_size=65536", "--gpu", "h100"
     ).stdout.splitlines()
@@ -115,16 +115,16 @@ def test_an_unknown_gpu_is_rejected_with_one_mention_of_the_option():
     assert "'abacus' is not a known GPU" in done.stderr
 
 
-def test_the_picture_has_a_bar_for_each_stage(empty_folder):
-    words = ("plan", "model.pipeline_model_parallel_size=2", "--picture", "pictures/p.svg", "--gpu", "a100")
+def test_the_chart_has_a_bar_for_each_stage(empty_folder):
+    words = ("plan", "model.pipeline_model_parallel_size=2", "--chart", "charts/p.svg", "--gpu", "a100")
     assert mb(*words).exit_code == 0
-    root = ElementTree.parse(empty_folder / "pictures" / "p.svg").getroot()
+    root = ElementTree.parse(empty_folder / "charts" / "p.svg").getroot()
     titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 2 * 4
 
 
-def test_a_picture_is_svg():
-    result = mb("plan", "--picture", "p.png")
+def test_a_chart_is_svg():
+    result = mb("plan", "--chart", "p.png")
     assert (result.exit_code, "ends in .svg" in result.stderr) == (2, True)
 
 
@@ -137,9 +137,9 @@ def test_work_that_is_not_known_is_left_out_with_a_note():
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(12.0, "12 FLOP"), (2.5e13, "25 TFLOP"), (1e26, "100,000 ZFLOP")]
+    ("number", "text"), [(12.0, "12 FLOP"), (2.5e13, "25 TFLOP"), (1e26, "100,000 ZFLOP")]
 )
-def test_numbers_of_operations_have_prefixes(number, said):
-    from mb_trainer.commands.plan import flops
+def test_numbers_of_operations_have_prefixes(number, text):
+    from mb_config.cli_plan import format_flops
 
-    assert flops(number) == said
+    assert format_flops(number) == text

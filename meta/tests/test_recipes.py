@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from mb_config import Provenance, make_plan
+from mb_config.facts import TargetMachine
+from mb_config.preflight import preflight
+from mb_config.program import examine
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
-from mb_trainer.commands.preflight import Target, examine
-from mb_trainer.machine import gather_facts
-from mb_trainer.preflight import inspect
+from mb_trainer.config_program import PROGRAM
+from mb_trainer.machine import target_facts
+from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
 from mb_trainer.recipes.lora import folder_of
@@ -25,12 +28,14 @@ PUBLISHED = {
 routers, which are not trained by gradients and which Megatron Core does not count as parameters.
 """
 
+ONE_PROCESS = TargetMachine(world_size=1)
+
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_passes_every_rule_at_its_world_size_and_twice_that(name, times):
-    target = Target(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
-    _, findings = examine([name], files=[], out=None, target=target)
+    target = TargetMachine(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
+    findings = examine(PROGRAM, [name], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -53,8 +58,10 @@ def test_both_ways_to_count_agree(name):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_t5_base_passes_every_rule_at_its_world_size_and_twice_that(times):
-    target = Target(world_size=times * RECIPES["t5_base"].processes, gpu="h100", transformer_engine="2.20")
-    _, findings = examine(["t5_base"], files=[], out=None, target=target)
+    target = TargetMachine(
+        world_size=times * RECIPES["t5_base"].processes, gpu="h100", transformer_engine="2.20"
+    )
+    findings = examine(PROGRAM, ["t5_base"], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -68,8 +75,10 @@ def test_t5_base_has_the_published_size_but_for_positions_and_the_bias_of_its_ou
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_hybrid_passes_every_rule_at_its_world_size_and_twice_that(times):
-    target = Target(world_size=times * RECIPES["hybrid_8b"].processes, gpu="h100", transformer_engine="2.20")
-    _, findings = examine(["hybrid_8b"], files=[], out=None, target=target)
+    target = TargetMachine(
+        world_size=times * RECIPES["hybrid_8b"].processes, gpu="h100", transformer_engine="2.20"
+    )
+    findings = examine(PROGRAM, ["hybrid_8b"], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -91,7 +100,7 @@ def test_both_ways_to_count_a_hybrid_agree(name, size):
     ],
 )
 def test_what_a_t5_cannot_do_is_refused_before_it_is_built(words, rule):
-    _, findings = examine(words, files=[], out=None, target=Target(world_size=2))
+    findings = examine(PROGRAM, words, target=TargetMachine(world_size=2)).result
     assert rule in [problem.id for problem in findings.errors]
 
 
@@ -120,5 +129,5 @@ def test_adapters_learn_from_text_that_their_base_has_not_seen():
 def test_a_recipe_that_python_hands_on_takes_another_precision():
     config = RECIPES["lora_tiny"].build()
     config.mixed_precision = "bf16_mixed"
-    findings = inspect(config, facts=gather_facts(1), provenance=Provenance.of(config))
+    findings = preflight(config, CHECKS, facts=target_facts(ONE_PROCESS), provenance=Provenance.of(config))
     assert "V017" not in [problem.id for problem in findings.problems]

@@ -27,7 +27,7 @@ def test_an_evaluation_that_the_time_ended_has_validated_nothing():
         (None, ["  checkpoints          none (checkpoint.save is null)"]),
     ],
 )
-def test_only_what_is_there_is_named_and_gone_on_from(tmp_path, checkpoints, last):
+def test_only_existing_files_are_listed_and_resumed_from(tmp_path, checkpoints, last):
     folder = RunFolder(tmp_path)
     folder.metrics.touch()
     outcome = TrainOutcome(reason="signal", message="stopped", step=7, exit_code=0, saved=True)

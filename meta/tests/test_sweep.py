@@ -79,7 +79,7 @@ def test_what_passes_beyond_the_limit_is_counted():
     assert len(answer("optimizer.lr=1e-3,2e-3,3e-3", "--limit", "0")["shown"]) == 3
 
 
-def test_what_only_resolving_shows_is_said():
+def test_a_problem_that_only_resolution_shows_is_reported():
     words = ("mixed_precision=bf16_mixed", "optimizer.bf16=false,true")
     one, two = answer(*words)["shown"]
     assert (len(one["refused_when_resolved"]), two["refused_when_resolved"]) == (1, [])
@@ -104,7 +104,7 @@ def test_lists_in_a_file_are_swept_over(empty_folder):
 
 
 def test_a_recipe_may_be_a_file_with_lists(empty_folder):
-    from mb_trainer.reading import read_request
+    from mb_trainer.request_reader import read_request
 
     text = read_request([]).config.to_yaml(defaults=False)
     (empty_folder / "mine.yaml").write_text(text.replace("micro_batch_size: 8", "micro_batch_size: [2, 8]"))
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_exit_code_2(words):
     assert mb(*words).exit_code == 2
 
 
-def test_a_sweep_over_nothing_says_so():
+def test_a_sweep_over_nothing_reports_that():
     done = mb("gpt_tiny")
     assert (done.exit_code, done.stderr.startswith("nothing is swept over, so that this is one point")) == (
         0,
@@ -148,7 +148,7 @@ def test_a_sweep_over_nothing_says_so():
 
 
 @pytest.mark.parametrize("world_size", ["2", "1,2"])
-def test_modules_with_layouts_of_their_own_are_asked_as_one_configuration_is(world_size):
+def test_modules_with_per_module_parallelism_are_checked_as_one_configuration_is(world_size):
     found = answer("mimo_tiny", "model.language_rank_offset=0,1,2", f"{TP}=1,2", "--world-size", world_size)
     points = [point["values"] for point in found["shown"] if not point["refused_when_resolved"]]
     assert {(point["model.language_rank_offset"], point[TP]) for point in points} == {(0, 1), (0, 2), (1, 1)}

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer import job
+from mb_trainer import trainer
 from mb_trainer.cli import app
 
 BROKEN = {
@@ -20,7 +20,7 @@ BROKEN = {
 def nothing_is_loaded(tmp_path, monkeypatch):
     """Run in an empty folder, and fail the test if a run loads torch and Megatron."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "import_module", lambda name: pytest.fail(f"{name} is loaded"))
+    monkeypatch.setattr(trainer, "import_module", lambda name: pytest.fail(f"{name} is loaded"))
 
 
 def refusal(command, *overrides):
@@ -37,10 +37,10 @@ def test_a_missing_or_broken_file_is_named(tmp_path, kind, content, message):
     file = tmp_path / "tokens"
     if content is not None:
         file.write_bytes(content)
-    asked = (f"tokenizer.tokenizer_type={kind}", f"tokenizer.tokenizer_model={file}")
-    code, told = refusal("pretrain", *asked)
-    assert (code, str(file) in told, (message or BROKEN[kind]) in told) == (1, True, True)
-    result = CliRunner().invoke(app, ["check", "gpt_tiny", *asked])
+    words = (f"tokenizer.tokenizer_type={kind}", f"tokenizer.tokenizer_model={file}")
+    code, error = refusal("pretrain", *words)
+    assert (code, str(file) in error, (message or BROKEN[kind]) in error) == (1, True, True)
+    result = CliRunner().invoke(app, ["check", "gpt_tiny", *words])
     assert (result.exit_code, "error D99  tokenizer.tokenizer_type: " in result.stdout) == (1, True)
     assert (str(file) in result.stdout, (message or BROKEN[kind]) in result.stdout) == (True, True)
 
@@ -54,15 +54,15 @@ def test_gpt2s_two_files_are_both_read(tmp_path, wrong, content):
     if content is not None:
         (tmp_path / wrong).write_bytes(content)
     files = ("tokenizer.vocab_file=vocab.json", "tokenizer.merge_file=merges.txt")
-    code, told = refusal("pretrain", "tokenizer.tokenizer_type=GPT2BPETokenizer", *files)
-    assert (code, wrong in told) == (1, True)
+    code, error = refusal("pretrain", "tokenizer.tokenizer_type=GPT2BPETokenizer", *files)
+    assert (code, wrong in error) == (1, True)
 
 
 def test_tokens_without_a_row_of_the_embedding_are_refused_and_check_reports_them():
-    asked = ("tokenizer.tokenizer_type=ByteTokenizer", "model.vocab_size=256")
-    code, told = refusal("pretrain", *asked)
-    assert (code, "model.vocab_size: 256 is smaller than the tokenizer's 257" in told) == (1, True)
-    result = CliRunner().invoke(app, ["check", "gpt_tiny", *asked])
+    words = ("tokenizer.tokenizer_type=ByteTokenizer", "model.vocab_size=256")
+    code, error = refusal("pretrain", *words)
+    assert (code, "model.vocab_size: 256 is smaller than the tokenizer's 257" in error) == (1, True)
+    result = CliRunner().invoke(app, ["check", "gpt_tiny", *words])
     assert (result.exit_code, "error G38  model.vocab_size: 256 is smaller" in result.stdout) == (1, True)
 
 
@@ -70,8 +70,8 @@ MISSING = ("tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer
 
 
 def test_plan_and_sweep_report_a_missing_tokenizer_too():
-    code, told = refusal("plan", *MISSING)
-    assert (code, "nowhere.json: no such file" in told) == (1, True)
+    code, error = refusal("plan", *MISSING)
+    assert (code, "nowhere.json: no such file" in error) == (1, True)
     result = CliRunner().invoke(app, ["sweep", "gpt_tiny", *MISSING, "train.micro_batch_size=1,2"])
     assert (result.exit_code, "nowhere.json: no such file" in result.stdout) == (1, True)
 

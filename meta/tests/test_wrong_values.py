@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigError, Provenance, mimo_runtime_config_update, runtime_config_update
+from mb_config.facts import TargetMachine
+from mb_config.preflight import preflight
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,
@@ -24,10 +26,10 @@ from mb_trainer.config import (
     TensorInspectConfig,
     TrainingConfig,
 )
-from mb_trainer.machine import gather_facts
-from mb_trainer.preflight import inspect
-from mb_trainer.reading import read_request
+from mb_trainer.machine import target_facts
+from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import RECIPES
+from mb_trainer.request_reader import read_request
 
 ALONE = [
     (CheckpointConfig(save_interval="eight"), "checkpoint.save_interval", "int or null"),
@@ -49,6 +51,8 @@ ALONE = [
     (TensorInspectConfig(init_training_step="x"), "tensor_inspect.init_training_step", "int"),
     (TrainingConfig(train_iters="x"), "train.train_iters", "int or null"),
 ]
+
+ONE_PROCESS = TargetMachine(world_size=1)
 
 
 @pytest.mark.parametrize(("section", "path", "expected"), ALONE, ids=lambda item: type(item).__name__)
@@ -86,7 +90,12 @@ def test_a_section_that_is_another_object_is_reported(section, other):
     assert "expected" in found[0].message
     with pytest.raises(ConfigError, match=rf"\[TY01\] {section}: "):
         runtime_config_update(config, world_size=1)
-    findings = inspect(config, facts=gather_facts(1), provenance=read_request([]).provenance)
+    findings = preflight(
+        config,
+        CHECKS,
+        facts=target_facts(ONE_PROCESS),
+        provenance=read_request([]).provenance,
+    )
     assert not findings.resolved
     with pytest.raises(ConfigError, match="TY01"):
         mimo_runtime_config_update(config)
@@ -109,7 +118,9 @@ SIZES = [
 def test_a_size_that_fits_no_machine_is_rejected_at_once(path):
     request = read_request([f"{path}=10000000000000"])
     started = time.process_time()
-    findings = inspect(request.config, facts=gather_facts(1), provenance=request.provenance)
+    findings = preflight(
+        request.config, CHECKS, facts=target_facts(ONE_PROCESS), provenance=request.provenance
+    )
     assert time.process_time() - started < 1
     found = [problem for problem in findings.errors if problem.id.startswith("SZ") and path in problem.fields]
     assert len(found) == 1
@@ -120,7 +131,9 @@ def test_sizes_that_are_possible_alone_but_not_together_are_rejected():
     request = read_request(
         ["model.num_layers=10000", "model.hidden_size=1000000", "model.ffn_hidden_size=1000000"]
     )
-    findings = inspect(request.config, facts=gather_facts(1), provenance=request.provenance)
+    findings = preflight(
+        request.config, CHECKS, facts=target_facts(ONE_PROCESS), provenance=request.provenance
+    )
     assert "SZ08" in {problem.id for problem in findings.errors}
 
 
@@ -142,5 +155,5 @@ def test_a_share_of_a_head_is_above_0_and_at_most_1(percent):
 def test_an_empty_pipeline_layout_is_a_problem():
     config = RECIPES["mla_tiny"].build()
     config.model.pipeline_model_parallel_layout, config.model.mtp_num_layers = [], 1
-    found = inspect(config, facts=gather_facts(1), provenance=Provenance())
+    found = preflight(config, CHECKS, facts=target_facts(ONE_PROCESS), provenance=Provenance())
     assert "G22" in {problem.id for problem in found.errors}

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mb_trainer.config import ConfigContainer as ConfigContainer
-    from mb_trainer.job import pretrain as pretrain
     from mb_trainer.recipes import RECIPES as RECIPES
     from mb_trainer.recipes import Recipe as Recipe
+    from mb_trainer.trainer import pretrain as pretrain
 
 __all__ = ["RECIPES", "ConfigContainer", "Recipe", "pretrain"]
-_HOMES = {"ConfigContainer": "config", "RECIPES": "recipes", "Recipe": "recipes", "pretrain": "job"}
+_HOMES = {"ConfigContainer": "config", "RECIPES": "recipes", "Recipe": "recipes", "pretrain": "trainer"}
 
 
 def __getattr__(name: str) -> object:

@@ -5,41 +5,20 @@ Each command imports its module when it is called, so that `mb --help` starts fa
 
 import sys
 import warnings
-from collections.abc import Sequence
-from importlib import import_module
-from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+import mb_checkpoint.cli
+import mb_config.cli
+import mb_data.cli
 import mb_metrics.cli
-from mb_trainer.cli_ckpt import ckpt
-from mb_trainer.cli_config import configs
-from mb_trainer.cli_data import data
+from mb_config.cli import OverridesWithDashes
+from mb_trainer.cli_config import TRAINER, configs
 from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
 from mb_trainer.cli_weights import weights
-
-
-class OverridesWithDashes(TyperGroup):
-    """Command group that prints the corrected command line when an override is written as an option (`--key=value`)."""
-
-    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
-        """Run the command line. If an unknown option is an override, print the corrected command line as well."""
-        words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
-        try:
-            return super().main(args, *more, **settings)
-        except SystemExit as end:
-            line = import_module("mb_config.shell_line").without_dashes(words) if end.code == USAGE else None
-            if line is not None:
-                print(f"error: an override has no dashes in front. Write mb {line}", file=sys.stderr)
-            raise
-
-
-USAGE = 2
-"""Exit code of a command line that cannot be parsed."""
 
 app = typer.Typer(
     name="mb",
@@ -53,8 +32,8 @@ app = typer.Typer(
 )
 for part in (train, runs, configs, weights):
     app.add_typer(part)
-app.add_typer(data, name="data")
-app.add_typer(ckpt, name="ckpt")
+app.add_typer(mb_data.cli.app, name="data")
+app.add_typer(mb_checkpoint.cli.app, name="ckpt")
 
 
 def show_version(wanted: bool) -> None:
@@ -77,7 +56,11 @@ def options(
     ] = False,
 ) -> None:
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
+    mb_config.cli.set_program(context, TRAINER)
     mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
+    mb_data.cli.set_request_reader(
+        context, lambda settings, **options: command("index_request").read_index_request(settings, **options)
+    )
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 import mb_metrics.cli
-from mb_trainer.cli_options import Trust, command
+from mb_checkpoint.cli import Trust
+from mb_trainer.cli_options import command
 
 runs = typer.Typer()
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mb_checkpoint.cli import Trust
 from mb_trainer.cli_options import (
     ConfigFiles,
     Json,
@@ -13,7 +14,6 @@ from mb_trainer.cli_options import (
     Processes,
     Recipe,
     ResumeWithChanges,
-    Trust,
     command,
 )
 
@@ -30,13 +30,13 @@ def pretrain(
     trust: Trust = None,
     no_numa_binding: NoNumaBinding = False,
 ) -> None:
-    """Train a model from scratch, or go on where the run folder's newest checkpoint stopped.
+    """Train a model from scratch, or resume where the run folder's newest checkpoint stopped.
 
     With no argument it trains the recipe gpt_tiny: a GPT of five million parameters on the source files of this
     Python's standard library, on the CPU or one GPU.
 
     The run folder receives run_config.yaml, metrics.jsonl (a JSON object per step), events.jsonl, tensorboard/,
-    checkpoints/ and log.txt. Running the same command again resumes, or says that the run is complete.
+    checkpoints/ and log.txt. Running the same command again resumes, or reports that the run is complete.
 
     Overrides are dotted paths: train.train_iters=50, model.num_layers=2, optimizer.lr=1e-3; the run_config.yaml of any
     run lists all fields with their values. Low to high: class
@@ -46,9 +46,9 @@ def pretrain(
     Several processes: mb pretrain --nproc 2 model.tensor_model_parallel_size=2. On several machines start the same
     command with torchrun (torchrun ... -m mb_trainer pretrain ...) or srun, without --nproc.
     """
-    asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
-    asked |= {"trust": trust or [], "numa_binding": not no_numa_binding}
-    raise typer.Exit(command("train").pretrain(list(recipe or []), **asked))
+    options = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    options |= {"trust": trust or [], "numa_binding": not no_numa_binding}
+    raise typer.Exit(command("train").pretrain(list(recipe or []), **options))
 
 
 @train.command(epilog="Example: mb finetune lora_tiny peft.dim=16 --out runs/lora")
@@ -68,9 +68,9 @@ def finetune(
 
     The recipe lora_tiny starts from what mb pretrain gpt_tiny made in runs/gpt_tiny.
     """
-    asked = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
-    asked |= {"trust": trust or [], "numa_binding": not no_numa_binding}
-    raise typer.Exit(command("train").pretrain(list(recipe or []), **asked, command="finetune"))
+    options = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
+    options |= {"trust": trust or [], "numa_binding": not no_numa_binding}
+    raise typer.Exit(command("train").pretrain(list(recipe or []), **options, command="finetune"))
 
 
 @train.command(
@@ -100,13 +100,13 @@ def verify_resume(  # noqa: PLR0913 - options of a command
         typer.Option(
             "--resume-nproc",
             metavar="N[,N...]",
-            help="Go on with so many processes; several: interrupted at each multiple of K. Compares what was read.",
+            help="Resume with so many processes; several: interrupted at each multiple of K. Compares what was read.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that a resumed run is the run that nobody interrupted: run a recipe straight and cut, compare every bit.
+    """Prove that a resumed run equals an uninterrupted one: run a recipe straight and cut, and compare every bit.
 
     Compared for every step on every rank: the sequences that were read, counters, learning rate, all random streams,
     losses, gradient norms, optimizer state and parameters. The first difference is named with its step, rank and both
@@ -149,5 +149,5 @@ def recorded_run(
     """Train as `mb pretrain` does, and record; `mb verify-resume` starts this."""
     work = command("verify_resume")
     recording = work.RecordingOptions(folder=record, start=start, kill_after=kill_after)
-    asked = {"files": config or [], "out": out, "nproc": nproc, "recording": recording}
-    raise typer.Exit(work.recorded_run(list(recipe or []), **asked))
+    options = {"files": config or [], "out": out, "nproc": nproc, "recording": recording}
+    raise typer.Exit(work.recorded_run(list(recipe or []), **options))

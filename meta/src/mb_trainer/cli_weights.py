@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mb_trainer.cli_options import Trust, command, run_folder
+from mb_checkpoint.cli import Trust
+from mb_trainer.cli_options import command, run_folder
 
 weights = typer.Typer()
 

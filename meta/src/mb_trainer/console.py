@@ -9,24 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mb_metrics import LoggerConfig, configure_logging
 from mb_metrics.logging_setup import OWN_LOGGERS
 
 
-class Voice:
+class Console:
     """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
 
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
     visible progress bar; elsewhere no bar is rendered.
     """
 
-    def __init__(self, *, rank: int = 0, speaks: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(self, *, rank: int = 0, prints: bool = True, stream: TextIO | None = None) -> None:
         self.rank = rank
-        self.speaks = speaks
-        self._console = Console(file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self.prints = prints
+        self._terminal = rich_console.Console(
+            file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True
+        )
         self._log: TextIO | None = None
         self._unlogged: list[str] = []
         self._line = ""
@@ -42,7 +44,7 @@ class Voice:
             self._log.write(line)
         self._unlogged = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print one line."""
         self.write(f"{text}\n")
 
@@ -67,15 +69,20 @@ class Voice:
     def log(self, text: str) -> None:
         """Write lines to the log file only, or buffer them until it is open."""
         for line in text.splitlines():
-            prefix = "" if self.speaks else f"[rank {self.rank}] "
+            prefix = "" if self.prints else f"[rank {self.rank}] "
             if self._log is not None:
                 self._log.write(f"{prefix}{line}\n")
             else:
                 self._unlogged.append(f"{prefix}{line}\n")
 
+    def alert(self, text: str) -> None:
+        """Print a text of this rank to stderr and to the log, whichever rank logs for all."""
+        print(text, file=sys.stderr, flush=True)
+        self.log(text)
+
     def _put(self, line: str) -> None:
-        if self.speaks:
-            self._console.print(line)
+        if self.prints:
+            self._terminal.print(line)
         self.log(line)
 
     @contextmanager
@@ -86,7 +93,7 @@ class Voice:
         def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
             self.log(warnings.formatwarning(message, category, *place[:2]))
 
-        if not self.speaks:
+        if not self.prints:
             warnings.showwarning = show
         try:
             yield
@@ -100,7 +107,7 @@ class Voice:
         Raises:
             mb_metrics.logging_setup.LoggingLevelError: the level in the environment is no number.
         """
-        root, handler = logging.getLogger(), VoiceHandler(self)
+        root, handler = logging.getLogger(), ConsoleHandler(self)
         level = root.level
         root.addHandler(handler)
         try:
@@ -113,28 +120,28 @@ class Voice:
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
         """Show a progress bar while the block runs, if this rank logs and the console is a terminal."""
-        if not (self.speaks and self._console.is_terminal):
+        if not (self.prints and self._terminal.is_terminal):
             yield Bar()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self._console, transient=True) as progress:
+        with Progress(*columns, console=self._terminal, transient=True) as progress:
             yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
 
 
-class VoiceHandler(logging.Handler):
+class ConsoleHandler(logging.Handler):
     """Logging handler that forwards the records of Python's loggers to the output of a rank."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self._voice = voice
+        self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print records of the trainer's own packages from level WARNING on, and write the others to the log."""
         text = f"{record.levelname.lower()}: {record.getMessage()}"
         if record.levelno >= logging.WARNING and record.name.startswith(OWN_LOGGERS):
-            self._voice.say(text)
+            self._console.print(text)
         else:
-            self._voice.log(f"{record.name}: {text}")
+            self._console.log(f"{record.name}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +155,14 @@ class Bar:
         """Set the bar to `done`, and its total or label if given."""
         if self.progress is not None:
             self.progress.update(self.task, completed=done, total=total, description=label)  # type: ignore[arg-type]
+
+
+class ProgressBar:
+    """Callback that advances a progress bar after each step."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def on_train_step_end(self, context: Any) -> None:
+        """Advance to the finished step."""
+        self._bar.update(context.state.train_state.step)

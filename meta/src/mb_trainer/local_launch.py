@@ -7,7 +7,7 @@ from importlib import import_module
 import mb_host
 from mb_launch import ForkedProgram, LaunchResult, launch_local
 
-PRELOADED = ("mb_trainer.training", "mb_models.gpt", "mb_checkpoint.mcore", "torch._dynamo")
+PRELOADED = ("mb_trainer.build", "mb_models.gpt", "mb_checkpoint.mcore", "torch._dynamo")
 """Modules whose imports nearly every run needs."""
 
 

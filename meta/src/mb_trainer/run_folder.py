@@ -1,15 +1,13 @@
 """Run folder: its files, and whether the run in it is fresh, to be resumed, complete, or another run."""
 
-import json
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -19,14 +17,14 @@ import mb_data.rules
 import mb_metrics.rules
 import mb_resilience.rules
 from mb_checkpoint.foreign_formats import is_same_folder
-from mb_checkpoint.layout import steps_in, why_not_a_checkpoint
+from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
 from mb_checkpoint.locks import LOCK_TIMEOUT_SECONDS, acquire_lock
 from mb_checkpoint.paths import is_url
-from mb_config import Provenance
+from mb_config import Provenance, settings_differences
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_trainer.config import ConfigContainer
-from mb_trainer.weights import take_tokenizer
+from mb_trainer.tokenizer_assets import take_tokenizer
 
 NOT_SETTINGS = frozenset(
     {
@@ -53,8 +51,6 @@ PATH_FIELDS: tuple[str, ...] = (
     *mb_resilience.rules.PATH_FIELDS,
 )
 """Fields that hold a path to files or folders, of every section."""
-
-Standing = Literal["fresh", "resumable", "complete"]
 
 
 class RunFolderError(ValueError):
@@ -123,66 +119,18 @@ def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
     return RunFolder(Path(expand_home(text)))
 
 
-def checkpoints_in(folder: Path) -> Path:
-    """Return the folder of checkpoints: a subfolder of a run folder, else the folder itself.
-
-    A run folder is identified by its `checkpoints`, or by its events file if it has no step folders itself.
-    """
-    run = RunFolder(folder)
-    try:
-        inside = run.checkpoints.is_dir() or (run.events.is_file() and not steps_in(folder))
-    except OSError:
-        return folder  # reading it reports the reason
-    return run.checkpoints if inside else folder
-
-
-def differences(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
-) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (saved, wanted) for every leaf in which two configurations differ.
-
-    Args:
-        saved: The one that was written first.
-        wanted: The other one.
-        chosen: The non-default part of `wanted`. A field that `saved` lacks, because an earlier version wrote it, is no
-            difference if it has its default; None counts every such field.
-    """
-    old, new = flatten(saved), flatten(wanted)
-    paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in NOT_SETTINGS]
-    if chosen is not None:
-        known = flatten(chosen)
-        later = {path for path in new if path not in old and path not in known}
-        paths = [path for path in paths if path not in later or _is_chosen(path, saved=saved, chosen=chosen)]
-    return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
-
-
-def _is_chosen(path: str, *, saved: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Return whether the section of a field was added by the user."""
-    section = path.partition(".")[0]
-    return section in chosen and not isinstance(saved.get(section), Mapping)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted path -> leaf; lists and empty mappings are leaves."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        leaves.update(flatten(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value})
-    return leaves
-
-
 def changes_since(
     folder: RunFolder, wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
 ) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (saved, wanted) for each setting that differs from the run in the folder; none if fresh.
 
-    `chosen` is as in `differences`.
+    `chosen` is as in `mb_config.settings_differences`.
 
     Raises:
         RunFolderError: the saved settings cannot be read.
     """
     saved = saved_settings(folder)
-    return {} if saved is None else differences(saved, wanted, chosen=chosen)
+    return {} if saved is None else settings_differences(saved, wanted, chosen=chosen, ignored=NOT_SETTINGS)
 
 
 def schedule_is_overridden(folder: RunFolder) -> bool:
@@ -215,23 +163,10 @@ def saved_settings(folder: RunFolder) -> Mapping[str, Any] | None:
 def unreadable(folder: RunFolder, reason: str) -> str:
     """Return the error message for a run with damaged settings."""
     return (
-        f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), and whether the run there is the one that "
-        "is asked for stands in it. Put it back, or remove it to go on with the settings of this command; the "
-        "checkpoints are not touched. Or give another folder with --out."
+        f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), so its settings cannot be compared with "
+        "those of this run. Restore the file, or remove it to resume with the settings of this command (checkpoints "
+        "are not changed), or give another folder with --out."
     )
-
-
-def standing(*, last_step: int | None, train_iters: int, more: bool = False) -> Standing:
-    """Return whether a run is fresh, to be resumed, or complete.
-
-    Args:
-        last_step: step of the newest persistent checkpoint; None: there is none.
-        train_iters: steps of the complete run.
-        more: whether there are other checkpoints to resume from.
-    """
-    if last_step is not None and last_step >= train_iters:
-        return "complete"
-    return "fresh" if last_step is None and not more else "resumable"
 
 
 def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()) -> str:
@@ -250,75 +185,6 @@ def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed
             "them. Restore the old values, or choose another folder with --out."
         )
     return f"{folder.path}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
-
-
-class EventLog:
-    """Event log that appends one JSON object per event to events.jsonl; each line is flushed at once."""
-
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
-        self._clock = clock
-
-    def write(self, event: str, **fields: object) -> None:
-        """Append one event with the time in seconds since the epoch."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
-
-
-def write_missing_stop(folder: RunFolder, *, message: str, clock: Callable[[], float] = time.time) -> None:
-    """Append the stop event of a run whose processes died before they could write it; do nothing if it exists.
-
-    Args:
-        folder: run folder; may be missing.
-        message: reason of the end.
-        clock: seconds since the epoch.
-    """
-    marks = [row for row in rows(folder.events) if row.get("event") in (*BEGINNINGS, "stop")]
-    if not marks or marks[-1]["event"] == "stop":
-        return
-    last = last_row(folder.metrics)
-    step = marks[-1].get("step") if last is None else last.step
-    EventLog(folder.events, clock=clock).write("stop", step=step, reason="failed", message=message)
-
-
-BEGINNINGS = ("start", "resume")
-"""Events with which a process starts to train."""
-
-
-def rows(events: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of an events file; lines truncated by a kill are skipped."""
-    if not events.is_file():
-        return
-    with events.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, Mapping):
-                    yield row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastRow:
-    """Last step recorded in metrics.jsonl."""
-
-    step: int
-    time: float
-
-
-def last_row(metrics: Path, *, tail: int = 1 << 16) -> LastRow | None:
-    """Return the last complete row of a metrics file, None if there is none; reads `tail` bytes from the end."""
-    if not metrics.is_file():
-        return None
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - tail))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-            return LastRow(step=row["step"], time=row["time"])
-        except (ValueError, KeyError, TypeError):
-            continue  # truncated by a kill
-    return None
 
 
 def why_unwritable(folder: RunFolder) -> str | None:

@@ -7,17 +7,17 @@ import torch
 
 from mb_checkpoint import SelectedCheckpoint, load_model_weights
 from mb_checkpoint.integrity import newest_intact
+from mb_checkpoint.layout import checkpoints_in
 from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_launch import World, pick_device
-from mb_models import ModelConfigError, generate
-from mb_trainer.adapters import load_merged
+from mb_models import ModelConfigError, family_of, generate
+from mb_models.peft.loading import load_merged
+from mb_models.unsharded import unshard
 from mb_trainer.config import TARGETS, ConfigContainer
-from mb_trainer.families import family_of
-from mb_trainer.groups import process_groups, seed_everything
-from mb_trainer.layers import choose_layers
-from mb_trainer.one_process import single_process
-from mb_trainer.run_folder import NoCheckpointError, checkpoints_in
+from mb_trainer.model import layers_of, model_groups
+from mb_trainer.model_weights import weights_loader
+from mb_trainer.run_folder import NoCheckpointError
 
 
 def sample_run(
@@ -27,7 +27,7 @@ def sample_run(
     tokens: int,
     temperature: float,
     seed: int,
-    say: Callable[[str], object] = lambda _line: None,
+    log: Callable[[str], object] = lambda _line: None,
 ) -> Iterator[str]:
     """Yield the prompt, then the generated text, piece by piece.
 
@@ -39,7 +39,7 @@ def sample_run(
         tokens: maximum number of generated tokens.
         temperature: 0 selects the most likely token.
         seed: seed of the sampling.
-        say: receives one line per damaged checkpoint that was skipped.
+        log: receives one line per damaged checkpoint that was skipped.
 
     Raises:
         NoCheckpointError: the folder has no checkpoint.
@@ -48,22 +48,21 @@ def sample_run(
         mb_models.PromptError: the prompt is empty.
         mb_models.ModelConfigError: the model does not generate text.
     """
-    selection = newest_of(run, purpose="sample from", say=say)
-    config = single_process(ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS))
+    selection = newest_of(run, purpose="sample from", log=log)
+    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS)
+    unshard(config.model)
     tokenizer = load_saved_tokenizer(selection.path, config.tokenizer)
     family = family_of(config.model)
     if not family.continues_text:
         raise ModelConfigError(
             [
                 f"model: a {type(config.model).__name__} continues no text, because it answers to more than a "
-                "prompt: a text with gaps, or a picture. Sample a GPT or a hybrid."
+                "prompt: a text with gaps, or an image. Sample a GPT or a hybrid."
             ]
         )
     device = pick_device(World())
-    with process_groups(World(), config, device=device) as groups:
-        seed_everything(config, groups)
-        layers = choose_layers(family, device, wanted=config.model.transformer_impl)
-        config.model.transformer_impl = layers.implementation
+    with model_groups(World(), config, device=device) as groups:
+        layers = layers_of(config, device)
         provider = family.provider(
             config.model,
             layer_spec=layers.spec,
@@ -74,7 +73,7 @@ def sample_run(
         if config.peft is None:
             load_model_weights(selection.path, chunks, pg_collection=groups, verify_integrity=False)
         else:
-            load_merged(selection, chunks, config, groups)
+            load_merged(config.peft, chunks, weights_loader(selection.path, chunks, config, groups))
         chunks[0].eval()
         numbers = generate(
             chunks[0],
@@ -89,8 +88,8 @@ def sample_run(
         yield from stream_text(tokenizer, prompt, numbers)
 
 
-def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> SelectedCheckpoint:
-    """Return the newest intact checkpoint of a run folder, or of a folder of checkpoints; `say` logs the skipped ones.
+def newest_of(run: Path, *, purpose: str, log: Callable[[str], object]) -> SelectedCheckpoint:
+    """Return the newest intact checkpoint of a run folder, or of a folder of checkpoints; `log` logs the skipped ones.
 
     Raises:
         NoCheckpointError: there is none.
@@ -103,9 +102,9 @@ def newest_of(run: Path, *, purpose: str, say: Callable[[str], object]) -> Selec
             f"{run}: has no checkpoint to {purpose}. Name the folder of a run that saved one, such as runs/gpt_tiny."
         )
     for passed in selection.skipped:
-        say(f"passed over {passed.path}: {passed.reason}")
+        log(f"skipped {passed.path}: {passed.reason}")
     if selection.skipped:
-        say(f"taken instead: {selection.path}")
+        log(f"taken instead: {selection.path}")
     return selection
 
 

@@ -30,7 +30,7 @@ def export_hf(run: Path, *, out: Path, adapters: bool) -> int:
         refuse_files_in(out)
         mb_host.install(force=True)
         export_run = import_module("mb_trainer.hugging_face").export_run
-        step = export_run(run, out, adapters=adapters, say=partial(print, file=sys.stderr))
+        step = export_run(run, out, adapters=adapters, log=partial(print, file=sys.stderr))
         print(f"{'adapters' if adapters else 'weights'} of step {step} in {out}")
         return 0
 

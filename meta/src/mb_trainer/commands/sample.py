@@ -15,9 +15,9 @@ def sample(run: Path, *, prompt: str, tokens: int, temperature: float, seed: int
     def work() -> int:
         mb_host.install()  # must run before megatron is imported; with a GPU only the patches of Megatron are applied
         sample_run = import_module("mb_trainer.sampling").sample_run
-        say = partial(print, file=sys.stderr)
+        log = partial(print, file=sys.stderr)
         for text in sample_run(
-            run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, say=say
+            run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, log=log
         ):
             print(text, end="", flush=True)
         print()

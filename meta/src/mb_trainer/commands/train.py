@@ -9,19 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.foreign_formats import why_no_source
-from mb_checkpoint.paths import expand_home, is_url
-from mb_config import ConfigError, Problem
+from mb_checkpoint.initial_weights import require_weights
 from mb_config.masking import leaf, masked
 from mb_launch import is_launched, requested_port, set_omp_threads
 from mb_loop import TrainOutcome
+from mb_metrics import write_missing_stop
 from mb_trainer.commands.errors import LaunchError, reported
-from mb_trainer.config import ConfigContainer
-from mb_trainer.console import Voice
-from mb_trainer.job import outcome_if_complete, settle_job
-from mb_trainer.job import pretrain as run_pretrain
-from mb_trainer.reading import read_request
-from mb_trainer.run_folder import RunFolder, checkpoints_in, write_missing_stop
+from mb_trainer.console import Console
+from mb_trainer.request_reader import read_request
+from mb_trainer.run_folder import RunFolder
+from mb_trainer.settle import settle_job
+from mb_trainer.trainer import outcome_if_complete
+from mb_trainer.trainer import pretrain as run_pretrain
 
 
 def pretrain(
@@ -45,8 +44,8 @@ def pretrain(
             refuse_inside_a_launcher(os.environ)
         request = read_request(words, files=files)
         if command == "finetune":
-            need_weights(request.config)
-        asked: dict[str, Any] = {
+            require_weights(request.config.checkpoint)
+        options: dict[str, Any] = {
             "name": request.name,
             "out": out,
             "provenance": request.provenance,
@@ -55,13 +54,13 @@ def pretrain(
         if nproc is None or nproc == 1:
             outcome: TrainOutcome = run_pretrain(
                 request.config,
-                **asked,
+                **options,
                 resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
             )
             return outcome.exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
-        job = settle_job(request.config, **asked, environment=world)
-        if job.standing == "complete" and outcome_if_complete(job, Voice()) is not None:
+        job = settle_job(request.config, **options, environment=world)
+        if job.status.state == "complete" and outcome_if_complete(job, Console()) is not None:
             return 0
         port = requested_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
@@ -85,7 +84,7 @@ RESUME_COMMAND = "MB_RESUME_COMMAND"
 def typed(environment: Mapping[str, str]) -> str:
     """Return the command as the user typed it, with `uv run` if that started it, and with masked secrets.
 
-    `checkpoint.ckpt_step` is kept: it applies until a newer checkpoint is saved (`named_step.hold_once`).
+    `checkpoint.ckpt_step` is kept: it applies until a newer checkpoint is saved (`mb_checkpoint.release_ckpt_step`).
     """
     before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
     return shlex.join([*before, "mb", *map(without_secret, sys.argv[1:])])
@@ -120,41 +119,6 @@ def worker_arguments(
     return [*options, "--", *words]
 
 
-def need_weights(config: ConfigContainer) -> None:
-    """Reject fine-tuning without weights. The rules check this only with checkpoint.finetune=true.
-
-    Raises:
-        ConfigError: No weights are named, or the named path has no checkpoint (rule V244).
-    """
-    section = config.checkpoint
-    if section.finetune and section.pretrained_checkpoint is None:
-        return  # rule V244 reports it together with all other problems
-    named = section.pretrained_checkpoint or section.load
-    if named is None:
-        raise no_weights(
-            "is not set",
-            why="fine-tuning starts from weights",
-            fix="Name a run's checkpoints, such as checkpoint.pretrained_checkpoint=runs/gpt_tiny/checkpoints, or use "
-            "mb pretrain.",
-        )
-    if is_url(named):
-        return  # a rule rejects it together with all other problems
-    reason = why_no_source(str(checkpoints_in(Path(expand_home(named)))), resume=False)
-    if reason is not None:
-        raise no_weights(
-            reason,
-            why="fine-tuning starts from one",
-            fix="Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from "
-            "elsewhere), or name another.",
-        )
-
-
-def no_weights(message: str, *, why: str, fix: str) -> ConfigError:
-    """Return the error of rule V244."""
-    blamed = ("checkpoint.pretrained_checkpoint",)
-    return ConfigError([Problem(id="V244", fields=blamed, message=message, why=why, fix=fix)])
-
-
 def launch(
     arguments: Sequence[str],
     *,
@@ -176,5 +140,5 @@ def launch(
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
         if folder is not None:
-            write_missing_stop(folder, message=ended.failure.message)
+            write_missing_stop(folder.events, metrics=folder.metrics, message=ended.failure.message)
     return int(ended.exit_code)

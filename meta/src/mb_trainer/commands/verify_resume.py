@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,18 +17,18 @@ from mb_launch import read_world, requested_port
 from mb_loop import TrainOutcome
 from mb_trainer.commands.errors import OutputExistsError, reported
 from mb_trainer.commands.train import launch, refuse_inside_a_launcher
-from mb_trainer.job import pretrain
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
+from mb_trainer.trainer import pretrain
 from mb_verify import (
     EXIT_CODES,
     Interruption,
     KillAfterCheckpoint,
     Recorder,
     RunStart,
-    VerificationError,
     proof_as_data,
     proof_as_text,
     prove,
+    run_start_command,
 )
 from mb_verify.torch_state import conditions
 
@@ -61,7 +59,8 @@ def verify(
         length = length_overrides(request.config.train, interruption.steps)
 
         def make_start(start: RunStart) -> None:
-            run_start(start, [*words, *length], files=files)
+            command = start_command(start, [*words, *length], files=files)
+            run_start_command(start, command, saved_step=lambda: saved_step(start.run), log=log_progress)
 
         with ExitStack() as stack:
             folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mb-verify-")))
@@ -111,38 +110,19 @@ def start_overrides(start: RunStart) -> tuple[str, ...]:
     )
 
 
-def run_start(start: RunStart, words: Sequence[str], *, files: Sequence[Path]) -> None:
-    """Run one start in processes of its own, and check how it ended.
-
-    Raises:
-        VerificationError: it failed, or was not killed where it should have been.
-    """
-    began = time.monotonic()
-    words = [*words, *start_overrides(start)]
+def start_command(start: RunStart, words: Sequence[str], *, files: Sequence[Path]) -> list[str]:
+    """Return the command that makes one start of a run, recorded."""
     recording = RecordingOptions(folder=start.record, start=start.number, kill_after=start.kill_after)
     options = recorded_run_options(start.run, files, recording)
     options += [f"--nproc={start.processes}"] if start.processes > 1 else []
-    command = [sys.executable, "-m", "mb_trainer", "recorded-run", *options, "--", *words]
-    ended = subprocess.run(command, text=True, capture_output=True, check=False)
-    seconds = time.monotonic() - began
-    if start.kill_after is not None and ended.returncode != 0:
-        tracker = start.run / "checkpoints" / STEP_TRACKER
-        killed = ended.returncode < 0 or "SIGKILL" in ended.stderr
-        if killed and tracker.is_file() and tracker.read_text().strip() == str(start.kill_after):
-            log_progress(f"{start.name}: killed after step {start.kill_after}, {seconds:.0f} s")
-            return
-    elif ended.returncode == 0 and start.kill_after is None:
-        log_progress(f"{start.name}: done, {seconds:.0f} s")
-        return
-    if ended.returncode == 0:
-        raise VerificationError(
-            f"{start.name}: ended before the checkpoint of step {start.kill_after} was complete, so that nothing "
-            "could be killed. Give more --steps or an earlier --cut."
-        )
-    raise VerificationError(
-        f"{start.name}: ended with exit code {ended.returncode}; the same happens in `mb pretrain`.\n"
-        f"{ended.stderr.strip()}"
-    )
+    arguments = [*options, "--", *words, *start_overrides(start)]
+    return [sys.executable, "-m", "mb_trainer", "recorded-run", *arguments]
+
+
+def saved_step(run: Path) -> int | None:
+    """Return the step of the newest complete checkpoint according to the tracker; None: there is none."""
+    tracker = run / "checkpoints" / STEP_TRACKER
+    return int(tracker.read_text()) if tracker.is_file() else None
 
 
 def log_progress(text: str) -> None:

@@ -54,7 +54,7 @@ def mimo_tiny() -> ConfigContainer:
 
 RECIPES = {
     "mimo_tiny": Recipe(
-        summary="pictures of coloured shapes into words, 0.7 M parameters; about a minute on two CPU cores",
+        summary="captions for images of coloured shapes, 0.7 M parameters; about a minute on two CPU cores",
         build=mimo_tiny,
     ),
 }

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mb_checkpoint import CheckpointConfig, CheckpointFolderError
+from mb_checkpoint import CheckpointFolderError
 from mb_config import ConfigError, Provenance
-from mb_trainer.job import (
-    goes_on,
-    last_step,
-    overlap_environment,
-    set_environment,
-    settle_job,
-    start_flight_recorder,
-)
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import (
@@ -24,25 +16,7 @@ from mb_trainer.run_folder import (
     folder_of,
     place,
 )
-
-
-def test_the_shell_wins_over_env_vars_and_this_is_said():
-    said, environment = [], {"A": "shell"}
-    set_environment({"A": "recipe", "B": 1}, say=said.append, environment=environment)
-    assert environment == {"A": "shell", "B": "1"}
-    assert said == ["env_vars.A: the shell's value 'shell' wins over 'recipe'"]
-
-
-def test_the_flight_recorder_gets_its_variables_and_a_folder_and_keeps_what_the_shell_set(tmp_path):
-    said, environment = [], {"TORCH_INCLUDE_STACK_TRACE": "1"}
-    dist = gpt_tiny().dist
-    start_flight_recorder(dist, say=said.append, environment=environment)
-    assert (said, list(environment)) == ([], ["TORCH_INCLUDE_STACK_TRACE"])
-    dist.flight_recorder_dump_path = f"{tmp_path}/dumps/"
-    start_flight_recorder(dist, say=said.append, environment=environment)
-    assert said == ["dist.flight_recorder_dump_path: the shell's TORCH_INCLUDE_STACK_TRACE=1 is kept"]
-    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/dumps/_dump_"
-    assert (len(environment), (tmp_path / "dumps").is_dir()) == (7, True)
+from mb_trainer.settle import settle_job
 
 
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
@@ -100,29 +74,13 @@ def test_a_load_that_leads_to_nothing_is_refused_with_the_nearest_folder(tmp_pat
     assert settled(tmp_path / "run", load=str(tmp_path / "run"), skip_train=False) == "fresh"
 
 
-def test_a_run_does_not_begin_anew_among_checkpoints(tmp_path):
+def test_a_run_does_not_start_from_scratch_in_a_folder_with_checkpoints(tmp_path):
     (tmp_path / "checkpoints" / "iter_0000012").mkdir(parents=True)
     with pytest.raises(RunFolderError, match=r"checkpoint.load: is null, .* has checkpoints"):
         settled(tmp_path, load=None, skip_train=False)
     with pytest.raises(NoCheckpointError, match=r"checkpoint.load is null, and the weights would be random"):
         settled(tmp_path, load=None)
     assert settled(tmp_path, load=None, save=None, skip_train=False) == "fresh"
-
-
-def test_the_last_step_is_that_of_the_newest_folder_or_the_one_that_is_asked_for_whatever_the_tracker_says(
-    tmp_path,
-):
-    assert last_step(CheckpointConfig(load=str(tmp_path))) is None
-    (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(b"92\xff")
-    assert last_step(CheckpointConfig(load=str(tmp_path))) is None
-    for name in ("iter_0000003", "non_persistent/iter_0000012"):
-        (tmp_path / name).mkdir(parents=True)
-    assert last_step(CheckpointConfig(load=str(tmp_path))) == 12
-    assert last_step(CheckpointConfig(load=str(tmp_path), ckpt_step=3)) == 3
-    assert last_step(CheckpointConfig(load=str(tmp_path), finetune=True)) is None
-    (tmp_path / "iter_0000003" / ".metadata").touch()
-    assert last_step(CheckpointConfig(load=str(tmp_path / "iter_0000003"))) == 3
-    assert last_step(CheckpointConfig()) is None
 
 
 def test_a_step_that_is_not_there_is_refused(tmp_path):
@@ -142,38 +100,7 @@ def settled(out, **checkpoint):
         known.note(f"checkpoint.{name}", "command line")
     return settle_job(
         config, name="x", out=out, provenance=known, resume_with_changes=False, environment={}
-    ).standing
-
-
-@pytest.mark.parametrize(
-    ("section", "left", "standing"),
-    [
-        ({}, "run/checkpoints/non_persistent/iter_0000012", "resumable"),
-        (
-            {"non_persistent_ckpt_type": "global", "non_persistent_global_ckpt_dir": "often"},
-            "often/iter_0000012",
-            "resumable",
-        ),
-        ({}, "run/checkpoints/iter_0000012", "resumable"),
-        ({"finetune": True}, "run/checkpoints/iter_0000012", "fresh"),
-        ({}, "run/checkpoints/.saving_iter_0000012.x", "fresh"),
-    ],
-)
-def test_a_run_goes_on_from_temporary_checkpoints_and_from_those_without_a_tracker(
-    tmp_path, monkeypatch, section, left, standing
-):
-    monkeypatch.chdir(tmp_path)
-    Path(left).mkdir(parents=True)
-    assert settled(Path("run"), skip_train=False, **section) == standing
-
-
-def test_a_run_goes_on_from_checkpoints_that_only_this_node_has(tmp_path):
-    local = CheckpointConfig(non_persistent_ckpt_type="local", non_persistent_local_ckpt_dir=str(tmp_path))
-    assert not goes_on(local)
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "iter_0000012_0_local.pt").touch()
-    assert goes_on(local)
-    assert not goes_on(CheckpointConfig(non_persistent_local_ckpt_dir=str(tmp_path)))
+    ).status.state
 
 
 def test_random_weights_are_not_evaluated(tmp_path):
@@ -204,20 +131,10 @@ def test_only_an_evaluation_does_without_a_run_folder(tmp_path):
         settled(tmp_path / "file" / "run", save=str(tmp_path), skip_train=False)
 
 
-def test_what_was_asked_for_and_will_not_be_is_a_warning():
+def test_a_requested_feature_that_is_not_applied_is_a_warning():
     config = gpt_tiny()
     config.comm_overlap.tp_comm_overlap = True
     settled = settle(
         config, world_size=1, provenance=Provenance()
     )  # TP is 1, and Transformer Engine is not installed
     assert [warning.id for warning in settled.warnings] == ["O02", "O04"]
-
-
-def test_a_layout_that_overlaps_on_hopper_gets_one_queue_unless_the_user_chose():
-    config = gpt_tiny()
-    config.model.tensor_model_parallel_size = 2
-    chosen = {"NVTE_FWD_LAYERNORM_SM_MARGIN": "8"}
-    assert overlap_environment(config, world_size=4, gpu="h100", environment=chosen) == {
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",
-    }

@@ -10,9 +10,9 @@ from mb_checkpoint.layout import iteration_directory
 from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.planning import tokenizer_entries
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolder, changes_since, place
-from mb_trainer.weights import kept_by_run, where_tokenizer
+from mb_trainer.tokenizer_assets import kept_by_run, where_tokenizer
 
 HUGGING_FACE = "HuggingFaceTokenizer"
 
@@ -64,7 +64,7 @@ def test_without_a_kept_tokenizer_nothing_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "\n- [", "\ntokenizer: 3"])
-def test_a_run_that_goes_on_keeps_the_one_that_it_began_with(damage, base, tmp_path):
+def test_a_resumed_run_keeps_its_first_tokenizer(damage, base, tmp_path):
     first, newest = (
         str(iteration_directory(base / "checkpoints", step) / "tokenizer.json") for step in (100, 200)
     )
@@ -90,7 +90,7 @@ def begun(base, tmp_path):
 
 
 @pytest.mark.parametrize("left", ["pruned", "emptied"])
-def test_a_run_goes_on_where_the_checkpoint_that_it_began_with_is_gone(left, base, begun):
+def test_a_run_resumes_although_its_first_checkpoint_is_gone(left, base, begun):
     words, out = begun
     size = tokenizer_entries(placed(*words, out=out).config)
     if left == "pruned":
@@ -128,7 +128,7 @@ def test_a_file_that_is_named_and_missing_is_not_replaced_by_another(begun):
     assert kept_by_run(other) is None
 
 
-def test_a_run_that_has_saved_nothing_begins_anew_with_the_newest(base, begun):
+def test_a_run_that_has_saved_nothing_restarts_with_the_newest(base, begun):
     words, out = begun
     shutil.rmtree(out / "checkpoints")
     newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
@@ -136,7 +136,7 @@ def test_a_run_that_has_saved_nothing_begins_anew_with_the_newest(base, begun):
     assert list(changed) == ["tokenizer.tokenizer_model"]
 
 
-def test_other_weights_do_not_change_the_tokenizer_of_a_run_that_goes_on(base, begun, tmp_path):
+def test_other_weights_do_not_change_the_tokenizer_of_a_resumed_run(base, begun, tmp_path):
     words, out = begun
     other = iteration_directory(tmp_path / "other", 5)
     other.mkdir(parents=True)

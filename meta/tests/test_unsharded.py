@@ -4,7 +4,7 @@ import pytest
 
 from mb_config import check
 from mb_models.rules import BUILD_RULES
-from mb_trainer.one_process import UNDIVIDED, single_process
+from mb_models.unsharded import UNSHARDED, unshard
 from mb_trainer.recipes import RECIPES
 
 CUTS = [
@@ -27,15 +27,15 @@ def test_no_cut_of_a_pipeline_is_left_for_one_process(recipe, cut):
     for name, value in cut.items():
         setattr(config.model, name, value)
     assert check({"model": config.model}, BUILD_RULES) == []
-    assert check({"model": single_process(config).model}, BUILD_RULES) == []
+    assert check({"model": unshard(config.model)}, BUILD_RULES) == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_model_has_the_fields_that_are_set(recipe):
-    assert all(hasattr(RECIPES[recipe].build().model, name) for name in UNDIVIDED)
+    assert all(hasattr(RECIPES[recipe].build().model, name) for name in UNSHARDED)
 
 
 def test_a_pattern_keeps_its_layers():
     config = RECIPES["hybrid_tiny"].build()
     config.model.hybrid_layer_pattern = "M-|G-*-/*-"
-    assert single_process(config).model.hybrid_layer_pattern == "M-G-*-/*-"
+    assert unshard(config.model).hybrid_layer_pattern == "M-G-*-/*-"

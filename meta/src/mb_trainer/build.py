@@ -1,0 +1,355 @@
+"""Run from start to end: open the process groups, build the parts, load, train. Imports torch and megatron."""
+
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import (
+    CheckpointManager,
+    DefaultCheckpointManager,
+    LoadedCheckpoint,
+    RunCheckpointer,
+    create_checkpoint_manager,
+    resumed_step,
+    verify_last_checkpoint_on_all_ranks,
+)
+from mb_checkpoint.dataloader import warn_without_position
+from mb_checkpoint.locks import writer_lock
+from mb_config import non_default_values
+from mb_data import DataRanks, RunData, RunDatasets, Tokenizer, prepare_tokenizer, save_tokenizer
+from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
+from mb_launch import barrier, pick_device
+from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
+from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine
+from mb_loop.mcore_graphs import graph_resources, wrapping_stream
+from mb_metrics import RunProfilers, start_profilers
+from mb_models import ModuleGroups
+from mb_models.training import TrainingModel, data_groups
+from mb_overlap import start_user_buffers
+from mb_resilience import IgnoreSignals
+from mb_resilience.monitors import RunMonitors, build_monitors
+from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Bar, Console
+from mb_trainer.data import batch_settings, build_datasets
+from mb_trainer.model import build_model, layers_of, model_groups
+from mb_trainer.run_folder import own
+from mb_trainer.settle import Job
+from mb_trainer.state import GlobalState
+from mb_trainer.tokenizer_assets import kept_by_run
+from mb_trainer.train import Run, shared_store
+from mb_trainer.trainer import report_complete
+
+
+def run(job: Job, *, console: Console, callbacks: Sequence[object] = ()) -> TrainOutcome:
+    """Run a job that passed every check. Collective over the world; the caller exits."""
+    config = job.config
+    device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
+    with ExitStack() as stack:
+        stack.enter_context(graph_resources(config))
+        groups = stack.enter_context(model_groups(job.world, config, device=device))
+        stack.callback(console.close)
+        last = verify_last_checkpoint_on_all_ranks(
+            config.checkpoint,
+            train_iters=config.train.train_iters or 0,
+            seems_complete=job.status.state == "complete",
+        )
+        if last is not None:
+            return report_complete(job, last.path, console)
+        monitors = stack.enter_context(run_monitors(job, console))
+        state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
+        CallbackManager(callbacks).fire("on_data_init_start", CallbackContext(state=state, model=[]))
+        parts = build(
+            job, groups=groups, device=device, state=state, monitors=monitors, console=console, stack=stack
+        )
+        stack.enter_context(open_folder(job, console))
+        try:
+            return parts.train(callbacks)
+        except BaseException:
+            console.log(traceback.format_exc())
+            raise
+
+
+def build(
+    job: Job,
+    *,
+    groups: ProcessGroupCollection | ModuleGroups,
+    device: torch.device,
+    state: GlobalState,
+    monitors: RunMonitors,
+    console: Console,
+    stack: ExitStack,
+) -> Run:
+    """Build tokenizer, datasets, model and checkpointer, load the checkpoint, and open the data at its position.
+
+    Collective over the world. A data set that is rejected is rejected before the model is built. `stack` closes the
+    checkpoint manager.
+    """
+    config = job.config
+    tokenizer = share_tokenizer(config, console)
+    readers = data_groups(groups)
+    ranks = DataRanks.of(readers)
+    datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=readers, log=console.print)
+    manager = create_checkpoint_manager(
+        config.checkpoint, write_assets=partial(save_tokenizer, tokenizer), log_outcomes=False
+    )
+    if isinstance(manager, DefaultCheckpointManager):
+        stack.callback(manager.close)
+    profilers = run_profilers(job)
+    training_model = wrapped_model(
+        job, groups=groups, tokenizer_vocab_size=tokenizer.vocab_size, device=device, console=console
+    )
+    rerun_machine = build_rerun_machine(config.rerun_state_machine)
+    external = external_iterator(config, datasets, ranks=ranks, console=console)
+    checkpointer = run_checkpointer(
+        manager,
+        state,
+        training_model,
+        train_data_iterator=external,
+        rerun_machine=rerun_machine,
+        console=console,
+    )
+    loaded = checkpointer.load(dataloader_load=config.dataset.dataloader_load)
+    start_adapters(config, training_model, loaded=loaded, console=console)
+    # ckpt_step applied to this load; later reads of these settings resume from the newest checkpoint
+    config.checkpoint.ckpt_step = None
+    return Run(
+        job=job,
+        console=console,
+        training_model=training_model,
+        profilers=profilers,
+        data=data_iterators(datasets, state, ranks=ranks, external=external),
+        state=state,
+        checkpointer=checkpointer,
+        loaded=loaded,
+        rerun_machine=rerun_machine,
+        monitors=monitors,
+    )
+
+
+def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonitors]:
+    """Return the monitors of this rank: sections for a launcher, hang reports, the simulated fault. Collective."""
+    config = job.config
+    return build_monitors(
+        world=job.world,
+        ft=config.ft,
+        dist=config.dist,
+        store=shared_store(job.world),
+        folder=None if job.unwritable else job.folder.path,
+        state_folder=config.checkpoint.save or job.folder.path,
+        asynchronous_saves=config.checkpoint.async_save,
+        seed=config.rng.seed,
+        log=console.print,
+        alert=console.alert,
+    )
+
+
+def run_profilers(job: Job) -> RunProfilers:
+    """Return the profilers of the run, and the inspection of tensors; they start before the model is built."""
+    config = job.config
+    return start_profilers(
+        config.profiling,
+        config.tensor_inspect,
+        folder=job.folder.path,
+        rank=job.world.rank,
+        save=config.checkpoint.save,
+        loaded_step=0 if config.tensor_inspect is None else resumed_step(config.checkpoint),
+    )
+
+
+def wrapped_model(
+    job: Job,
+    *,
+    groups: ProcessGroupCollection | ModuleGroups,
+    tokenizer_vocab_size: int,
+    device: torch.device,
+    console: Console,
+) -> TrainingModel:
+    """Build the model and its optimizer, with the buffers and the stream that overlap and graphs need; print it."""
+    config = job.config
+    layers = layers_of(config, device)
+    start_user_buffers(config.model, micro_batch_size=config.train.micro_batch_size or 1)
+    with wrapping_stream(config.model):
+        training_model = build_model(
+            config,
+            groups=groups,
+            layers=layers,
+            tokenizer_vocab_size=tokenizer_vocab_size,
+            device=device,
+        )
+    report_model(job, training_model, layers=layers.reason, console=console)
+    return training_model
+
+
+def report_model(job: Job, training_model: TrainingModel, *, layers: str, console: Console) -> None:
+    """Print the model, the device, reasons why the run is not bitwise reproducible, and the ranks of modules."""
+    console.print(describe(job, training_model, device=training_model.device, layers=layers))
+    if training_model.device.type == "cpu":
+        warn_if_not_reproducible(read_arithmetic(), console)
+    if training_model.modules is not None:
+        console.print(training_model.modules.describe())
+
+
+def external_iterator(
+    config: ConfigContainer, datasets: RunDatasets, *, ranks: DataRanks, console: Console
+) -> Any:
+    """Return the training iterator of an external data loader, whose position checkpoints store; None: there is none.
+
+    Prints a warning if the loader has no position, so that a resume would read its data again.
+    """
+    iterator = datasets.external_iterator(batch_settings(config), ranks=ranks)
+    warn_without_position(
+        iterator,
+        dataset=type(config.dataset).__name__,
+        folders={
+            "dataset.dataloader_save": config.dataset.dataloader_save,
+            "dataset.dataloader_load": config.dataset.dataloader_load,
+        },
+        saves=config.checkpoint.save is not None,
+        log=console.print,
+    )
+    return iterator
+
+
+def run_checkpointer(
+    manager: CheckpointManager,
+    state: GlobalState,
+    training_model: TrainingModel,
+    *,
+    train_data_iterator: Any,
+    rerun_machine: MegatronRerunMachine | None,
+    console: Console,
+) -> RunCheckpointer:
+    """Return the checkpointer of the run: the manager with everything that checkpoints store."""
+    peft = state.cfg.peft
+    return RunCheckpointer(
+        manager,
+        state=state,
+        model=training_model.chunks,
+        optimizer=training_model.optimizer,
+        scheduler=training_model.scheduler,
+        groups=training_model.checkpoint_groups,
+        train_data_iterator=train_data_iterator,
+        rerun_state_machine=rerun_machine,
+        adapter_key_filter=None if peft is None else peft.is_adapter,
+        log=console.print,
+    )
+
+
+def data_iterators(datasets: RunDatasets, state: GlobalState, *, ranks: DataRanks, external: Any) -> RunData:
+    """Return the data iterators at the position of the loaded counters; set which evaluations have data."""
+    config, counters = state.cfg, state.train_state
+    data = datasets.iterators(
+        batch_settings(config),
+        ranks=ranks,
+        consumed_train_samples=counters.consumed_train_samples,
+        consumed_valid_samples=counters.consumed_valid_samples,
+        worker_init_fn=IgnoreSignals((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
+        external_iterator=external,
+    )
+    counters.do_valid, counters.do_test = data.has_valid, data.has_test
+    return data
+
+
+def start_adapters(
+    config: ConfigContainer, training_model: TrainingModel, *, loaded: LoadedCheckpoint, console: Console
+) -> None:
+    """Initialize the adapters on the loaded base weights, unless the run resumes; print the path of these weights."""
+    if config.peft is None or loaded.source == "nothing":
+        return
+    if loaded.step == 0:
+        config.peft.start(training_model.chunks)
+        training_model.optimizer.reload_model_params()
+    console.print(f"model under the adapters: {config.checkpoint.pretrained_checkpoint}")
+
+
+@contextmanager
+def open_folder(job: Job, console: Console) -> Iterator[None]:
+    """Create the run folder on rank 0, and log to it from all ranks: the first write of a run. Collective.
+
+    If it cannot be written (an evaluation), nothing is written and no lock is taken.
+
+    Raises:
+        RunFolderError: on rank 0, another trainer uses the folder.
+        mb_checkpoint.CheckpointFolderError: on rank 0, another one saves in the same folder of checkpoints.
+    """
+    with ExitStack() as stack:
+        if job.unwritable is not None:
+            console.print(
+                f"{job.folder.path}: {job.unwritable}: no log.txt, and no other trainer is kept out"
+            )
+        elif job.world.rank == 0:
+            job.folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(own(job.folder))
+            for root in saved_in(job.config):
+                stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
+            if not job.config.validation.skip_train:
+                part = (
+                    job.folder.path / "run_config.yaml.part"
+                )  # atomic: a kill leaves either the old or the new settings
+                job.config.to_yaml(part)
+                part.replace(job.folder.run_config)
+        if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
+            job.config.to_yaml(job.config.logger.save_config_filepath)
+        barrier()
+        if job.unwritable is None:
+            console.open_log(job.folder.log)
+        if job.world.is_logging_rank:
+            console.log(non_default_values(job.config))
+        yield
+
+
+def saved_in(config: ConfigContainer) -> list[Path]:
+    """Return the checkpoint folders of a run that are visible to all nodes; none for an evaluation."""
+    section = config.checkpoint
+    if section.save is None or config.validation.skip_train:
+        return []
+    named = (section.save, section.non_persistent_global_ckpt_dir)
+    return list(dict.fromkeys(Path(folder).absolute() for folder in named if folder is not None))
+
+
+def share_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
+    """Prepare data and tokenizer on rank 0 with a progress bar, then load them on the other ranks. Collective."""
+    is_preparing = console.rank == 0  # the other ranks wait, and have no progress to show
+    with console.progress("preparing data", 1) if is_preparing else nullcontext(Bar()) as bar:
+        tokenizer = prepare_tokenizer(
+            config.dataset,
+            config.tokenizer,
+            saved_in=kept_by_run(config),
+            progress=lambda stage, done, total: bar.update(done, total=total, label=stage),
+        )
+    report_dummy_tokens(config.model.vocab_size, tokenizer=tokenizer.vocab_size, console=console)
+    return tokenizer
+
+
+def report_dummy_tokens(rows: int | None, *, tokenizer: int, console: Console) -> None:
+    """Log the number of embedding rows without a token, if the model's vocabulary is larger than the tokenizer's."""
+    dummies = 0 if rows is None else rows - tokenizer
+    if dummies > 0:
+        console.print(
+            f"model.vocab_size={rows} is kept: {dummies} dummy tokens that the tokenizer, of "
+            f"{tokenizer} tokens, never makes"
+        )
+
+
+def warn_if_not_reproducible(arithmetic: CpuArithmetic, console: Console) -> None:
+    """Print the reasons why this run on the CPU is not bitwise reproducible, if there are any."""
+    for reason in irreproducibility_reasons(arithmetic):
+        console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
+
+
+def describe(job: Job, training_model: TrainingModel, *, device: torch.device, layers: str) -> str:
+    """Return one line with the model, the device and the output folder of a run."""
+    world = job.world.world_size
+    processes = "1 process" if world == 1 else f"{world} processes"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    size = training_model.parameters / 1e6
+    return (
+        f"{job.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"
+    )

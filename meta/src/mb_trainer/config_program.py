@@ -1,0 +1,75 @@
+"""The trainer as the commands of mb-config use it: recipes, rules, facts, run folders and FLOPs. No torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mb_checkpoint import release_ckpt_step
+from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
+from mb_config.problems import explain
+from mb_config.program import ConfigProgram
+from mb_config.request import ConfigRequest
+from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
+from mb_launch import describe_gpus, read_gpus
+from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
+from mb_metrics import read_event_rows
+from mb_models.vocab import VocabularyError
+from mb_trainer.config import ConfigContainer
+from mb_trainer.data_checks import verify_data
+from mb_trainer.machine import target_facts
+from mb_trainer.planning import count_flops, embedding_rows
+from mb_trainer.preflight import CHECKS, RULES, RULES_BY_PACKAGE
+from mb_trainer.request_reader import READER
+from mb_trainer.run_folder import folder_of, place
+
+
+def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
+    """Set the paths of a configuration to its run folder, and clear a step to start from that was used there."""
+    folder = folder_of(out, name=request.name)
+    place(request.config, folder, request.provenance)
+    if not request.config.validation.skip_train:
+        release_ckpt_step(request.config.checkpoint, events=read_event_rows(folder.events))
+
+
+def data_problem(config: ConfigContainer) -> str | None:
+    """Return why the data or the tokenizer of a configuration cannot be used on this machine; None if they can."""
+    try:
+        verify_data(config)
+    except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
+        return truncate(str(error), MAX_MESSAGE_LENGTH)
+    return None
+
+
+def gpu_lines() -> Iterator[str]:
+    """Yield a line about the GPUs of this machine, if it has any."""
+    if gpus := read_gpus(details=True):
+        yield f"this machine: {describe_gpus(gpus)}"
+
+
+def explain_constraint(name: str) -> str | None:
+    """Return the explanation of a CloudAI constraint: the equivalent rules, or why it is not enforced."""
+    found = CONSTRAINT_COVERAGE.get(name.upper())
+    if found is None:
+        return None
+    same = (
+        f"The same problem is reported by {' and '.join(found.rules)}."
+        if not found.allowed
+        else found.allowed
+    )
+    head = f"{name.upper()} is a constraint of CloudAI's on a launch, and no rule of its own. {same}"
+    return "\n\n".join([head, *(explain(rule) for rule in RULES if rule.id in found.rules)])
+
+
+PROGRAM = ConfigProgram(
+    name="mb",
+    reader=READER,
+    checks=CHECKS,
+    rules_by_package=RULES_BY_PACKAGE,
+    gather_facts=target_facts,
+    world_size=1,
+    place=place_in_run_folder,
+    embedding_rows=embedding_rows,
+    count_flops=count_flops,
+    verify_data=data_problem,
+    machine_notes=lambda: tuple(gpu_lines()),
+    explain_other=explain_constraint,
+)

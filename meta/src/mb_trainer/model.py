@@ -1,0 +1,107 @@
+"""Process groups, seeds and model of a run, built from its configuration. Imports torch and megatron."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
+from mb_config.mcore import build_scheduler, to_megatron
+from mb_host.families import HOST_LAYERS
+from mb_host.reproducibility import make_index_add_deterministic
+from mb_launch import World, default_process_group, seed_libraries
+from mb_launch.mcore import megatron_groups, seed_model_parallel
+from mb_models import (
+    DataParallelSetup,
+    LayerChoice,
+    ModuleGroups,
+    OptimizerSetup,
+    TrainingModel,
+    build_training_model,
+    choose_layers,
+    family_of,
+)
+from mb_models.layer_choice import AvailableLayers
+from mb_models.mimo_config import has_module_layouts
+from mb_trainer.config import ConfigContainer
+
+
+@contextmanager
+def model_groups(
+    world: World, config: ConfigContainer, *, device: torch.device
+) -> Iterator[ProcessGroupCollection | ModuleGroups]:
+    """Open the process groups of a model, seed every generator, and close the groups at the end. Collective."""
+    model, dist = config.model, config.dist
+    deterministic = model.deterministic_mode
+    timeout = timedelta(minutes=dist.distributed_timeout_minutes)
+    with default_process_group(world, device=device, backend=dist.distributed_backend, timeout=timeout):
+        if has_module_layouts(model):
+            modules = ModuleGroups.of_section(model)
+            seed_libraries(config.rng.seed, deterministic=deterministic)
+            make_index_add_deterministic()
+            yield modules
+            return
+        instances = config.ddp.num_distributed_optimizer_instances
+        with megatron_groups(model, dist, optimizer_instances=instances) as groups:
+            graphs = model.cuda_graph_impl != "none"
+            seed_model_parallel(config.rng, groups, deterministic=deterministic, cuda_graphs=graphs)
+            make_index_add_deterministic()
+            yield groups
+
+
+def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
+    """Choose the layers of the model, and set `model.transformer_impl` accordingly."""
+    model = config.model
+    available = AvailableLayers(host=HOST_LAYERS)
+    layers = choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
+    model.transformer_impl = layers.implementation
+    return layers
+
+
+def build_model(
+    config: ConfigContainer,
+    *,
+    groups: ProcessGroupCollection | ModuleGroups,
+    layers: LayerChoice,
+    tokenizer_vocab_size: int,
+    device: torch.device,
+) -> TrainingModel:
+    """Build model, optimizer and scheduler. Collective over the world."""
+    dist = config.dist
+    return build_training_model(
+        config.model,
+        groups=groups,
+        optimizer=OptimizerSetup(
+            config=to_megatron(config.optimizer),
+            config_overrides=lambda chunks: config.optimizer_config_override_provider.build_config_overrides(
+                OptimizerConfigOverrideProviderContext(
+                    scheduler_config=config.scheduler, optimizer_config=config.optimizer, model=chunks
+                )
+            ),
+            scheduler=lambda optimizer: build_scheduler(
+                optimizer,
+                scheduler=config.scheduler,
+                settings=config.optimizer,
+                steps=scheduler_steps(
+                    config.train,
+                    config.scheduler,
+                    data_parallel_size=config.data_parallel_size,
+                    seq_length=config.model.seq_length,
+                ),
+            ),
+            gloo_groups=dist.use_gloo_process_groups,
+        ),
+        ddp=DataParallelSetup(
+            config=to_megatron(config.ddp),
+            torch_fsdp2=dist.use_torch_fsdp2,
+            align_grad_reduce=dist.align_grad_reduce,
+            broadcast_parameters=config.rng.data_parallel_random_init,
+        ),
+        device=device,
+        layers=layers,
+        tokenizer_vocab_size=tokenizer_vocab_size,
+        pre_wrap_hook=None if config.peft is None else config.peft.install,
+        seed=config.rng.seed,
+    )

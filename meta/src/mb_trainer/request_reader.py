@@ -1,0 +1,48 @@
+"""Configuration that a command line requests from this trainer: recipe or file, and overrides. No torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mb_config import ConfigReadError
+from mb_config.overrides import SECTION_FACTORIES
+from mb_config.request import ConfigRequest, RecipeReader
+from mb_models.peft.config import section_by_name
+from mb_models.peft.errors import PeftError
+from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.recipes import RECIPES
+
+
+def peft_section(name: str) -> object:
+    """Return the section `peft` for a kind of adapter, such as "lora", with its defaults.
+
+    Raises:
+        ConfigReadError: the name is unknown.
+    """
+    try:
+        return section_by_name(name)
+    except PeftError as error:
+        raise ConfigReadError(str(error)) from error
+
+
+ALL_SECTION_FACTORIES = {**SECTION_FACTORIES, "peft": peft_section}
+"""Section path to the function that makes the section from a name, as in `peft=lora`."""
+
+READER = RecipeReader(
+    container=ConfigContainer,
+    recipes=RECIPES,
+    default="gpt_tiny",
+    targets=TARGETS,
+    section_factories=ALL_SECTION_FACTORIES,
+    list_command="mb recipes",
+)
+"""Reader for all commands. The recipe gpt_tiny is read if a command line names none."""
+
+
+def read_request(
+    arguments: Sequence[str], *, files: Sequence[Path] = (), unread: list[ConfigReadError] | None = None
+) -> ConfigRequest:
+    """Read `[RECIPE | FILE] [KEY=VALUE ...]` and overlay files; see `mb_config.request.RecipeReader.read`.
+
+    The configuration is not resolved. `unread` receives the errors of settings instead of an exception.
+    """
+    return READER.read(arguments, files=files, unread=unread)

@@ -1,0 +1,151 @@
+"""Settled run: checked configuration, run folder, and the checkpoint to resume from. No torch, nothing is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint import ResumeStatus, check_writable, release_ckpt_step, resume_status
+from mb_config import Provenance
+from mb_config.preflight import PreflightResult
+from mb_launch import World, read_local_world_size, read_world
+from mb_metrics import read_event_rows
+from mb_models.mimo_layout_rules import stored_optimizer_error
+from mb_models.weight_shapes import fixed_by_weights
+from mb_resilience.monitor_client import require_monitor
+from mb_trainer.config import ConfigContainer
+from mb_trainer.data_checks import verify_data
+from mb_trainer.preflight import settle
+from mb_trainer.run_folder import (
+    NoCheckpointError,
+    RunFolder,
+    RunFolderError,
+    UnwritableFolderError,
+    changes_since,
+    describe,
+    folder_of,
+    place,
+    schedule_is_overridden,
+    why_unwritable,
+)
+from mb_trainer.tokenizer_assets import where_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Run that passed every check: its configuration, its folder and this process's rank."""
+
+    name: str
+    config: ConfigContainer
+    settled: PreflightResult
+    folder: RunFolder
+    status: ResumeStatus
+    """Checkpoint to resume from, by folder names; contents are verified later."""
+    world: World
+    unwritable: str | None = None
+    """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
+    resume_command: str | None = None
+    """Command that resumes the run after a stop; if set, the process belongs to a command and ends with the run."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
+    beginning: Mapping[str, object] = field(default_factory=dict)
+    """Step set by `checkpoint.ckpt_step` and its path, for the first event of the run; {}: none."""
+    notes: tuple[str, ...] = ()
+    """Messages to print before the run starts."""
+
+
+def settle_job(
+    config: ConfigContainer,
+    *,
+    name: str,
+    out: Path | str | None,
+    provenance: Provenance | None,
+    resume_with_changes: bool,
+    environment: Mapping[str, str],
+    resume_command: str | None = None,
+) -> Job:
+    """Check everything that is known before a start, without writing; raises as `pretrain`.
+
+    A job is "complete" here if its last step seems to exist; the content of that checkpoint is not read.
+    """
+    world = read_world(environment)
+    folder = folder_of(out, name=name)
+    known = Provenance.of(config) if provenance is None else provenance
+    place(config, folder, known)
+    evaluate_only = config.validation.skip_train
+    note = (
+        None if evaluate_only else release_ckpt_step(config.checkpoint, events=read_event_rows(folder.events))
+    )
+    settled = settle(
+        config,
+        world_size=world.world_size,
+        provenance=known,
+        local_world_size=read_local_world_size(environment),
+    )
+    verify_data(config)
+    if config.ft is not None and config.ft.enable_ft_package:
+        require_monitor(environment)
+    unwritable = require_writable(config, folder)
+    status = resume_status(
+        config.checkpoint, train_iters=config.train.train_iters or 0, evaluate_only=evaluate_only
+    )
+    if status.state == "rejected":
+        raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
+    changed = compare_with_previous(config, folder, status, allow_changes=resume_with_changes)
+    return Job(
+        name=name,
+        config=config,
+        settled=settled,
+        folder=folder,
+        changed=changed,
+        status=status,
+        world=world,
+        unwritable=unwritable,
+        resume_command=resume_command,
+        beginning=status.start_fields,
+        notes=tuple(line for line in (note, where_tokenizer(config)) if line is not None),
+    )
+
+
+def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
+    """Check that the folders of a run can be written; return why not for an evaluation, which then writes nothing.
+
+    Raises:
+        UnwritableFolderError: the run folder cannot be written.
+        OSError: the checkpoint folder cannot be written.
+    """
+    unwritable = why_unwritable(folder)
+    if config.validation.skip_train:
+        return unwritable
+    if unwritable is not None:
+        raise UnwritableFolderError(
+            f"{folder.path}: {unwritable}, and metrics, events and settings are kept there. Choose another with --out."
+        )
+    if config.checkpoint.save is not None:
+        check_writable(config.checkpoint.save)
+    return None
+
+
+def compare_with_previous(
+    config: ConfigContainer, folder: RunFolder, status: ResumeStatus, *, allow_changes: bool
+) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from the run in the folder: dotted path -> (previous, current).
+
+    If there are any, the current schedule replaces that of the checkpoint, unless `use_checkpoint_opt_param_scheduler`
+    is set.
+
+    Raises:
+        RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
+    """
+    changed = changes_since(folder, config.to_dict(), chosen=config.to_dict(defaults=False))
+    if changed and not allow_changes:
+        fixed = fixed_by_weights(changed) if status.resumes else []
+        raise RunFolderError(describe(folder, changed, fixed=fixed))
+    if changed and status.resumes and config.checkpoint.load_optim:
+        reason = stored_optimizer_error(config.model, changed)
+        if reason is not None:
+            raise RunFolderError(f"{folder.path}: {reason}")
+    overrides = bool(changed) or schedule_is_overridden(folder)
+    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
+        config.scheduler.override_opt_param_scheduler = True
+    return changed

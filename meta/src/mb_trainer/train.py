@@ -1,0 +1,339 @@
+"""Execution of a run whose parts are built: train, evaluate, print the summary. Imports torch and megatron.
+
+`mb_trainer.build` builds the parts and calls `Run.train`. `Run` adds callbacks, monitors and metrics; the steps are
+those of `mb_loop.train`.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psutil
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
+
+from mb_checkpoint import LoadedCheckpoint, PositionCopies, RunCheckpointer
+from mb_data import RunData
+from mb_launch import World, barrier, is_launched
+from mb_loop import (
+    AttentionLogits,
+    CallbackManager,
+    ProgressRecorder,
+    TrainOutcome,
+    evaluate_after_training,
+    train,
+)
+from mb_loop.evaluation import never_stop
+from mb_loop.mcore import MegatronRerunMachine, loss_inspection
+from mb_loop.mcore_graphs import build_layer_graphs, capture_full_iteration
+from mb_metrics import (
+    EventLog,
+    EventRecorder,
+    MetricsOutput,
+    RunProfilers,
+    TrainingMetrics,
+    build_memory_report,
+    build_training_metrics,
+    read_last_step,
+)
+from mb_metrics.module_norms import ModuleNorms
+from mb_models.families import ForwardStep
+from mb_models.module_parallelism import MODULE_PATHS
+from mb_models.training import TrainingModel
+from mb_resilience import StopRequests, watch_stop_requests
+from mb_resilience.monitors import RunMonitors
+from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
+from mb_trainer.config import ConfigContainer
+from mb_trainer.console import Console, ProgressBar
+from mb_trainer.settle import Job
+from mb_trainer.state import GlobalState
+from mb_trainer.summary import Summary
+
+
+def shared_store(world: World) -> Store | None:
+    """Return the store of the default process group; None for a single rank."""
+    return _get_default_store() if world.world_size > 1 else None
+
+
+def loaded_from_persistent_storage(loaded: LoadedCheckpoint, config: ConfigContainer) -> bool:
+    """Return whether a checkpoint was loaded, and not from the disk of this node."""
+    if loaded.path is None:  # nothing was loaded, or a custom manager loaded it and reports only the step
+        return loaded.step > 0
+    return str(loaded.path) != str(config.checkpoint.non_persistent_local_ckpt_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Run whose model, data and checkpointer are built and loaded."""
+
+    job: Job
+    console: Console
+    training_model: TrainingModel
+    profilers: RunProfilers
+    data: RunData
+    state: GlobalState
+    checkpointer: RunCheckpointer
+    loaded: LoadedCheckpoint
+    rerun_machine: MegatronRerunMachine | None
+    monitors: RunMonitors
+
+    def train(self, callbacks: Sequence[object]) -> TrainOutcome:
+        """Train and evaluate, or evaluate only (`validation.skip_train`); print the summary. Collective.
+
+        `callbacks` are called after those of the trainer, and before monitors and profilers.
+        """
+        summary = Summary(tokens_per_sample=None if self.data.sizes is None else self.data.sizes.tokens)
+        if loaded_from_persistent_storage(self.loaded, self.job.config):
+            self.monitors.checkpoint_loaded()
+        if self.job.config.validation.skip_train:
+            outcome = self.evaluate_only(summary, callbacks)
+        else:
+            outcome = self.train_and_evaluate(summary, callbacks)
+        for line in summary.lines(
+            outcome,
+            folder=self.job.folder,
+            checkpoints=self.job.config.checkpoint.save,
+            resume_command=self.job.resume_command,
+        ):
+            self.console.print(line)
+        barrier()
+        return outcome
+
+    def train_and_evaluate(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
+        """Train, record metrics and events, and evaluate after the last step. Collective."""
+        config, counters = self.job.config, self.state.train_state
+        trainer_callbacks: list[object] = [summary]
+        with ExitStack() as stack:
+            stops = stack.enter_context(self.stop_requests())
+            events = self.event_recorder()
+            stragglers = stack.enter_context(self.straggler_detectors())
+            metrics = stack.enter_context(self.metrics(stragglers.metrics))
+            total = config.train.train_iters or 0
+            bar = stack.enter_context(self.console.progress("training", total, done=counters.step))
+            recorders: list[object] = [metrics, *(stack.enter_context(recorder) for recorder in events)]
+            trainer_callbacks += [
+                ProgressBar(bar),
+                *recorders,
+                *self.progress_recorder(),
+                *self.memory_report(),
+                *self.position_copies(),
+            ]
+            # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
+            manager = CallbackManager(
+                [
+                    *stragglers.callbacks,
+                    *trainer_callbacks,
+                    *callbacks,
+                    *self.monitors.callbacks,
+                    *self.profilers.attach(self.training_model.chunks),
+                ]
+            )
+            forward_step, model, optimizer, scheduler = self.train_arguments()
+            outcome = train(
+                stragglers.wrap_forward_step(forward_step),
+                model,
+                optimizer,
+                scheduler,
+                stragglers.wrap_data(self.data.train),
+                self.data.valid,
+                self.state,
+                callbacks=manager,
+                checkpointer=None if config.checkpoint.save is None else self.checkpointer,
+                stop_requested=stops.stop_requested,
+                duration_stop_requested=stops.duration_stop_requested,
+                stop_evaluation=stops.stop_evaluation,
+                straggler_stop_requested=stragglers.stop_requested,
+                rerun_machine=self.rerun_machine,
+                cuda_graphs=build_layer_graphs(
+                    config,
+                    chunks=self.training_model.chunks,
+                    optimizer=self.training_model.optimizer,
+                    transformer=self.training_model.transformer,
+                    groups=self.training_model.groups,
+                ),
+                flops=metrics.flops,
+                attention_logits=self.attention_logits(),
+                **self.schedule_arguments(),
+            )
+            if outcome.reason == "finished":
+                manager = CallbackManager([summary, *recorders, *callbacks, *self.monitors.callbacks])
+                self.evaluate(manager, summary, stops=stops)
+        return outcome
+
+    def evaluate_only(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
+        """Evaluate the loaded weights; write nothing but the log. Collective."""
+        manager = CallbackManager([summary, *callbacks, *self.monitors.callbacks])
+        # With validation.skip_train, `train` checks its arguments and returns; evaluation brings its own data.
+        outcome = train(
+            *self.train_arguments(), None, None, self.state, callbacks=manager, **self.schedule_arguments()
+        )
+        self.evaluate(manager, summary)
+        return outcome
+
+    @property
+    def forward_step(self) -> Callable[..., ForwardStep]:
+        """Factory of the forward step, for packed sequences if the dataset has them. Called as (inspect_loss=)."""
+        step = self.training_model.forward_step
+        return partial(step, packed=True) if self.job.config.dataset.is_packed else step
+
+    def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
+        """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""
+        inspect = loss_inspection(self.job.config.rerun_state_machine, self.rerun_machine)
+        training_model = self.training_model
+        return (
+            self.forward_step(inspect_loss=inspect),
+            training_model.chunks,
+            training_model.optimizer,
+            training_model.scheduler,
+        )
+
+    def evaluate(
+        self, manager: CallbackManager, summary: Summary, *, stops: StopRequests | None = None
+    ) -> None:
+        """Evaluate on validation data, unless the last step already did, and on test data. Collective.
+
+        `stops`: requests that end the evaluation early; None: it cannot be stopped.
+        """
+        evaluate_after_training(
+            self.forward_step(),
+            self.training_model.chunks,
+            self.state,
+            valid_data_iterator=self.data.valid,
+            test_data_iterator=self.data.test,
+            validated=summary.validated == self.state.train_state.step,
+            rerun_machine=self.rerun_machine,
+            callbacks=manager,
+            write=self.console.print,
+            stop_evaluation=stops.stop_evaluation if stops else never_stop,
+            **self.schedule_arguments(),
+        )
+        if stops is not None and stops.evaluation_stopped:
+            self.console.print("evaluation after training: given up, because the run was to stop")
+
+    def stop_requests(self) -> AbstractContextManager[StopRequests]:
+        """Return a context manager that receives signals and the duration limit as stop requests while it is open."""
+        return watch_stop_requests(
+            self.job.config.train,
+            world=self.job.world,
+            store=shared_store(self.job.world),
+            start_time=self.state.start_time,
+            launched=is_launched(os.environ),
+            process_ends=self.job.resume_command is not None,
+        )
+
+    def attention_logits(self) -> AttentionLogits | None:
+        """Return the monitor that reads attention logits and clips weights by them, if enabled. Collective."""
+        model = self.job.config.model
+        if not (model.qk_clip or model.log_max_attention_logit):
+            return None
+        return AttentionLogits(
+            self.training_model.chunks, groups=self.training_model.groups, clip=model.qk_clip
+        )
+
+    def straggler_detectors(self) -> AbstractContextManager[StragglerDetectors]:
+        """Return a context manager that detects slow ranks while it is open. Collective."""
+        config = self.job.config
+        return build_straggler_detectors(
+            world=self.job.world,
+            straggler=config.straggler,
+            nvrx_straggler=config.nvrx_straggler,
+            device=self.training_model.device,
+            log_interval=config.logger.log_interval,
+            token_file=None if self.job.unwritable else self.job.folder.path / "straggler_token",
+            log=self.console.print,
+        )
+
+    def memory_report(self) -> list[object]:
+        """Return the callback that reports the run's memory, unless metrics are disabled."""
+        config = self.job.config
+        report = build_memory_report(
+            config.logger,
+            model=config.model,
+            train=config.train,
+            ddp=config.ddp,
+            groups=self.training_model.groups,
+            chunks=self.training_model.chunks,
+            print_line=self.console.print,
+            torch_fsdp2=config.dist.use_torch_fsdp2,
+        )
+        return [] if report is None else [report]
+
+    def schedule_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `mb_loop.train` for the parallelism: schedule, groups and pipeline communication.
+
+        The schedule runs as a CUDA graph if graphs of full iterations are enabled.
+        """
+        schedule = self.training_model.schedule
+        captured = capture_full_iteration(
+            schedule["forward_backward_func"],
+            self.job.config.model,
+            transformer=self.training_model.transformer,
+        )
+        return {**schedule, "forward_backward_func": captured}
+
+    def position_copies(self) -> list[object]:
+        """Return the callback that copies data-loader positions to `dataset.dataloader_save`, on rank 0, if set."""
+        folder = self.job.config.dataset.dataloader_save
+        if folder is None or self.job.world.rank != 0:
+            return []
+        return [PositionCopies(folder, log=self.console.print)]
+
+    def progress_recorder(self) -> list[object]:
+        """Return the callback that writes progress.txt, on the logging rank, if it is enabled."""
+        if not (self.job.config.logger.log_progress and self.job.world.is_logging_rank):
+            return []
+        world_size = self.job.world.world_size
+        return [ProgressRecorder(self.state, world_size=world_size, print_line=self.console.print)]
+
+    def event_recorder(self) -> list[EventRecorder]:
+        """Return the callback that writes events.jsonl, on the logging rank.
+
+        Reads the last row of the metrics file, so call it before `metrics`, which opens that file for writing.
+        """
+        job = self.job
+        if not job.world.is_logging_rank:
+            return []
+        changes = {path: list(values) for path, values in job.changed.items()}
+        recorder = EventRecorder(
+            EventLog(job.folder.events),
+            description={"recipe": job.name, **job.beginning},
+            resume_description={"changes": changes} if changes else {},
+            previous=read_last_step(job.folder.metrics),
+            process_start=psutil.Process().create_time(),
+        )
+        return [recorder]
+
+    def metrics(self, step_values: Callable[[], Mapping[str, float]]) -> TrainingMetrics:
+        """Return the callback that records the metrics of this rank from the next step on. Collective.
+
+        `step_values` returns additional metrics of each step, those of the straggler detectors.
+        """
+        job, config, training_model = self.job, self.job.config, self.training_model
+        modules = training_model.modules
+        output = MetricsOutput(
+            folder=job.folder.path,
+            run_config=config.to_dict(),
+            config_file=job.folder.run_config,
+            stream=self.console,
+        )
+        return build_training_metrics(
+            config.logger,
+            model=config.model,
+            train=config.train,
+            groups=training_model.groups,
+            chunks=training_model.chunks,
+            device=training_model.device,
+            vocab_size=training_model.vocab_size,
+            output=output if job.world.is_logging_rank else None,
+            start_step=self.state.train_state.step,
+            sample_sizes=self.data.sizes,
+            norms=None
+            if modules is None
+            else ModuleNorms(wrapped=modules.wrapped, groups=modules.groups.local, paths=MODULE_PATHS),
+            megatron_fsdp=config.ddp.use_megatron_fsdp,
+            decoupled_rate=config.optimizer.decoupled_lr is not None,
+            step_values=[step_values],
+        )

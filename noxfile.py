@@ -6,12 +6,14 @@ about a second and no download.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 
 import nox
 import tomllib
@@ -193,6 +195,12 @@ PARALLEL = [
 MOST_AT_ONCE = 4
 """Sessions that run at the same time at most: each may start four ranks, of 1 GiB each."""
 
+SESSION_TIMEOUT = 40 * 60.0
+"""Seconds after which a parallel session is killed with its processes and counts as failed."""
+
+RUNNING: list[subprocess.Popen] = []
+"""Parallel sessions started so far; a Ctrl-C of the terminal does not reach them, since each has its own group."""
+
 LINES_OF_A_FAILURE = 120
 """Lines of a failed session that are printed again at the end."""
 
@@ -232,7 +240,14 @@ def parallel(session: nox.Session) -> None:
     if run_in_process("integration_environment") is not None:
         session.error("failed: integration_environment")
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)) as pool:
-        failures = dict(zip(PARALLEL, pool.map(run_in_process, PARALLEL), strict=True))
+        ends = [pool.submit(run_in_process, name) for name in PARALLEL]
+        try:
+            failures = {name: end.result() for name, end in zip(PARALLEL, ends, strict=True)}
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in RUNNING:
+                kill_processes_of(process)
+            raise
     failed = [name for name, end in failures.items() if end is not None]
     for name in failed:
         print(f"\nThe end of {name}, which failed:\n{failures[name]}")
@@ -241,7 +256,7 @@ def parallel(session: nox.Session) -> None:
 
 
 def run_in_process(name: str) -> str | None:
-    """Run a session in a process of its own, its lines prefixed; return the last ones where it fails."""
+    """Run a session in a process group of its own, its lines prefixed; return the last ones where it fails."""
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--sessions", name],
         cwd=ROOT,
@@ -249,13 +264,25 @@ def run_in_process(name: str) -> str | None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
+    RUNNING.append(process)
+    deadline = Timer(SESSION_TIMEOUT, kill_processes_of, [process])
+    deadline.daemon = True
+    deadline.start()
     end = deque(maxlen=LINES_OF_A_FAILURE)
     for line in process.stdout:
         print(f"[{name}] {line}", end="", flush=True)
         end.append(line)
     code = process.wait()
+    deadline.cancel()
     return None if code == 0 else "".join(end) or f"exit code {code}, no output"
+
+
+def kill_processes_of(session: subprocess.Popen) -> None:
+    """Kill a parallel session that is running, with the processes that it started."""
+    if session.poll() is None:
+        os.killpg(session.pid, signal.SIGKILL)
 
 
 INTEGRATION = {

@@ -1,4 +1,4 @@
-"""Small Megatron models, and any rank of them in one process under groups that talk to nobody."""
+"""Small Megatron models, and any rank of them in one process, with process groups that do not communicate."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the checks on a GPU share: when they are skipped, and settings of small runs."""
+"""Conditions under which checks on a GPU are skipped, and settings of their small runs."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ BF16 = ["model.hidden_size=64", "mixed_precision=bf16_mixed"]
 
 
 def learned(out: Path, steps: int = 10) -> bool:
-    """Say whether a run made its steps, and the loss fell."""
+    """Return whether a run completed its steps, and the loss fell."""
     found = losses(out)
     return list(found) == list(range(1, steps + 1)) and found[steps] < found[1]
 

@@ -33,8 +33,9 @@ from mb_config import (
     TrainingConfig,
     runtime_config_update,
 )
+from mb_host.families import HOST_LAYERS
 from mb_models import GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig
-from mb_trainer.families import family_of
+from mb_models.families import family_of
 from mb_trainer.preflight import RULES
 
 CP = "context_parallel_size"
@@ -88,7 +89,7 @@ STARTS: dict[str, tuple[type, dict[str, Any]]] = {
     "t5": (T5ModelConfig, T5),
     "mimo": (MimoModelConfig, {**MODERN, **SMALL, **VISION}),
 }
-"""Sound small models: family -> section and its fields."""
+"""Valid small models: family -> section and its fields."""
 
 WIDTHS: dict[str, list[Any]] = {
     "num_layers": [1, 2, 3, 4, 6],
@@ -170,7 +171,7 @@ FIXED = {
     "sequence_parallel",
     "use_cpu_initialization",
 }
-"""Fields that are not drawn one by one: layouts are drawn whole, others name objects of other libraries."""
+"""Fields that are not drawn one by one: layouts are drawn as a unit, others name objects of other libraries."""
 
 BY_TYPE: dict[Any, list[Any]] = {
     type(None): [None],
@@ -181,7 +182,7 @@ BY_TYPE: dict[Any, list[Any]] = {
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Some values of a type; none for a type that is not known."""
+    """Return some values of a type, or none for an unknown type."""
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return [value for option in get_args(annotation) for value in values_of(option)]
     return list(get_args(annotation)) if get_origin(annotation) is Literal else BY_TYPE.get(annotation, [])
@@ -214,7 +215,7 @@ def draw_layout(numbers: random.Random) -> dict[str, Any]:
 
 
 def draw(numbers: random.Random) -> tuple[str, dict[str, Any]]:
-    """Draw a family and the fields of a section of it, most of them sound."""
+    """Draw a family and the fields of a section of it, most of them valid."""
     name = numbers.choice([*STARTS])
     section, start = STARTS[name]
     values = {**deepcopy(start), **(draw_layout(numbers) if numbers.random() < 0.75 else {})}
@@ -271,7 +272,7 @@ def facts_of(world: int) -> dict[str, Any]:
 
 
 def checked(config: ConfigContainer, *, world: int) -> tuple[list[str], ConfigContainer]:
-    """Return what check refuses, as written and resolved, and the resolved configuration."""
+    """Return what check rejects, as written and resolved, and the resolved configuration."""
     facts = facts_of(world)
     found = mb_config.check(config.sections(), RULES, facts=facts)
     resolved = deepcopy(config)
@@ -302,7 +303,7 @@ def one_rank(rank: int, world: int, model: Any) -> Iterator[ProcessGroupCollecti
 
 @contextmanager
 def without_own_rules() -> Iterator[None]:
-    """Let providers build what rules refuse."""
+    """Let providers build what rules reject."""
 
     def accept(*_: object, **__: object) -> None:
         return None
@@ -329,7 +330,10 @@ def built(model: Any, *, world: int) -> str | None:
             for rank in range(0, world, max(1, world // stages)):
                 with one_rank(rank, world, model) as groups:
                     provider = family.provider(
-                        model, layer_spec=family.host, device=CPU, tokenizer_vocab_size=TOKENIZER_ENTRIES
+                        model,
+                        layer_spec=HOST_LAYERS[family.name],
+                        device=CPU,
+                        tokenizer_vocab_size=TOKENIZER_ENTRIES,
                     )
                     chunks = provider.provide_chunks(groups)
                     if world == 1:

@@ -1,20 +1,20 @@
-"""Start runs of the trainer, in this process or as a user would, and read what they leave behind."""
+"""Start runs of the trainer, in this process or as a user would, and read their output files."""
 
 import atexit
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from preloaded_mb import PreloadedProcess, inherited, server
 from typer.testing import CliRunner
 
 from mb_loop import Callback, TrainOutcome
 from mb_trainer import pretrain
 from mb_trainer.cli import app
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 
 TINY_MIMO = (
     "mimo_tiny",
@@ -28,7 +28,7 @@ TINY_MIMO = (
     "scheduler.lr_warmup_iters=2",
     "checkpoint.save_interval=null",
 )
-"""A model that sees, of one layer for each of its halves."""
+"""A vision-language model with one layer in each module."""
 
 
 def train_here(
@@ -47,11 +47,24 @@ def train_here(
     )
 
 
-def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `mb` in a process of its own; one that a failed test leaves running ends with the test process."""
+def start_mb(
+    *words: str, environment: Mapping[str, str] | None = None
+) -> PreloadedProcess | subprocess.Popen[str]:
+    """Start `mb` in a separate process; one that a failed test leaves running ends with the test process.
+
+    The process is a fork with torch and Megatron Core in memory, unless its environment changes what they import.
+    """
+    variables = {**inherited(), **(environment or {})}
+    if server().can_start(variables):
+        return server().start(words, environment=variables)
+    return start_fresh_mb(*words, environment=environment)
+
+
+def start_fresh_mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `mb` in a new interpreter, as a user does."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mb_trainer", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**inherited(), **(environment or {})},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,24 +73,24 @@ def start_mb(*words: str, environment: Mapping[str, str] | None = None) -> subpr
     return process
 
 
-def said_until(process: subprocess.Popen[str], text: str) -> str:
-    """Read what a process says up to a line that holds the text; to the end where there is none."""
-    said = ""
+def read_until(process: PreloadedProcess | subprocess.Popen[str], text: str) -> str:
+    """Return the output of a process up to a line that contains the text, or to its end."""
+    printed = ""
     for line in process.stdout:
-        said += line
+        printed += line
         if text in line:
             break
-    return said
+    return printed
 
 
 def mb(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `mb` in a process of its own and wait for it."""
+    """Run `mb` in a separate process and wait for it."""
     process = start_mb(*words, environment=environment)
     try:
-        said, complaints = process.communicate(timeout=900)
+        printed, complaints = process.communicate(timeout=900)
     finally:
         process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, complaints)
 
 
 def mb_here(*words: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
 """The table of layouts whose resume is proven exact: `nox -s verify` runs it; words after it choose rows.
 
 The text makes epochs of 77 sequences: with batches of eight the tenth step takes the last of one and the first of the
-next, so that a run is cut in the middle of the first epoch and goes on into the second, unless its row says otherwise.
+next, so that a run is cut in the middle of the first epoch and continues into the second, unless its row differs.
 """
 
 import json
@@ -131,7 +131,7 @@ def recipe(folder: Path) -> list[str]:
 def proven(
     name: str, words: list[str], difference: list[str], processes: int
 ) -> tuple[str, dict[str, object]]:
-    """Run `mb verify-resume`, and return what it says in a word, and its figures."""
+    """Run `mb verify-resume`, and return its verdict and its JSON result."""
     length = ["--steps=4", "--cut=2"] if name in UNDER_LOAD else ["--steps=12", "--cut=7"]
     options = [*length, f"--nproc={processes}", "--json"]
     options += [word for word in difference if word.startswith("--")]
@@ -169,11 +169,11 @@ def main(chosen: list[str]) -> int:
             began = time.monotonic()
             busy = 2 * (os.cpu_count() or 1) if name in UNDER_LOAD else 0
             with busy_processors(busy):
-                said, found = proven(name, words, difference, processes)
+                verdict, found = proven(name, words, difference, processes)
             values = sum(line["values"] for line in found.get("compared", {}).values())  # type: ignore[attr-defined]
             seconds = time.monotonic() - began
-            print(f"| {name} | {processes} | {values:,} | {said} | {seconds:.0f} s |", flush=True)
-            wrong += said != "equal"
+            print(f"| {name} | {processes} | {values:,} | {verdict} | {seconds:.0f} s |", flush=True)
+            wrong += verdict != "equal"
     return min(wrong, 1)
 
 

@@ -1,4 +1,4 @@
-"""What the architecture tests know of the house: its packages and what each may import, and how fast."""
+"""Packages of the repository, with their permitted imports and the time limits of importing them."""
 
 import importlib.metadata
 import importlib.util
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One island: its module, and the seconds that importing it may take."""
+    """One package: its module, and the seconds that importing it may take."""
 
     module: str
     import_budget_seconds: float = 0.1
@@ -29,7 +29,7 @@ class Package:
         return Path(spec.submodule_search_locations[0])
 
     def declared(self) -> set[str]:
-        """Names of the distributions that the package declares, extras included."""
+        """Return the names of the distributions that the package declares, including extras."""
         lines = importlib.metadata.requires(self.distribution) or []
         return {re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0].lower() for line in lines}
 

@@ -38,7 +38,7 @@ def test_sections_and_rules_load_without_torch(package: Package):
 
 
 def has_part(package: Package, name: str) -> bool:
-    """Say whether a package has a module or a folder of that name."""
+    """Return whether a package has a module or a folder of that name."""
     return (package.source / f"{name}.py").exists() or (package.source / name).is_dir()
 
 

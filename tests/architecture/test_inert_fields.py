@@ -1,4 +1,4 @@
-"""No field is accepted in silence: some code reads it by name, Megatron Core reads it, or a rule refuses it."""
+"""No field is ignored silently: some code reads it by name, Megatron Core reads it, or a rule rejects it."""
 
 import ast
 import importlib.util
@@ -21,15 +21,15 @@ CASES = [
     for cls in get_args(TYPES[section.name]) or [TYPES[section.name]]
     if is_dataclass(cls)
 ]
-"""Every section with each class that it may have."""
-HANDED_OVER = ("ddp", "optimizer", "model", "dataset")
-"""Sections of which Megatron Core gets every field."""
+"""Each section with each of its possible classes."""
+PASSED_TO_MEGATRON = ("ddp", "optimizer", "model", "dataset")
+"""Sections whose fields are all passed to Megatron Core."""
 
 BY_PREFIX = ("muon_", "adaptive_muon_", "soap_", "lion_")
 """Fields that Megatron Core finds by the name of the algorithm and of its argument."""
 
 NOT_READERS = ("sections", "rules", "megatron_defaults", "plain_config.py", "precision_table.py", "rules.py")
-"""Files that name fields without acting on them."""
+"""Files that name fields without using their values."""
 
 HONOURED = {
     "train.exit_signal_handler": "the trainer always saves and stops on the signal: true is what happens",
@@ -41,7 +41,7 @@ HONOURED = {
 
 
 def source_files() -> Iterator[Path]:
-    """Yield the source files of the house that may act on a field."""
+    """Yield the source files of the repository that may use a field."""
     folders = [package.source for package in PACKAGES]
     folders.append(Path(str(importlib.util.find_spec("mb_trainer").submodule_search_locations[0])))
     for folder in folders:
@@ -81,23 +81,25 @@ def read_by_megatron():
 
 
 def refused() -> set[str]:
-    """Return the fields for which a rule has a value that it refuses."""
+    """Return the fields for which a rule rejects some value."""
     return {path for rule in RULES for path in rule.fails}
 
 
 def spread(name: str) -> bool:
-    """Say whether resolving hands a field of a precision recipe to another section or to the model."""
+    """Return whether resolution copies a field of a precision recipe to another section or to the model."""
     model = {"first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}
     targets = {item.name for section in ("ddp", "optimizer") for item in fields(TYPES[section])}
     return name in targets | model or name.startswith(("fp8", "fp4", "pipeline_dtype", "autocast_dtype"))
 
 
 def inert(section: str, cls: type, read_here: set[str], read_by_megatron: set[str]) -> Iterator[str]:
-    """Yield the paths of fields that nobody reads and no rule refuses."""
+    """Yield the paths of fields that no code reads and no rule rejects."""
     for item in fields(cls):
         path = f"{section}.{item.name}"
-        handed = section in HANDED_OVER and (item.name in read_by_megatron or item.name.startswith(BY_PREFIX))
-        known = item.name in read_here or handed or path in refused() or path in HONOURED
+        passed = section in PASSED_TO_MEGATRON and (
+            item.name in read_by_megatron or item.name.startswith(BY_PREFIX)
+        )
+        known = item.name in read_here or passed or path in refused() or path in HONOURED
         if item.init and not known and not (section == "mixed_precision" and spread(item.name)):
             yield path
 
@@ -107,5 +109,5 @@ def test_no_field_is_accepted_and_ignored(section, cls, read_here, read_by_megat
     assert list(inert(section, cls, read_here, read_by_megatron)) == []
 
 
-def test_a_field_that_nobody_reads_would_be_found():
+def test_a_field_that_no_code_reads_is_found():
     assert list(inert("train", TYPES["train"], set(), set())) != []

@@ -10,7 +10,7 @@ from house import MODULE_TO_DISTRIBUTION, PACKAGES, Package
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Yield the top-level name of each absolute import in a file, wherever it stands."""
+    """Yield the top-level name of each absolute import in a file, at any depth."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)

@@ -34,7 +34,7 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def answers():
-    """What each package offers in an interpreter that has none of the optional dependencies."""
+    """Return the public names and import errors of each package in an interpreter without the optional dependencies."""
     command = [sys.executable, "-c", BLOCKED, *(package.module for package in PACKAGES)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -12,7 +12,6 @@ STAND_IN = "a stand-in for torch.cuda on a machine without devices and streams"
 SEED = "a position of the seed's signature"
 TRUST = "the callback of the option trusts the folders for the length of the command"
 ALLOWED = {
-    **{f"mb_trainer.cli_ckpt.{name}.trust": TRUST for name in ("diff", "ls", "prune", "show", "verify")},
     "mb_trainer.cli_runs.sample.trust": TRUST,
     "mb_trainer.cli_weights.export_hf.trust": TRUST,
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; all ranks read one index",
@@ -36,7 +35,7 @@ ALLOWED = {
     "mb_metrics.throughput.report_throughput.iteration": f"{SEED}; the history holds the steps",
     "mb_metrics.torch_profiling.TorchTrace.step_end.step": "torch's profiler counts the steps itself",
     "mb_resilience.nvrx_straggler.NVRxStragglerMonitor.stop_requested.step": "the report interval decides",
-    "mb_resilience.signals.IgnoreSignals.__call__.worker": "worker_init_fn of PyTorch; all workers are alike",
+    "mb_resilience.signals.IgnoreSignals.__call__.worker": "worker_init_fn of PyTorch; it is the same for all workers",
     "mb_models.value_head.LinearForLastLayer.forward.runtime_gather_output": f"{SEED}; the weight is replicated",
     "mb_models.value_head.LinearForLastLayer.forward.weight": f"{SEED}; the head has its own weight",
     "mb_checkpoint.nvrx_async.NvrxWriter.write.files": "the writer of NVRx has its own plan of the files",
@@ -45,9 +44,10 @@ ALLOWED = {
     "mb_checkpoint.save_shards.ShardSavePlanner.plan.directory": "torch's planner interface; the plan names no folder",
     "mb_checkpoint.save_shards.ShardSavePlanner.plan.metadata": "torch's planner interface; shards carry the metadata",
     "mb_checkpoint.save_shards.ShardSavePlanner.plan.validate": "torch's planner interface; shards are validated here",
+    "mb_config.request.PlainReader.read.unread": "documented: a file of plain mappings is read completely or rejected",
     "mb_host.hybrid.host_hybrid_spec.pp_rank": SPEC,
     "mb_host.hybrid.host_hybrid_spec.vp_stage": SPEC,
-    "mb_host.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: the kernel is asked for no norm",
+    "mb_host.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: the kernel applies no norm",
     "mb_host.layers.HostCoreAttention.__init__.attention_type": "Transformer Engine's signature; the mask decides here",
     "mb_host.layers.HostCoreAttention.__init__.cp_comm_type": "Transformer Engine's signature; one way on the host",
     "mb_host.random.get_rng_state.device": STAND_IN,
@@ -62,7 +62,6 @@ ALLOWED = {
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.vp_stage": SPEC,
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
-    "mb_trainer.stragglers.nobody_is_slow.step": "the empty stop request source",
 }
 """Public parameter ("module.function.parameter") to the reason why nothing reads it."""
 

@@ -1,4 +1,4 @@
-"""Every numbered check of Megatron trainers is a rule of some package, or stands below with the reason why not."""
+"""Every numbered check of Megatron trainers is a rule of some package, or is listed below with a reason."""
 
 import re
 
@@ -21,7 +21,7 @@ NUMBERED = [
 RESOLVED = "a step of mb_config.runtime_config_update, which returns what it changed"
 ORDER = "the order of checks: all rules are applied, all problems reported, so there is none"
 RECIPE = "a row of mb_config.precision_table"
-NO_SECTION = "speaks of a kind of dataset that has no section here"
+NO_SECTION = "concerns a kind of dataset without a section here"
 
 NOT_RULES = {
     3: "variables are set by the trainer when a job starts; the shell's values win",
@@ -31,18 +31,18 @@ NOT_RULES = {
     **dict.fromkeys(range(18, 28), RECIPE),
     31: RESOLVED,
     32: NO_SECTION,
-    33: "the trainer is told its world size by the launcher; a check is told by --world-size",
+    33: "the launcher sets the world size of the trainer; --world-size sets that of a check",
     34: NO_SECTION,
     40: "mb_data.DataloaderConfig.finalize switches persistent workers off",
     41: "seq_length is required by the constructor",
     43: "mb_data.GPTDatasetConfig.finalize loads the file",
-    **dict.fromkeys((100, 101), "train.num_epochs is refused (I10) until a dataset tells its size"),
+    **dict.fromkeys((100, 101), "train.num_epochs is rejected (I10) until datasets report their size"),
     **dict.fromkeys((102, 107, 110), NO_SECTION),
     103: "packing is on where its settings are there: there is no second switch",
     104: "packs are always padded to their full length",
     106: "packs under a CUDA graph are refused (D76)",
-    108: "mb_trainer.data.padding_of, from the layout of the run",
-    109: "mb_trainer.data.padding_of, from the layout of the run",
+    108: "mb_data.required_padding, from the parallelism of the model",
+    109: "mb_data.required_padding, from the parallelism of the model",
     **dict.fromkeys(range(111, 115), ORDER),
     115: RESOLVED,
     116: ORDER,
@@ -59,7 +59,7 @@ NOT_RULES = {
     158: RESOLVED,
     **dict.fromkeys(range(170, 175), RESOLVED),
     202: "mb_config.scheduler_steps",
-    206: "mb_config.schedule.epoch_iterations; train.num_epochs is refused (I10) until a dataset tells its size",
+    206: "mb_config.schedule.epoch_iterations; train.num_epochs is rejected (I10) until datasets report their size",
     207: "mb_loop steps the schedule by the sequences of the step",
     209: "mb_config.learning_rate",
     **dict.fromkeys(range(220, 225), "the second way to resolve, for models of several modules"),
@@ -77,7 +77,7 @@ def test_every_number_is_a_rule_or_has_a_reason():
     assert sorted({*NUMBERED} - ruled() - {*NOT_RULES}) == []
 
 
-def test_a_reason_stands_only_where_there_is_no_rule():
+def test_a_reason_is_given_only_for_a_number_without_a_rule():
     assert sorted(ruled() & {*NOT_RULES}) == []
 
 

@@ -1,4 +1,4 @@
-"""Saves in the background of a whole run, and saves that fail while it goes on."""
+"""Asynchronous saves of a complete run, and failed saves during a run."""
 
 import pytest
 from runs import events, mb, metrics
@@ -33,7 +33,7 @@ def test_a_run_that_saves_in_the_background_ends_with_all_checkpoints_whole(over
 def test_a_save_that_fails_is_tried_again_and_seen_in_metrics_and_events(overrides, tmp_path):
     out = tmp_path / "run"
     (out / "checkpoints").mkdir(parents=True)
-    (out / "checkpoints" / ".saving_iter_0000099.x").write_text("no folder, so nobody can remove it as one")
+    (out / "checkpoints" / ".saving_iter_0000099.x").write_text("a file: removing it as a folder fails")
     done = mb("pretrain", *overrides, "checkpoint.save_interval=5", "--out", str(out))
     assert done.returncode == 1
     assert "checkpoint of the last step, 20: could not be written in two tries" in done.stderr

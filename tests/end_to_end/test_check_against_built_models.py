@@ -1,6 +1,6 @@
-"""`check` refuses what Megatron Core cannot build, of every family and parallel layout, and cannot run on one rank.
+"""`check` rejects models of every family and parallel layout that Megatron Core cannot build, or run on one rank.
 
-Seeded random models, mostly sound; MB_MODELS=2000 draws more of them. Run with -s for the counts.
+Seeded random models, mostly valid; MB_MODELS=2000 draws more of them. Run with -s for the counts.
 """
 
 import os
@@ -23,7 +23,7 @@ from random_models import (
 MODELS = int(os.environ.get("MB_MODELS", "60"))
 
 BEYOND_BUILDING = {
-    "G02": "Megatron computes with fewer key/value heads than the section asks for",
+    "G02": "Megatron computes with fewer key/value heads than the section sets",
     "G03": "heads would be narrower than hidden_size / num_attention_heads",
     "G05": "batches have no positions for it",
     "G06": "local layers ignore the switch",
@@ -43,9 +43,9 @@ BEYOND_BUILDING = {
     "G35": "fails in the first step, or gives a wrong loss",
     "G36": "fails in the first step",
     "G32": "fails in the first step",
-    "HY": "the pattern says it, or copies would drift apart",
+    "HY": "the pattern decides it, or copies would diverge",
     "TF": "the run would hang, or Megatron ignores the setting",
-    "M": "the schedule or the gradient of pictures would be wrong",
+    "M": "the schedule or the gradient of images would be wrong",
     "MN": "numbers without meaning",
     "K": "refused by Megatron on a GPU; the host replaces the kernel",
     "O": "overlap that the schedule does not have",
@@ -54,11 +54,11 @@ BEYOND_BUILDING = {
     "T": "settings that nothing applies",
     "TR": "batches",
 }
-"""Rule, or letters of rules -> why it refuses models that Megatron builds."""
+"""Reasons for which rules, by id or by their letters, reject models that Megatron builds."""
 
 
 def is_known(problem: str) -> bool:
-    """Return whether a rule is known to refuse models that can be built."""
+    """Return whether a rule is known to reject models that can be built."""
     number = problem.split()[0]
     return (
         number[:3] in BEYOND_BUILDING
@@ -67,7 +67,7 @@ def is_known(problem: str) -> bool:
 
 
 def verdict(name, values):
-    """Return what check refuses and why Megatron cannot build it."""
+    """Return what check rejects and why Megatron cannot build it."""
     world = world_of(values)
     refused, resolved = checked(configured(name, values), world=world)
     return refused, built(resolved.model, world=world)
@@ -99,7 +99,7 @@ SP = {TP: 2, "sequence_parallel": True}
 UNEVEN = {
     "G27": ("dense", {"vocab_size": 65, **SP}),
     "G28": ("dense", {"ffn_hidden_size": 49, **SP}),
-    "G28 beside experts": ("experts", {"ffn_hidden_size": 49, "moe_layer_freq": 2, **SP}),
+    "G28 with experts": ("experts", {"ffn_hidden_size": 49, "moe_layer_freq": 2, **SP}),
     "G28 hybrid": ("hybrid", {"ffn_hidden_size": 49, **SP}),
     "G28 t5": ("t5", {"ffn_hidden_size": 49, **SP}),
     "G29": ("experts", {"moe_ffn_hidden_size": 17, **SP}),

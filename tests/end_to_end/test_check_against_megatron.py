@@ -1,8 +1,8 @@
-"""`check` and Megatron Core agree: what passes is built, and what Megatron refuses was refused before.
+"""`check` and Megatron Core agree: accepted configurations are built, and `check` rejects what Megatron rejects.
 
-Random small configurations, most of them nearly right: a sound one, up to two groups of settings that belong together,
-and up to four fields with a value of their type. `pytest --hypothesis-show-statistics` tells how many were accepted and
-refused; MB_EXAMPLES=20000 draws more of them.
+Random small configurations, most of them nearly right: a valid one, up to two groups of settings that belong together,
+and up to four fields with a value of their type. `pytest --hypothesis-show-statistics` prints how many were
+accepted and rejected; MB_EXAMPLES=20000 draws more of them.
 """
 
 import itertools
@@ -42,7 +42,7 @@ RULES = (*mb_config.RULES, *mb_models.rules.RULES, *mb_overlap.rules.RULES)
 RESOLVED_RULES = (*RULES, mb_models.rules.INTERLEAVING)
 WORLD = 8
 FACTS = {"world_size": WORLD, "env": {}, "gpu": "h100", "cpu": False, "transformer_engine": False}
-"""A GPU without Transformer Engine: what Megatron sees here, where the host stands in for CUDA."""
+"""Facts of a GPU without Transformer Engine, as Megatron sees them here, where the host replaces CUDA."""
 
 SECTIONS = {
     "model": GPTModelConfig,
@@ -50,8 +50,8 @@ SECTIONS = {
     "ddp": DistributedDataParallelConfig,
     "scheduler": SchedulerConfig,
 }
-HANDED_ON = {"model.transformer", "model.tp_comm_overlap_cfg", "optimizer.timers"}
-"""Fields that hold Megatron's or Transformer Engine's own settings or objects: only they know what is right there."""
+OPAQUE = {"model.transformer", "model.tp_comm_overlap_cfg", "optimizer.timers"}
+"""Fields that hold settings or objects of Megatron or Transformer Engine, which alone validate them."""
 
 BY_KIND = {
     type(None): [None],
@@ -119,27 +119,27 @@ GROUPS: list[dict[str, Any]] = [
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Some values of a type; none for a type that has to be spelt out in `BY_FIELD`."""
+    """Return some values of a type, or none for a type that needs an entry in `BY_FIELD`."""
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return [value for option in get_args(annotation) for value in values_of(option)]
     return list(get_args(annotation)) if get_origin(annotation) is Literal else BY_KIND.get(annotation, [])
 
 
 def pools() -> dict[str, list[Any]]:
-    """The values that each field is given."""
+    """Return the values that each field may take."""
     found = dict(BY_FIELD)
     for section, cls in SECTIONS.items():
         types_of = get_type_hints(cls)
         for path, item in ((f"{section}.{item.name}", item) for item in fields(cls)):
             values = values_of(types_of[item.name])
-            if item.init and values and path not in {*HANDED_ON, *BY_FIELD}:
+            if item.init and values and path not in {*OPAQUE, *BY_FIELD}:
                 found[path] = values
     return found
 
 
 @st.composite
 def settings_of_runs(draw: st.DrawFn) -> dict[str, Any]:
-    """What differs from a sound small configuration."""
+    """Draw differences from a valid small configuration."""
     groups = draw(st.lists(st.sampled_from(GROUPS), max_size=2))
     known = pools()
     chosen = draw(st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True))
@@ -148,7 +148,7 @@ def settings_of_runs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def build(values: dict[str, Any]) -> ConfigContainer:
-    """A sound small configuration, changed."""
+    """Return a valid small configuration with these changes."""
     config = ConfigContainer(
         train=TrainingConfig(train_iters=10, global_batch_size=16, micro_batch_size=1),
         model=GPTModelConfig(
@@ -206,7 +206,7 @@ def transformer(model: GPTModelConfig) -> None:
 
 
 def refused_by_megatron(config: ConfigContainer) -> list[str]:
-    """What Megatron Core says, part by part."""
+    """Return the errors of Megatron Core, part by part."""
     steps = {
         "model": lambda: transformer(config.model),
         "optimizer": lambda: to_megatron(config.optimizer),
@@ -247,7 +247,7 @@ def world(request: pytest.FixtureRequest):
 
 
 def groups_refused(sizes: dict[str, int | None]) -> bool:
-    """Whether Megatron Core cannot make process groups of these sizes."""
+    """Return whether Megatron Core cannot create process groups of these sizes."""
     try:
         parallel_state.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
     except (AssertionError, RuntimeError, ValueError):
@@ -258,7 +258,7 @@ def groups_refused(sizes: dict[str, int | None]) -> bool:
 
 
 def test_layouts_that_check_accepts_are_those_that_megatron_can_make(world: int) -> None:
-    """All of 324 layouts, both ways."""
+    """Compare all 324 layouts in both directions."""
     shape = {"num_layers": 4, "num_attention_heads": 12, "seq_length": 12, "num_moe_experts": 4}
     differing = []
     for tp, pp, vp, cp, ep, etp in itertools.product(

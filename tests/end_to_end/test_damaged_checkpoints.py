@@ -1,4 +1,4 @@
-"""What a run, and what reads it, does where its last checkpoint is damaged, gone, or not the one that is wanted."""
+"""Runs, samples and exports whose last checkpoint is damaged, missing, or not the requested one."""
 
 import shutil
 
@@ -7,11 +7,16 @@ import torch.distributed as dist
 import yaml
 from runs import events, train_here
 
-from mb_checkpoint import CheckpointConfig, CheckpointFolderError, CheckpointNotFoundError
+from mb_checkpoint import (
+    CheckpointConfig,
+    CheckpointFolderError,
+    CheckpointNotFoundError,
+    resumed_step,
+    verify_last_checkpoint_on_all_ranks,
+)
 from mb_checkpoint.locks import writer_lock
+from mb_trainer.commands.hf import export_hf
 from mb_trainer.commands.sample import sample
-from mb_trainer.finished import last_checkpoint_of_all, resumed_step
-from mb_trainer.sampling import newest_of
 
 LAST = "checkpoints/iter_0000006"
 
@@ -56,10 +61,10 @@ DAMAGE = {
 def test_a_run_whose_last_checkpoint_is_damaged_is_not_complete(words, run, capsys, damage):
     DAMAGE[damage](run)
     outcome = train_here(words, run)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (outcome.reason, outcome.step, outcome.saved) == ("finished", 6, True)
-    assert f"passed over {run / LAST}: " in said
-    assert f"resumed from {run}/checkpoints/iter_0000004 at step 4" in said
+    assert f"skipped {run / LAST}: " in printed
+    assert f"resumed from {run}/checkpoints/iter_0000004 at step 4" in printed
     assert train_here(words, run).saved is False
 
 
@@ -67,24 +72,24 @@ def test_ranks_compare_the_last_checkpoint_together(run):
     section = CheckpointConfig(load=str(run / "checkpoints"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert last_checkpoint_of_all(section, steps=6).path == run / LAST
-        assert last_checkpoint_of_all(section, steps=7) is None
+        assert verify_last_checkpoint_on_all_ranks(section, train_iters=6).path == run / LAST
+        assert verify_last_checkpoint_on_all_ranks(section, train_iters=7) is None
         flip(run / LAST / "__0_0.distcp")
-        assert last_checkpoint_of_all(section, steps=6) is None
+        assert verify_last_checkpoint_on_all_ranks(section, train_iters=6) is None
         assert resumed_step(section) == 6  # by its name
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("tracker", [b"92", bytes(range(128, 256)), b""])
-def test_a_tracker_that_says_anything_else_changes_nothing(words, run, tracker):
+def test_a_tracker_with_any_other_content_changes_nothing(words, run, tracker):
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_bytes(tracker)
     before = events(run)
     assert train_here(words, run).message == f"{run}: the run is complete (6 steps); nothing to do."
     assert events(run) == before
 
 
-def test_a_run_that_cannot_go_on_from_anything_sound_is_refused(words, run):
+def test_a_run_without_an_intact_checkpoint_to_resume_from_is_rejected(words, run):
     for data in run.glob("checkpoints/*/__0_0.distcp"):
         flip(data)
     with pytest.raises(
@@ -96,20 +101,20 @@ def test_a_run_that_cannot_go_on_from_anything_sound_is_refused(words, run):
 
 def test_where_all_steps_are_elsewhere_the_new_folder_is_not_called_complete(words, base, tmp_path, capsys):
     outcome = train_here([*words, f"checkpoint.load={base}"], tmp_path / "new")
-    assert outcome.message == (
-        f"{base / LAST}: has all 6 steps that are asked for; nothing to do, and nothing in {tmp_path / 'new'}."
-    )
+    assert outcome.message.startswith(f"{base / LAST}: has all 6 steps ")
+    assert outcome.message.endswith(f"nothing to do, and nothing in {tmp_path / 'new'}.")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_step_that_is_named_holds_until_something_newer_is_saved(words, base, tmp_path, capsys):
+def test_a_named_step_is_used_until_a_newer_one_is_saved(words, base, tmp_path, capsys):
     out = tmp_path / "new"
-    asked = [*words, f"checkpoint.load={base}", "checkpoint.ckpt_step=2", "train.exit_interval=4"]
-    assert train_here(asked, out).step == 4
+    arguments = [*words, f"checkpoint.load={base}", "checkpoint.ckpt_step=2", "train.exit_interval=4"]
+    assert train_here(arguments, out).step == 4
     assert yaml.safe_load((out / "run_config.yaml").read_text())["checkpoint"]["ckpt_step"] is None
-    assert train_here(asked, out).reason == "finished"
+    assert train_here(arguments, out).reason == "finished"
     assert (
-        "checkpoint.ckpt_step=2: this run began there and has saved step 4 since" in capsys.readouterr().out
+        "checkpoint.ckpt_step=2: this run started from that step and has saved step 4 since"
+        in capsys.readouterr().out
     )
     assert [each for each in events(out) if each[0] in ("start", "resume", "save")] == [
         ("resume", 2),
@@ -129,15 +134,25 @@ def test_two_runs_do_not_save_in_one_folder(words, tmp_path):
     assert list(shared.iterdir()) == []
 
 
-def test_a_sample_and_an_export_take_the_newest_sound_one_and_say_so(run, capsys):
-    flip(run / LAST / "__0_0.distcp")
-    assert sample(run, prompt="the loop", tokens=2, temperature=0.0, seed=1) == 0
-    text, said = capsys.readouterr()
-    assert text.startswith("the loop")
-    assert said.splitlines() == [
-        f"passed over {run / LAST}: __0_0.distcp differs from the manifest (SHA-256)",
+def skipping_the_last(run):
+    """Return the messages about a damaged last checkpoint and the one that is used instead."""
+    return [
+        f"skipped {run / LAST}: __0_0.distcp differs from the manifest (SHA-256)",
         f"taken instead: {run}/checkpoints/iter_0000004",
     ]
-    lines = []
-    assert newest_of(run, purpose="export", say=lines.append).step == 4
-    assert lines == said.splitlines()
+
+
+def test_a_sample_takes_the_newest_intact_checkpoint_and_reports_it(run, capsys):
+    flip(run / LAST / "__0_0.distcp")
+    assert sample(run, prompt="the loop", tokens=2, temperature=0.0, seed=1) == 0
+    text, printed = capsys.readouterr()
+    assert text.startswith("the loop")
+    assert printed.splitlines() == skipping_the_last(run)
+
+
+def test_an_export_takes_the_newest_intact_checkpoint_and_reports_it(run, tmp_path, capsys):
+    flip(run / LAST / "__0_0.distcp")
+    assert export_hf(run, out=tmp_path / "exported", adapters=False) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"weights of step 4 in {tmp_path / 'exported'}\n"
+    assert printed.err.splitlines() == skipping_the_last(run)

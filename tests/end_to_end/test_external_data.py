@@ -1,4 +1,4 @@
-"""A loader of one's own that keeps its own position, stopped and resumed through the main job."""
+"""Custom data loader with a position: the main job stops and resumes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from runs import losses
 from mb_checkpoint import DataloaderStateError
 from mb_trainer import pretrain
 from mb_trainer.config import DatasetProvider
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 
 
 class Stream:
@@ -51,7 +51,7 @@ class Batches:
 
 @dataclass(kw_only=True)
 class External(DatasetProvider):
-    """The section of such data."""
+    """Section of a dataset with such a loader."""
 
     seq_length: int = 32
     dataloader_type: Any = "external"
@@ -65,7 +65,7 @@ class External(DatasetProvider):
 
 
 READ: dict[int, list[int]] = {}
-"""By section: the numbers of the batches that were read."""
+"""Numbers of the batches that were read, by section."""
 
 
 def train(overrides, out, *words, **section):
@@ -80,7 +80,7 @@ def train(overrides, out, *words, **section):
     return READ.pop(id(request.config.dataset))
 
 
-def test_a_resumed_run_goes_on_where_the_loader_stood(overrides, tmp_path):
+def test_a_resumed_run_continues_at_the_position_of_the_loader(overrides, tmp_path):
     positions = str(tmp_path / "positions")
     assert train(overrides, tmp_path / "straight") == [0, 1, 2, 3, 4, 5, 6, 7]
     read = [
@@ -93,12 +93,11 @@ def test_a_resumed_run_goes_on_where_the_loader_stood(overrides, tmp_path):
     assert [str(path) for path in stored] == ["iter_0000003/train_dataloader_dprank000.pt"]
 
 
-def test_a_loader_without_a_position_begins_anew_and_that_is_said(overrides, tmp_path, capsys):
+def test_a_loader_without_a_position_restarts_and_that_is_reported(overrides, tmp_path, capsys):
     words = ["train.exit_interval=3"]
     assert train(overrides, tmp_path / "run", *words, keeps_position=False) == [0, 1, 2, 3, 4, 5]
     assert (
-        "so checkpoints hold no position of the data, and a resumed run reads it anew"
-        in capsys.readouterr().out
+        "so checkpoints hold no position of the data, and a resumed run reads it " in capsys.readouterr().out
     )
     with pytest.raises(DataloaderStateError, match=r"dataset\.dataloader_load=.*so there is no position"):
         train(overrides, tmp_path / "run", keeps_position=False, dataloader_load=str(tmp_path))

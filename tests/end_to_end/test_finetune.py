@@ -1,4 +1,4 @@
-"""Fine-tuning through the trainer: adapters alone are stored, a stop changes nothing, what is missing is said."""
+"""Fine-tuning through the trainer: only adapters are stored, a stop changes nothing, missing inputs are reported."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code", "says"),
+    ("words", "exit_code", "message"),
     [
         ([], 1, "[V244] checkpoint.pretrained_checkpoint: is not set"),
         (
@@ -74,7 +74,7 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
         (["peft=ia3"], 2, "'ia3' is none of lora, canonical_lora, dora"),
     ],
 )
-def test_fine_tuning_from_nothing_is_refused(words, exit_code, says, tmp_path, capsys):
-    asked = {"files": [], "out": tmp_path, "nproc": None, "resume_with_changes": False}
-    assert pretrain(words, **asked, command="finetune") == exit_code
-    assert says in capsys.readouterr().err
+def test_fine_tuning_from_nothing_is_refused(words, exit_code, message, tmp_path, capsys):
+    options = {"files": [], "out": tmp_path, "nproc": None, "resume_with_changes": False}
+    assert pretrain(words, **options, command="finetune") == exit_code
+    assert message in capsys.readouterr().err

@@ -5,9 +5,6 @@ import re
 import pytest
 from runs import metrics, train_here
 
-from mb_trainer.data import Padding, padding_of
-from mb_trainer.recipes import RECIPES
-
 SMALL = [
     "sft_tiny",
     "tokenizer.tokenizer_type=ByteTokenizer",
@@ -77,17 +74,6 @@ def test_packs_teach_what_their_samples_do(small, tmp_path):
     )
     assert "14 packs of 64 tokens" in (tmp_path / "packs" / "log.txt").read_text()
     assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
-    said = [(tmp_path / name / "log.txt").read_text() for name in ("rows", "packs")]
-    rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in said)
+    logs = [(tmp_path / name / "log.txt").read_text() for name in ("rows", "packs")]
+    rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in logs)
     assert rows == packs != []
-
-
-def test_layouts_say_how_far_samples_are_padded():
-    model = RECIPES["sft_tiny"].build().model
-    assert padding_of(model) == Padding(whole=False, multiple=1)
-    model.tensor_model_parallel_size, model.sequence_parallel = 4, True
-    assert padding_of(model) == Padding(whole=False, multiple=4)
-    model.context_parallel_size = 2
-    assert padding_of(model) == Padding(whole=False, multiple=8)
-    model.pipeline_model_parallel_size = 2
-    assert padding_of(model).whole

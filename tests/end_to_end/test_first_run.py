@@ -27,7 +27,7 @@ ROWS = {
     "graphs.layers_saved_and_resumed": "skipped",
     "graphs.whole_step_saved_and_resumed": "skipped",
 }
-"""Rows that are no tests of this folder, and what becomes of them without a GPU."""
+"""Rows other than tests of this folder, with their outcome without a GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def row_of(first_run, script, *, name="row", **fields):
 
 
 def gone(pid, *, seconds=30.0):
-    """Wait until a process that was killed has ended; say whether it has."""
+    """Wait for a killed process to end, and return whether it ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

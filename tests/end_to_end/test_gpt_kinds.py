@@ -15,11 +15,11 @@ EXPECTED = {
     "mla_tiny": {"seq_load_balancing_loss", "mtp_1 loss"},
     "mtp_tiny": {"mtp_1 loss", "mtp_2 loss"},
 }
-"""Metrics that a recipe has beside those of every model."""
+"""Metrics of a recipe in addition to those of every model."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_tiny_gpt_learns_and_tells_its_losses_inside(name, overrides, tmp_path):
+def test_a_tiny_gpt_learns_and_records_its_auxiliary_losses(name, overrides, tmp_path):
     kept = [word for word in overrides if not word.startswith(SHAPES)]
     out = tmp_path / name
     assert train_here([name, *kept, "train.train_iters=15"], out).reason == "finished"

@@ -1,14 +1,16 @@
-"""A model that sees through the main job: it learns from pictures, evaluates, and resumes exactly."""
+"""A vision-language model in the main job: it learns from images, evaluates, and resumes exactly."""
 
 import pytest
 from runs import TINY_MIMO, losses, metrics, train_here
 
+from mb_config.facts import TargetMachine
+from mb_config.program import examine
 from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
-from mb_trainer.commands.preflight import Target, examine
 from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
-from mb_trainer.preflight import verify_data
+from mb_trainer.config_program import PROGRAM
+from mb_trainer.data_checks import verify_data
 from mb_trainer.recipes import mimo_tiny
 from mb_verify import Recorder, compare, read_record
 
@@ -25,7 +27,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with a straight run, and one that was cut after nine steps and went on."""
+    """A folder with an uninterrupted run, and one that was interrupted after nine steps and resumed."""
     folder = tmp_path_factory.mktemp("mimo")
 
     def run(name, start=0, also=()):
@@ -49,7 +51,7 @@ def test_it_learns_and_evaluates(runs):
     assert "no TFLOP/s" not in log
 
 
-def test_going_on_equals_never_having_stopped(runs):
+def test_a_resumed_run_equals_an_uninterrupted_one(runs):
     verdict = compare(read_record(runs / "record-straight"), read_record(runs / "record-cut"))
     assert (verdict.first, verdict.steps, verdict.resumed_at) == (None, 20, (9,))
 
@@ -80,5 +82,5 @@ def test_it_continues_no_prompt(runs, capsys):
     ],
 )
 def test_what_it_cannot_do_is_refused_before_it_is_built(words, rule):
-    _, findings = examine(words, files=[], out=None, target=Target(world_size=2))
+    findings = examine(PROGRAM, words, target=TargetMachine(world_size=2)).result
     assert [problem.id for problem in findings.errors] == [rule]

@@ -60,7 +60,7 @@ def built(model, ddp, optimizer, groups: ProcessGroupCollection) -> tuple[int, i
 
 
 def state(optimizer) -> Iterator[torch.Tensor]:
-    """Yield master weights that are tensors of their own, and moments."""
+    """Yield master weights that are separate tensors, and moments."""
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,6 +1,6 @@
 """Planned parameters are those of the really built Megatron model: on every rank, on every stage, and in all.
 
-All ranks of a layout are built one after the other in this process, under process groups that talk to nobody.
+All ranks of a layout are built one after the other in this process, with process groups that do not communicate.
 """
 
 from collections.abc import Mapping
@@ -250,7 +250,7 @@ SEEING: dict[str, tuple[int, dict[str, object]]] = {
 
 
 def what_sees(section, rank):
-    """Return what stands on this rank, and the stage that it is in the plan."""
+    """Return the model chunks of this rank, and its stage in the plan."""
     if not section.has_module_layouts:
         provider = MimoModelProvider(section, layer_spec=host_block_spec, device=CPU)
         return provider.provide_chunks(), 0

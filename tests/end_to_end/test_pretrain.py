@@ -1,4 +1,4 @@
-"""The main job, small: what a run leaves behind, how it goes on, and what it refuses."""
+"""The main job at small scale: the files of a run, its resume, and the requests that it rejects."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def test_tensorboard_reads_the_loss_of_every_step(straight):
     assert [event.step for event in board.Scalars("lm loss")] == list(range(1, 21))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(overrides, straight, tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(overrides, straight, tmp_path):
     out = tmp_path / "run"
     halfway = train_here([*overrides, "train.exit_interval=10"], out)
     assert (halfway.reason, halfway.step, halfway.saved) == ("interval", 10, True)
@@ -85,7 +85,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(overrides, straight, tmp_path):
     assert losses(out) == losses(straight)
 
 
-def test_dropout_goes_on_bit_for_bit(overrides, tmp_path):
+def test_dropout_resumes_bit_for_bit(overrides, tmp_path):
     words = [*overrides, "model.hidden_dropout=0.1", "model.attention_dropout=0.1", "train.train_iters=12"]
     train_here(words, tmp_path / "straight")
     train_here([*words, "train.exit_interval=6"], tmp_path / "run")

@@ -14,21 +14,21 @@ def run(overrides, tmp_path_factory):
     return out
 
 
-def speak(run, capsys, **options) -> str:
+def sampled(run, capsys, **options) -> str:
     choices = {"prompt": "the loop", "tokens": 12, "temperature": 0.8, "seed": 1} | options
     assert sample(run, **choices) == 0
     return capsys.readouterr().out
 
 
-def test_the_text_begins_with_the_prompt_and_goes_on(run, capsys):
-    text = speak(run, capsys)
+def test_the_text_begins_with_the_prompt_and_continues(run, capsys):
+    text = sampled(run, capsys)
     assert text.startswith("the loop")
     assert len(text) > len("the loop\n")
 
 
-def test_the_same_seed_says_the_same(run, capsys):
-    assert speak(run, capsys) == speak(run, capsys)
-    assert speak(run, capsys, tokens=40) != speak(run, capsys, tokens=40, seed=2)
+def test_the_same_seed_samples_the_same_text(run, capsys):
+    assert sampled(run, capsys) == sampled(run, capsys)
+    assert sampled(run, capsys, tokens=40) != sampled(run, capsys, tokens=40, seed=2)
 
 
 def test_a_folder_without_checkpoint_is_an_error(tmp_path, capsys):

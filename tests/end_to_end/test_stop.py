@@ -1,38 +1,38 @@
-"""Stopping as a user does: Ctrl-C or SIGTERM to the process, and on again with the same command."""
+"""Stops by a user: Ctrl-C or SIGTERM to the process, and a resume with the same command."""
 
 import re
 import signal
 
 import pytest
-from runs import events, losses, said_until, start_mb, train_here, wait_for_steps
+from runs import events, losses, read_until, start_mb, train_here, wait_for_steps
 
 from mb_loop import Callback
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(overrides, tmp_path, number):
+def test_a_signal_saves_and_prints_how_to_resume(overrides, tmp_path, number):
     out = tmp_path / "run"
     words = ["pretrain", *overrides, "train.train_iters=100000", "logger.log_interval=1"]
     words += ["validation.eval_interval=null", "validation.eval_iters=0", "--out", str(out)]
     process = start_mb(*words)
     wait_for_steps(out, 5)
     process.send_signal(number)
-    said = said_until(process, "resume with")
+    printed = read_until(process, "resume with")
     if number == signal.SIGTERM:
         process.send_signal(number)  # all is saved: one that comes late changes nothing
     rest, complaints = process.communicate(timeout=240)
-    said += rest
+    printed += rest
     assert (process.returncode, complaints) == (0, "")
     stopped = max(losses(out))
-    assert f"{number.name} on rank 0" in said
-    assert f"successfully saved checkpoint from iteration {stopped:7d}" in said
-    assert re.search(r"resume with +(uv run )?mb pretrain", said)
+    assert f"{number.name} on rank 0" in printed
+    assert f"successfully saved checkpoint from iteration {stopped:7d}" in printed
+    assert re.search(r"resume with +(uv run )?mb pretrain", printed)
     assert events(out)[-2:] == [("save", stopped), ("stop", stopped)]
 
 
 @pytest.mark.slow
-def test_a_signal_of_ones_own_ends_an_evaluation(overrides, tmp_path):
+def test_a_custom_signal_ends_an_evaluation(overrides, tmp_path):
     """An evaluation of minutes: a scheduler would not wait for it."""
     out = tmp_path / "run"
     words = ["pretrain", *overrides, "train.train_iters=8", "logger.log_interval=1"]
@@ -40,10 +40,10 @@ def test_a_signal_of_ones_own_ends_an_evaluation(overrides, tmp_path):
     process = start_mb(*words, "--out", str(out))
     wait_for_steps(out, 1)
     process.send_signal(signal.SIGUSR1)
-    said, complaints = process.communicate(timeout=240)
+    printed, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints) == (0, "")
-    assert re.search(r"stopped after step [1-3]: SIGUSR1 on rank 0", said)
-    assert "validation loss" not in said
+    assert re.search(r"stopped after step [1-3]: SIGUSR1 on rank 0", printed)
+    assert "validation loss" not in printed
     assert events(out)[-2][0] == "save"
 
 

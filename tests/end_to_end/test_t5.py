@@ -18,7 +18,7 @@ from mb_verify import Recorder, compare, read_record
 
 @pytest.fixture(scope="module")
 def words(overrides):
-    """What makes t5_tiny small, with dropout."""
+    """Overrides that reduce t5_tiny, with dropout."""
     kept = [word for word in overrides if not word.startswith("model.num_query_groups")]
     lengths = ["dataset.decoder_seq_length=12", "model.decoder_seq_length=12"]
     steps = ["train.train_iters=24", "validation.eval_interval=8", "checkpoint.save_interval=null"]
@@ -27,7 +27,7 @@ def words(overrides):
 
 @pytest.fixture(scope="module")
 def runs(words, tmp_path_factory):
-    """A folder with a straight run, and one that was cut after ten steps and went on."""
+    """A folder with an uninterrupted run, and one that was interrupted after ten steps and resumed."""
     folder = tmp_path_factory.mktemp("t5")
 
     def run(name, start=0, also=()):
@@ -57,7 +57,7 @@ def test_its_work_is_counted_as_it_was_planned(runs):
     assert first["throughput/tflops"] * 1e12 / first["throughput/tokens_per_sec"] == pytest.approx(planned)
 
 
-def test_going_on_equals_never_having_stopped(runs):
+def test_a_resumed_run_equals_an_uninterrupted_one(runs):
     verdict = compare(read_record(runs / "record-straight"), read_record(runs / "record-cut"))
     assert (verdict.first, verdict.steps, verdict.resumed_at) == (None, 24, (10,))
 

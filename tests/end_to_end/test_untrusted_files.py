@@ -52,7 +52,7 @@ def into_the_index(checkpoint, payload):
 
 
 def into_an_object(checkpoint, payload):
-    """Put it in place of the random state, in a data file of its own that the index names."""
+    """Put it in place of the random state, in a separate data file that the index names."""
     index = read_metadata(checkpoint)
     entry = next(each for each in index.storage_data if each.fqn.startswith("rng_state"))
     torch.save(payload, checkpoint / "payload.distcp")
@@ -120,7 +120,7 @@ def test_no_command_executes_what_a_checkpoint_holds(run, tmp_path, file, manife
 
 
 @pytest.mark.parametrize("file", [".metadata", "*.distcp", "train_state.pt"])
-def test_a_resume_executes_nothing_and_says_what_it_refused(words, run, tmp_path, file):
+def test_a_resume_executes_nothing_and_reports_what_it_rejected(words, run, tmp_path, file):
     marker = tmp_path / "executed"
     FILES[file](run / LAST, Payload(marker))
     sealed_again(run / LAST)

@@ -1,4 +1,4 @@
-"""What a run records of its steps beyond the loss, and when it says that a checkpoint is whole."""
+"""Records of a run in addition to the loss, and the event of a complete checkpoint."""
 
 from pathlib import Path
 
@@ -18,17 +18,17 @@ SHORT = [
 
 
 class Announced(Callback):
-    """Notes which checkpoints are announced, after which step, and whether they are whole then."""
+    """Recorder of the announced checkpoints: saved step, step of the run, and whether the checkpoint is complete."""
 
     def __init__(self, checkpoints: Path) -> None:
         self.checkpoints = checkpoints
         self.seen: list[tuple[int, int, bool]] = []
 
     def on_checkpoint_save(self, context) -> None:
-        """Look at the checkpoint."""
+        """Verify the checkpoint."""
         folder = self.checkpoints / f"iter_{context.saved_step:07d}"
-        whole = folder.is_dir() and not any(verify_checkpoint(folder).values())
-        self.seen.append((context.saved_step, context.state.train_state.step, whole))
+        complete = folder.is_dir() and not any(verify_checkpoint(folder).values())
+        self.seen.append((context.saved_step, context.state.train_state.step, complete))
 
 
 def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metrics(
@@ -50,15 +50,15 @@ def test_skipped_samples_and_the_decoupled_rate_are_on_the_console_and_in_metric
         (4, 8.0),
     ]
     assert all(0 < row["decoupled-learning-rate"] < row["learning-rate"] for row in rows[1:])
-    said = capsys.readouterr().out
-    assert "skipped samples:            8 |" in said
+    printed = capsys.readouterr().out
+    assert "skipped samples:            8 |" in printed
     weights = 16 * 33_888  # float32 weights, gradients and two moments
     footprint = f"Theoretical memory footprints: weight and optimizer={weights / 2**20:.2f} MB"
-    assert said.splitlines().count(footprint) == 2  # of the first two of three log intervals
+    assert printed.splitlines().count(footprint) == 2  # of the first two of three log intervals
     assert announced.seen == [(2, 2, True), (4, 4, True)]
 
 
-def test_the_resolved_configuration_is_written_where_asked_and_spare_tokens_are_told_once(
+def test_the_resolved_configuration_is_written_to_the_given_file_and_spare_tokens_are_reported_once(
     overrides, tmp_path, capsys
 ):
     out, file = tmp_path / "run", tmp_path / "resolved.yaml"
@@ -67,22 +67,22 @@ def test_the_resolved_configuration_is_written_where_asked_and_spare_tokens_are_
     loaded = ConfigContainer.from_yaml(file)
     assert loaded == ConfigContainer.from_yaml(out / "run_config.yaml")
     assert (loaded.model.vocab_size, loaded.validation.eval_global_batch_size) == (400, 8)  # resolved
-    told = "model.vocab_size=400 is kept: 100 dummy tokens that the tokenizer, of 300 tokens, never makes"
-    assert capsys.readouterr().out.splitlines().count(told) == 1
-    assert (out / "log.txt").read_text().splitlines().count(told) == 1
+    warning = "model.vocab_size=400 is kept: 100 dummy tokens that the tokenizer, of 300 tokens, never makes"
+    assert capsys.readouterr().out.splitlines().count(warning) == 1
+    assert (out / "log.txt").read_text().splitlines().count(warning) == 1
 
 
-def test_a_failed_save_is_said_once_and_not_announced(overrides, tmp_path, capsys):
+def test_a_failed_save_is_reported_once_and_not_announced(overrides, tmp_path, capsys):
     out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
     stub = out / "checkpoints" / ".saving_iter_0000099.x"
     stub.parent.mkdir(parents=True)
-    stub.write_text("no folder, so nobody can remove it as one")
+    stub.write_text("a file: removing it as a folder fails")
 
     class Repair(Callback):
-        """Takes the stumbling block away when the first save has failed."""
+        """Removes the file that blocks saves, once the first save has failed."""
 
         def on_train_step_end(self, context) -> None:
-            """Look after step 3."""
+            """Remove the file after step 3."""
             if context.state.train_state.step == 3:
                 stub.unlink()
 
@@ -91,11 +91,11 @@ def test_a_failed_save_is_said_once_and_not_announced(overrides, tmp_path, capsy
     )
     assert outcome.saved
     assert [step for _, step, _ in announced.seen] == [step for step, _, _ in announced.seen]
-    assert all(whole for _, _, whole in announced.seen)
+    assert all(complete for _, _, complete in announced.seen)
     seen = events(out)
     failed, saved = ([step for event, step in seen if event == kind] for kind in ("save_failed", "save"))
     assert failed[0] == 2
     assert [step for step, _, _ in announced.seen] == saved
-    said = capsys.readouterr().out.splitlines()
-    lines = [line for line in said if "checkpoint save at step 2 to" in line]
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in printed if "checkpoint save at step 2 to" in line]
     assert lines == [f"error: {lines[0].removeprefix('error: ')}"] * failed.count(2)

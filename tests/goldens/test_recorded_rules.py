@@ -1,8 +1,8 @@
-"""Every rule of every package: what it reads, how severe it is, an example that violates it, and its message."""
+"""Every rule of every package: its fields, severity, violating and passing examples, and message."""
 
 from recorded import differences
 
-from mb_config.problems import plain
+from mb_config._rules import plain
 from mb_trainer.preflight import RULES
 
 

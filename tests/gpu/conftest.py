@@ -1,4 +1,4 @@
-"""Each check leaves the process as it was: runs set variables and modes that the next one must not inherit."""
+"""Restore the state of the process after each check, because runs set variables and modes that would be inherited."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def clean_process():
-    """Put the environment and the choice of kernels back, and give cached memory up."""
+    """Restore the environment and the choice of kernels, and free cached memory."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():

@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
 STEPS = 20
 TARGET: Mapping[str, Any] = {"gpu": "h200", "transformer_engine": "2.20"}
-"""What the settings are checked for in a dry run."""
+"""GPU and versions for which a dry run checks the settings."""
 TAIL_LINES = 40
 NO_GPU = "there is no CUDA device"
 TWO_PERCENT = 0.02
@@ -98,7 +98,7 @@ class RowFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the rows run with."""
+    """Output folder and environment of the rows, and whether there is a GPU."""
 
     out: Path
     environment: Mapping[str, str]
@@ -278,7 +278,7 @@ def losses_of(run: Path) -> dict[int, float]:
 def compared(
     machine: Machine, row: str, *, every: float | None = None, last: float | None = None
 ) -> dict[str, Any]:
-    """Return the losses of a run beside those of the CPU, with the largest relative difference.
+    """Return the losses of a run and those of the CPU, with the largest relative difference.
 
     Args:
         machine: Has the run folders.
@@ -332,7 +332,7 @@ def outcomes_of(report: Path) -> dict[str, Any]:
     return {**counts, "notes": notes}
 
 
-# --- children: what runs in a process of its own and imports torch
+# --- children: functions that run in a separate process and import torch
 
 
 def smoke_child() -> dict[str, Any]:
@@ -343,7 +343,7 @@ def smoke_child() -> dict[str, Any]:
 
 
 def devices() -> dict[str, Any]:
-    """Return versions, devices and what nvidia-smi says."""
+    """Return versions, devices and the output of nvidia-smi."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -431,7 +431,10 @@ def settings_child() -> dict[str, Any]:
     """Check the settings of every row for an H200; return the lines that `mb check` prints where it rejects them."""
     import io
 
-    from mb_trainer.commands.preflight import Target, check
+    from mb_config.cli_check import CommandInput, check
+    from mb_config.facts import TargetMachine
+    from mb_trainer.commands.errors import reported
+    from mb_trainer.config_program import PROGRAM
 
     machine = Machine(out=Path(os.environ["FIRST_RUN_OUT"]), environment=os.environ, gpu=False)
     answers: dict[str, Any] = {}
@@ -440,9 +443,10 @@ def settings_child() -> dict[str, Any]:
             os.environ.update(row.environment)
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                words = machine.words(row.settings)
-                code = check(
-                    words, files=[], out=machine.out / "checked", target=Target(**TARGET), as_json=False
+                given = CommandInput(arguments=machine.words(row.settings), out=machine.out / "checked")
+                target = TargetMachine(**TARGET)
+                code = reported(
+                    lambda given=given, target=target: check(PROGRAM, given, target=target, as_json=False)
                 )
             answers[row.id] = printed.getvalue().splitlines() if code else []
             for name in row.environment:
@@ -585,7 +589,7 @@ def skipped_without_gpu(row: Row, machine: Machine) -> dict[str, Any]:
 def run_process(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path, limit: float
 ) -> int | None:
-    """Run a command in a session of its own, with its output in a file; return its exit code, None if it was killed."""
+    """Run a command in a separate session, with its output in a file; return its exit code, None if it was killed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -655,18 +659,18 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Run the table; return 0 when no row failed."""
-    asked = arguments().parse_args()
-    if asked.child is not None:
-        return run_child(asked.child)
-    chosen = [row for row in rows() if any(fnmatch.fnmatch(row.id, each) for each in asked.rows or ["*"])]
+    options = arguments().parse_args()
+    if options.child is not None:
+        return run_child(options.child)
+    chosen = [row for row in rows() if any(fnmatch.fnmatch(row.id, each) for each in options.rows or ["*"])]
     if not chosen:
-        raise SystemExit(f"--rows: no row matches {', '.join(asked.rows)}. --list prints the rows.")
-    if asked.list:
+        raise SystemExit(f"--rows: no row matches {', '.join(options.rows)}. --list prints the rows.")
+    if options.list:
         print(*(row.id for row in chosen), sep="\n")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the row that runs
-    ends = time.monotonic() + asked.deadline
-    out = (asked.out or Path(tempfile.mkdtemp(prefix="first-run-"))).resolve()
+    ends = time.monotonic() + options.deadline
+    out = (options.out or Path(tempfile.mkdtemp(prefix="first-run-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "results.jsonl").open("a") as results:
@@ -680,7 +684,7 @@ def main() -> int:
 
         began = time.monotonic()
         try:
-            machine = prepare(out, asked.packages, dry_run=asked.dry_run)
+            machine = prepare(out, options.packages, dry_run=options.dry_run)
         except (RowFailed, OSError) as error:
             report(
                 {
@@ -698,7 +702,7 @@ def main() -> int:
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table for people."""
+    """Return the table in a readable form."""
     width = max(len(line["row"]) for line in lines)
     counted = {
         status: sum(line["status"] == status for line in lines) for status in ("passed", "failed", "skipped")

@@ -15,7 +15,7 @@ SMALL = {
     "latent attention": ["mla_tiny", "model.moe_grouped_gemm=true"],
     "further tokens": ["mtp_tiny"],
     "T5": ["t5_tiny"],
-    "pictures": ["mimo_tiny"],
+    "images": ["mimo_tiny"],
     "hybrid": ["hybrid_tiny"],
 }
 KERNELS = {"hybrid": needs("mamba_ssm", "fla")}
@@ -42,7 +42,7 @@ def in_eight_bits(precision):
 
 
 def words_of(name, text):
-    return [*SMALL[name], *([] if name == "pictures" else text), *STEPS, "mixed_precision=bf16_mixed"]
+    return [*SMALL[name], *([] if name == "images" else text), *STEPS, "mixed_precision=bf16_mixed"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=KERNELS.get(name, ())) for name in SMALL])

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: metrics without a wait, MFU, traces, memory, tensors of Transformer Engine's layers."""
+"""Measurements on a GPU: metrics without a host sync, MFU, traces, memory, tensors of Transformer Engine's layers."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ class Kept:
 
 @pytest.fixture
 def no_wait():
-    """Every wait of the host for the device is an error."""
+    """Raise an error at every synchronization of the host with the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     yield
@@ -52,7 +52,7 @@ def test_recording_never_waits_for_the_device(no_wait):
     for step in range(1, 13):
         values = {"lm loss": losses[step - 1], "grad-norm": losses[step - 1].float(), "learning-rate": 0.1}
         recorded.record(step, values)
-    torch.cuda.set_sync_debug_mode("default")  # the end waits for what is under way
+    torch.cuda.set_sync_debug_mode("default")  # close() waits for the values in flight
     recorded.close()
     assert [row.values["lm loss"] for row in kept.rows] == [float(step) for step in range(12)]
 
@@ -75,13 +75,13 @@ def test_the_peak_is_that_of_the_data_sheet():
 
 @ENGINE
 def test_profiles_show_kernels_and_memory(overrides, tmp_path):
-    asked = ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=4"]
-    asked += ["profiling.profile_step_end=6", "profiling.nvtx_ranges=true"]
-    asked += [
+    settings = ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=4"]
+    settings += ["profiling.profile_step_end=6", "profiling.nvtx_ranges=true"]
+    settings += [
         "profiling.record_memory_history=true",
         f"profiling.memory_snapshot_path={tmp_path}/memory.pickle",
     ]
-    train_here([*overrides, *TEN_STEPS, *BF16, *asked], tmp_path / "run")
+    train_here([*overrides, *TEN_STEPS, *BF16, *settings], tmp_path / "run")
     with gzip.open(tmp_path / "run" / "torch_profile" / "rank-0.json.gz") as file:
         kinds = {event.get("cat") for event in json.load(file)["traceEvents"]}
     assert {"kernel", "cpu_op"} <= kinds
@@ -107,9 +107,9 @@ def test_tensors_of_transformer_engines_layers_are_looked_at(overrides, tmp_path
         }
     }
     (tmp_path / "features.yaml").write_text(json.dumps(features))
-    asked = ["tensor_inspect.enabled=true", f"tensor_inspect.features={tmp_path / 'features.yaml'}"]
+    settings = ["tensor_inspect.enabled=true", f"tensor_inspect.features={tmp_path / 'features.yaml'}"]
     train_here(
-        [*overrides, *TEN_STEPS, *BF16, *asked, f"tensor_inspect.log_dir={tmp_path}"], tmp_path / "run"
+        [*overrides, *TEN_STEPS, *BF16, *settings, f"tensor_inspect.log_dir={tmp_path}"], tmp_path / "run"
     )
     (log,) = tmp_path.glob("nvdlfw_inspect_statistics_logs/*.log")
     assert "linear_fc1_activation_max" in log.read_text()

@@ -1,4 +1,4 @@
-"""What must be checked on a GPU: local layers, overlaps, exact resumes, checkpoints from and to a host without one."""
+"""Training on a GPU: local layers, overlaps, exact resumes, checkpoints from and to a host without one."""
 
 import pytest
 import torch

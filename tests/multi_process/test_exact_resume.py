@@ -15,7 +15,7 @@ SHAPE = ["model.hidden_dropout=0.1", "validation.eval_interval=2", "validation.e
 
 
 @pytest.mark.matrix
-def test_two_ranks_that_were_killed_go_on_exactly(overrides):
+def test_two_killed_ranks_resume_exactly(overrides):
     words = [*overrides, *SHAPE, *OVERLAPPED]
     ended = mb("verify-resume", *words, "--nproc=2", "--steps=6", "--cut=3", "--kill", "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -26,7 +26,7 @@ STEPS = [
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Two ranks, which import once for all runs."""
+    """Pool of two ranks, which import once for all runs."""
     with mb_host.RankPool(2, timeout_seconds=300) as pool:
         yield pool
 
@@ -34,14 +34,14 @@ def ranks():
 def train_on_this_rank(words: list[str], out: str) -> None:
     """Train as a process of a job that has its groups already."""
     from mb_trainer import pretrain
-    from mb_trainer.reading import read_request
+    from mb_trainer.request_reader import read_request
 
-    asked = read_request(words)
+    request = read_request(words)
     pretrain(
-        asked.config,
-        name=asked.name,
+        request.config,
+        name=request.name,
         out=Path(out),
-        provenance=asked.provenance,
+        provenance=request.provenance,
         environment=dict(os.environ),
     )
 

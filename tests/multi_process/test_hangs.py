@@ -1,4 +1,4 @@
-"""A rank that does not come: the run names it, and goes on when it comes after all."""
+"""A rank that does not arrive: the run names it, and continues when it arrives later."""
 
 import time
 
@@ -8,7 +8,7 @@ import torch
 import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 
 NAMED = "check rank 0, which is in step 2 while others are in step 3"
 
@@ -29,9 +29,9 @@ class WaitsForTheReport(Callback):
 
 def train_and_stay(words, out):
     """Train on a rank; rank 0 stays. The report comes after a hundredth of the time-out, not after half of it."""
-    from mb_trainer import watching  # it imports torch, which the ranks have
+    from mb_resilience import monitors  # it imports torch, which the ranks have
 
-    watching.SHARE = 0.01
+    monitors.HANG_REPORT_FRACTION = 0.01
     rank = torch.distributed.get_rank()
     patience = ["dist.distributed_timeout_minutes=100", "dist.distributed_timeout_seconds_after_init=200"]
     request = read_request([*words, "train.train_iters=4", *patience])
@@ -46,7 +46,7 @@ def train_and_stay(words, out):
 
 
 @pytest.mark.slow
-def test_a_rank_that_stays_is_named_and_the_run_goes_on_when_it_comes(overrides, tmp_path):
+def test_a_late_rank_is_named_and_the_run_continues_when_it_arrives(overrides, tmp_path):
     assert mb_host.run_ranks(train_and_stay, 2, overrides, tmp_path, timeout_seconds=400) == [4, 4]
     report = (tmp_path / "hang_report.txt").read_text()
     assert NAMED in report

@@ -1,4 +1,4 @@
-"""Encoder and language model with layouts of their own in the main job: as in one process, and resumed bit for bit."""
+"""Encoder and language model with per-module parallelism in the main job: results of one process, exact resume."""
 
 import json
 import os
@@ -38,21 +38,21 @@ LAYOUTS = {
     "encoder, then language model DP3": (4, [f"{APART}=1", "train.micro_batch_size=3", "train.global_batch_size=6"]),
 }  # fmt: skip
 FEW = ("one rank each", "same ranks, encoder TP2, language model DP2")
-"""Layouts that are looked at by default."""
+"""Layouts that are tested by default."""
 
 
 def train_on_this_rank(words: list[str], out: str, start: int) -> None:
     """Train as a process of a job that has its groups already, and record everything that this rank holds."""
     from mb_trainer import pretrain
-    from mb_trainer.reading import read_request
+    from mb_trainer.request_reader import read_request
     from mb_verify import Recorder
 
-    asked = read_request(words)
+    request = read_request(words)
     pretrain(
-        asked.config,
-        name=asked.name,
+        request.config,
+        name=request.name,
         out=Path(out),
-        provenance=asked.provenance,
+        provenance=request.provenance,
         callbacks=(Recorder(Path(out, "record"), rank=int(os.environ["RANK"]), start=start),),
         resume_with_changes=bool(start),
         environment=dict(os.environ),
@@ -61,7 +61,7 @@ def train_on_this_rank(words: list[str], out: str, start: int) -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """The word that says which weights to start from: those of one process."""
+    """Override that sets the initial weights: those of a run in one process."""
     folder = tmp_path_factory.mktemp("start")
     train_here([*WORDS, "train.train_iters=1"], folder)
     return f"checkpoint.pretrained_checkpoint={folder}/checkpoints"
@@ -76,7 +76,7 @@ def ranks():
 
 
 def measured(out):
-    """Return what each step and evaluation says, without times and memory."""
+    """Return the metrics of each step and evaluation, without times and memory."""
     kept = ("lm loss", "grad-norm", "params-norm", "l2_norm/")
     return [
         {"step": row["step"], **{name: row[name] for name in row if name.startswith(kept)}}
@@ -105,7 +105,7 @@ def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
     "name",
     [pytest.param(name, marks=[pytest.mark.matrix] * (name != FEW[0])) for name in (*FEW, [*LAYOUTS][3])],
 )
-def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
+def test_interrupted_modules_resume_exactly(ranks, name, tmp_path):
     from mb_checkpoint import describe_checkpoint
     from mb_verify import compare, read_record
 
@@ -121,18 +121,19 @@ def test_modules_that_were_cut_go_on_exactly(ranks, name, tmp_path):
     assert (verdict.first, verdict.ranks, verdict.steps, verdict.resumed_at) == (None, number, 5, (2,))
     assert {"optimizer", "parameters", "random streams"} <= {line.category for line in verdict.lines}
     assert measured(tmp_path / "cut") == measured(tmp_path / "straight")
-    told = describe_checkpoint(tmp_path / "cut" / "checkpoints").manifest.layout
+    stored = describe_checkpoint(tmp_path / "cut" / "checkpoints").manifest.layout
     ranks_of = {
-        module: told[f"{module}.tensor_model_parallel_size"] * told[f"{module}.data_parallel_size"]
+        module: stored[f"{module}.tensor_model_parallel_size"] * stored[f"{module}.data_parallel_size"]
         for module in ("vision", "language")
     }
-    apart = told["language.first_rank"] > 0
-    assert (told["world_size"], sum(ranks_of.values()) if apart else ranks_of["language"]) == (number, number)
+    apart = stored["language.first_rank"] > 0
+    total = sum(ranks_of.values()) if apart else ranks_of["language"]
+    assert (stored["world_size"], total) == (number, number)
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_modules_from_the_command_line_that_were_killed_go_on_exactly():
+def test_modules_killed_by_the_command_line_resume_exactly():
     from runs import mb
 
     ended = mb("verify-resume", *WORDS, f"{APART}=1", "--nproc=2", "--steps=6", "--cut=3", "--kill", "--json")

@@ -1,4 +1,4 @@
-"""Packed samples through a pipeline from the command line: a stage in the middle is told where samples begin, too."""
+"""Packed samples through a pipeline from the command line: a middle stage, too, receives the boundaries of samples."""
 
 import pytest
 from runs import losses, mb, train_here

@@ -29,8 +29,16 @@ class Saves:
         self.steps.append(step)
         return [SaveResult(step=step, non_persistent=non_persistent, written=True)]
 
+    may_wait = False
+
     def poll(self, *, blocking):
         return []
+
+    def wait(self):
+        return []
+
+    def retry_due(self, *, blocking):
+        return False
 
 
 def stop_often(times):
@@ -83,7 +91,7 @@ def stop_once(attempt, moment, drift):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_one_rank_is_told_and_all_leave_together_with_one_checkpoint(world_size):
+def test_one_rank_receives_the_signal_and_all_leave_together_with_one_checkpoint(world_size):
     answers = mb_host.run_ranks(stop_often, world_size, TIMES, timeout_seconds=120)
     assert all(rank == answers[0] for rank in answers)
     assert len(answers[0]) == TIMES

@@ -1,4 +1,4 @@
-"""What srun starts without torchrun: the tasks of a step find each other by Slurm's own variables."""
+"""Job that srun starts without torchrun: the tasks of a step find each other by Slurm's variables."""
 
 import socket
 
@@ -26,7 +26,7 @@ def test_two_tasks_of_a_step_meet_on_its_first_node(overrides, tmp_path):
         start_mb("pretrain", *words, environment={**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
         for rank in ("0", "1")
     ]
-    said = [task.communicate(timeout=300)[0] for task in tasks]
+    printed = [task.communicate(timeout=300)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0]
-    assert said[0] == ""  # the last rank speaks
+    assert printed[0] == ""  # only the last rank prints
     assert len(losses(tmp_path)) == 2

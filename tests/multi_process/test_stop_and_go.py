@@ -5,7 +5,7 @@ import signal
 
 import psutil
 import pytest
-from runs import events, losses, mb, said_until, start_mb, wait_for_steps
+from runs import events, losses, mb, read_until, start_mb, wait_for_steps
 
 LAYOUTS = {
     "DP2": [],
@@ -50,12 +50,12 @@ def test_stop_and_go_is_bit_for_bit(overrides, tmp_path, name, number, to):
     assert listening_addresses(process.pid) == {"127.0.0.1"}
     target = process if to == "launcher" else psutil.Process(process.pid).children()[1]
     target.send_signal(number)
-    said, complaints = process.communicate(timeout=240)
+    printed, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints) == (0, "")
     stopped = max(losses(tmp_path / "run"))
     assert stopped < STEPS
-    assert f"stopped after step {stopped}: {number.name} on rank" in said
-    assert re.search(r"resume with +(uv run )?mb pretrain", said)
+    assert f"stopped after step {stopped}: {number.name} on rank" in printed
+    assert re.search(r"resume with +(uv run )?mb pretrain", printed)
     assert events(tmp_path / "run")[-2:] == [("save", stopped), ("stop", stopped)]
 
     again = mb(*words)
@@ -70,7 +70,7 @@ def test_a_second_interrupt_stops_at_once(overrides, tmp_path):
     process = start_mb(*command(overrides, long_steps, tmp_path / "run"))
     wait_for_steps(tmp_path / "run", 1)
     process.send_signal(signal.SIGINT)
-    said_until(process, "stopping after this step")
+    read_until(process, "stopping after this step")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=240)
-    assert (process.returncode, "stopped after step" in said) == (130, False)
+    printed, _ = process.communicate(timeout=240)
+    assert (process.returncode, "stopped after step" in printed) == (130, False)

@@ -17,7 +17,7 @@ from runs import metrics
 import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.reading import read_request
+from mb_trainer.request_reader import read_request
 
 SLOW = 1
 
@@ -30,8 +30,8 @@ class SlowRank(Callback):
             chunk.register_forward_pre_hook(lambda *_: time.sleep(0.3))
 
 
-class Asks(Callback):
-    """Asks rank 0 for the other state in each step."""
+class RequestsToggle(Callback):
+    """Requests the opposite state of the timer from rank 0 in each step."""
 
     def __init__(self, port, out):
         self._port, self._out = port, out
@@ -60,7 +60,7 @@ def train(words, out, *callbacks):
 
 
 def free_port():
-    """Find a port that nobody has, of those that no connection takes by chance."""
+    """Return a free port outside the range of ephemeral ports."""
     while True:
         with socket.socket() as one:
             try:
@@ -72,21 +72,21 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.training"]) as pool:
+    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.build"]) as pool:
         yield pool
 
 
-def stop_and_go_on(words, out, port):
+def stop_and_resume(words, out, port):
     train([*words, "train.exit_interval=2"], out, SlowRank())
     late = [*words, "straggler.enable_straggler_on_startup=false", f"straggler.straggler_ctrlr_port={port}"]
-    train([*late, "straggler.straggler_ctrlr=true"], out, SlowRank(), Asks(port, out))
+    train([*late, "straggler.straggler_ctrlr=true"], out, SlowRank(), RequestsToggle(port, out))
 
 
 @pytest.mark.slow
 def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, tmp_path, two_ranks):
     words = [*overrides, "train.train_iters=5", "logger.log_interval=1", "validation.eval_interval=2"]
     words += ["straggler.log_straggler=true", "checkpoint.save_interval=2"]
-    two_ranks.run(stop_and_go_on, words, tmp_path / "run", free_port())
+    two_ranks.run(stop_and_resume, words, tmp_path / "run", free_port())
     rows = {row["step"]: row for row in metrics(tmp_path / "run") if "lm loss" in row}
     slowest = {step: row.get("straggler/slowest-rank") for step, row in rows.items()}
     assert slowest.pop(1) is not None  # on a busy machine, rank 0's first pass may take longer than the sleep

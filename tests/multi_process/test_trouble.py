@@ -50,7 +50,7 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
     assert last["message"].startswith("rank 1 was killed by SIGKILL")
 
 
-def test_a_port_that_was_asked_for_and_is_in_use_is_refused(overrides, tmp_path):
+def test_a_requested_port_in_use_is_rejected(overrides, tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -123,7 +123,7 @@ def test_nproc_inside_torchrun_is_refused(overrides, tmp_path):
 
 
 @pytest.mark.slow
-def test_plain_torchrun_runs_the_same_and_tells_an_error_once(overrides, tmp_path):
+def test_plain_torchrun_runs_the_same_and_prints_an_error_once(overrides, tmp_path):
     torchrun = [
         sys.executable,
         "-m",

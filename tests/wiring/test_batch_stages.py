@@ -23,7 +23,7 @@ ANYTHING = st.text(alphabet="012.5kMx:, -", max_size=12)
 
 @st.composite
 def rising(draw: st.DrawFn) -> str:
-    """Texts that are schedules, unless a sequence length makes two thresholds one."""
+    """Strategy for valid schedules, except where a sequence length makes two thresholds equal."""
     thresholds = sorted(draw(st.sets(st.integers(1, 4000), max_size=4)))
     sizes = draw(st.lists(st.integers(1, 64), min_size=5, max_size=5))
     unit, separator = draw(UNITS), draw(SEPARATORS)
@@ -35,7 +35,7 @@ def rising(draw: st.DrawFn) -> str:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> str:
-    """Texts of thresholds and sizes in any order, zeros too."""
+    """Strategy for texts of thresholds and sizes in any order, including zeros."""
     number = st.builds("{}{}".format, st.integers(0, 9), UNITS)
     return " ".join(
         f"{first}:{size}" for first, size in draw(st.lists(st.tuples(number, number), max_size=3))

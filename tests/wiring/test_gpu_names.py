@@ -1,4 +1,4 @@
-"""A GPU has one name: whatever nvidia-smi prints is read alike by all packages, and unknown names by none."""
+"""A GPU has one name: all packages parse the output of nvidia-smi equally, and none accepts an unknown name."""
 
 from pathlib import Path
 
@@ -32,7 +32,9 @@ PRINTED = {
 
 
 @pytest.mark.parametrize(("printed", "short"), PRINTED.items())
-def test_what_nvidia_smi_prints_is_read_alike(printed: str, short: str, tmp_path: Path) -> None:
+def test_all_packages_parse_the_output_of_nvidia_smi_equally(
+    printed: str, short: str, tmp_path: Path
+) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "information").write_text(f"Model: \t\t {printed}\nGPU UUID: GPU-0-a100-0\n")
     read = first_gpu({}, sources=GpuSources(driver=tmp_path))

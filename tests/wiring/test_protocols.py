@@ -4,6 +4,7 @@ mypy --strict checks the assignments; pytest only imports the file, so that it c
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mb_checkpoint.rules
@@ -14,9 +15,11 @@ import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
-from mb_config import DistributedInitConfig, RNGConfig, RuleLike
+from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
+from mb_config.preflight import ViolationLike
+from mb_config.request import PlainReader, RecipeLike, RecipeReader, RequestReader
+from mb_config.run_estimate import CountFlops, FlopsLike
 from mb_trainer.config import ConfigContainer
-from mb_trainer.rules import RULES as TRAINER_RULES
 
 RULES: Iterable[RuleLike] = (
     *mb_checkpoint.rules.RULES,
@@ -27,17 +30,25 @@ RULES: Iterable[RuleLike] = (
     *mb_overlap.rules.RULES,
     *mb_resilience.rules.RULES,
     *mb_launch.rules.RULES,
-    *TRAINER_RULES,
 )
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from mb_checkpoint import CheckpointManager, DefaultCheckpointManager
+    from mb_checkpoint import CheckpointManager, DefaultCheckpointManager, RunCheckpointer, SaveOutcome
     from mb_checkpoint.context import RerunStateMachineLike, StateLike, TrainStateLike
+    from mb_checkpoint.position_copies import SaveEvent, SaveLike
+    from mb_checkpoint.run_checkpointer import RunStateLike
+    from mb_checkpoint.run_load import LoadReporter
+    from mb_config import DistributedDataParallelConfig, TrainingConfig
+    from mb_data import SampleSizes, ValidationBatches
+    from mb_data.batch_padding import PaddedModel
+    from mb_data.cli_index import IndexRequestReader
+    from mb_host.families import HOST_LAYERS
     from mb_host.layers import host_block_spec
     from mb_host.t5 import host_t5_spec
+    from mb_launch import World
     from mb_launch.first_cause import EndedProcess
     from mb_launch.settings import (
         GroupOptions,
@@ -47,41 +58,104 @@ if TYPE_CHECKING:
         SeedOptions,
         SeedSettings,
     )
-    from mb_loop import Checkpointer, RerunMachine, TrainState
+    from mb_loop import CallbackContext, Checkpointer, RerunMachine, StepResult, TrainState
     from mb_loop import GlobalState as LoopState
     from mb_loop.bridge_api import StragglerReporter
+    from mb_loop.evaluation import StopEvaluation
     from mb_loop.exit_conditions import StopRequested
+    from mb_loop.graphs import CudaGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
+    from mb_loop.mcore_graphs import GraphLoopSettings, LayerGraphs
+    from mb_loop.progress_log import ProgressState
     from mb_loop.settings import LoopSettings
+    from mb_loop.validation import NamedBatches
+    from mb_metrics import FlopsPerToken, ModelNorms
+    from mb_metrics.event_recorder import EventContext
+    from mb_metrics.memory_report import WrapperSection
+    from mb_metrics.model_norms import Norms
+    from mb_metrics.module_norms import ModuleNorms
     from mb_metrics.sinks.console import TextStream
-    from mb_models import GPTModelConfig, LayerSpec, T5LayerSpec, T5ModelConfig
+    from mb_metrics.training import TrainSection
+    from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
+    from mb_metrics.training_context import SampleSizes as SampleSizesLike
+    from mb_models import (
+        GPTModelConfig,
+        GPTModelProvider,
+        LayerSpec,
+        MambaModelProvider,
+        MimoModelProvider,
+        T5LayerSpec,
+        T5ModelConfig,
+        T5ModelProvider,
+    )
+    from mb_models.families import ChunkProvider
+    from mb_models.layer_choice import AvailableLayers
+    from mb_overlap import Conflict
+    from mb_overlap.user_buffers import UserBufferModel
     from mb_resilience import (
         AgreedStop,
+        DeadlineWatcher,
         FaultToleranceConfig,
         NVRxStragglerMonitor,
         RerunStateMachineConfig,
         SignalWatcher,
+        StopRequests,
         StragglerSwitch,
         StragglerTimer,
     )
     from mb_resilience.agreed_stop import KeyValueStore, Watcher
     from mb_resilience.faults import FaultSettings
     from mb_resilience.flight_recorder import FlightRecorderSettings
+    from mb_resilience.loop_events import CheckpointContext
+    from mb_resilience.monitors import TimeoutSettings
+    from mb_resilience.rank_info import RankInfo
+    from mb_resilience.stop_requests import StopSettings
     from mb_resilience.straggler import TimerSwitch
-    from mb_trainer.checkpointing import Progress, Saves
-    from mb_trainer.console import Voice
-    from mb_trainer.progress import ProgressLog
+    from mb_resilience.straggler_detectors import StragglerDetectors
+    from mb_trainer import console
+    from mb_trainer.commands.index_request import read_index_request
+    from mb_trainer.planning import count_flops
+    from mb_trainer.recipes.recipe import Recipe
     from mb_trainer.state import GlobalState
-    from mb_trainer.watching import SectionedSaves
 
     def _(model: GPTModelConfig) -> ParallelSizes:
         return model
+
+    def _(model: GPTModelConfig) -> PaddedModel:
+        return model
+
+    def _(model: T5ModelConfig) -> PaddedModel:
+        return model
+
+    def _(batches: ValidationBatches) -> NamedBatches:
+        return batches
+
+    def _() -> IndexRequestReader:
+        return read_index_request
 
     def _(model: T5ModelConfig) -> ParallelSizes:
         return model
 
     def _(model: ParallelDegrees) -> ParallelSizes:
         return model
+
+    def _(conflict: Conflict) -> ViolationLike:
+        return conflict
+
+    def _(recipe: Recipe) -> RecipeLike:
+        return recipe
+
+    def _(reader: RecipeReader) -> RequestReader:
+        return reader
+
+    def _(reader: PlainReader) -> RequestReader:
+        return reader
+
+    def _(flops: FlopsPerToken) -> FlopsLike:
+        return flops
+
+    def _() -> CountFlops:
+        return count_flops
 
     def _(dist: DistributedInitConfig) -> GroupSettings:
         return dist
@@ -100,9 +174,6 @@ if TYPE_CHECKING:
 
     def _(stop: AgreedStop) -> StopRequested:
         return stop
-
-    def _(saves: Saves) -> Checkpointer:
-        return saves
 
     def _(watched: NVRxStragglerMonitor) -> StopRequested:
         return watched.stop_requested
@@ -128,6 +199,21 @@ if TYPE_CHECKING:
     def _(manager: DefaultCheckpointManager) -> CheckpointManager:
         return manager
 
+    def _(manager: DefaultCheckpointManager) -> LoadReporter:
+        return manager
+
+    def _(checkpointer: RunCheckpointer) -> Checkpointer:
+        return checkpointer
+
+    def _(state: GlobalState) -> RunStateLike:
+        return state
+
+    def _(context: CallbackContext) -> SaveEvent:
+        return context
+
+    def _(outcome: SaveOutcome) -> SaveLike:
+        return outcome
+
     def _(reruns: MegatronRerunMachine) -> RerunMachine:
         return reruns
 
@@ -137,8 +223,32 @@ if TYPE_CHECKING:
     def _(section: RerunStateMachineConfig) -> RerunSettings:
         return section
 
-    def _(log: ProgressLog) -> Progress:
-        return log
+    def _(context: CallbackContext) -> MetricsContext:
+        return context
+
+    def _(context: CallbackContext) -> EventContext:
+        return context
+
+    def _(result: StepResult) -> TrainingStep:
+        return result
+
+    def _(counters: TrainState) -> TrainCounters:
+        return counters
+
+    def _(sizes: SampleSizes) -> SampleSizesLike:
+        return sizes
+
+    def _(norms: ModelNorms) -> Norms:
+        return norms
+
+    def _(section: TrainingConfig) -> TrainSection:
+        return section
+
+    def _(section: DistributedDataParallelConfig) -> WrapperSection:
+        return section
+
+    def _(state: GlobalState) -> ProgressState:
+        return state
 
     def _(dist: DistributedInitConfig) -> FlightRecorderSettings:
         return dist
@@ -149,17 +259,62 @@ if TYPE_CHECKING:
     def _(store: Store) -> KeyValueStore:
         return store
 
-    def _(saves: SectionedSaves) -> Checkpointer:
-        return saves
+    def _(context: CallbackContext) -> CheckpointContext:
+        return context
+
+    def _(world: World) -> RankInfo:
+        return world
+
+    def _(train: TrainingConfig) -> StopSettings:
+        return train
+
+    def _(dist: DistributedInitConfig) -> TimeoutSettings:
+        return dist
+
+    def _(detectors: StragglerDetectors) -> StopRequested:
+        return detectors.stop_requested
+
+    def _(stops: StopRequests) -> StopEvaluation:
+        return stops.stop_evaluation
+
+    def _(watcher: DeadlineWatcher) -> Watcher:
+        return watcher
 
     def _(watcher: SignalWatcher) -> Watcher:
         return watcher
 
-    def _(voice: Voice) -> TextStream:
-        return voice
+    def _(output: console.Console) -> TextStream:
+        return output
 
     def _() -> LayerSpec:
         return host_block_spec
+
+    def _(available: AvailableLayers) -> AvailableLayers:
+        return replace(available, host=HOST_LAYERS)
+
+    def _(model: GPTModelProvider) -> ChunkProvider:
+        return model
+
+    def _(model: MambaModelProvider) -> ChunkProvider:
+        return model
+
+    def _(model: T5ModelProvider) -> ChunkProvider:
+        return model
+
+    def _(model: MimoModelProvider) -> ChunkProvider:
+        return model
+
+    def _(norms: ModuleNorms) -> Norms:
+        return norms
+
+    def _(config: ConfigContainer) -> GraphLoopSettings:
+        return config
+
+    def _(graphs: LayerGraphs) -> CudaGraphs:
+        return graphs
+
+    def _(model: GPTModelConfig) -> UserBufferModel:
+        return model
 
     def _() -> T5LayerSpec:
         return host_t5_spec

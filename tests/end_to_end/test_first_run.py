@@ -119,9 +119,7 @@ def test_after_the_deadline_no_row_is_started(first_run, machine):
 
 
 def test_what_a_row_leaves_running_ends_with_it(first_run, machine):
-    script = (
-        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1).pid)"
-    )
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
     (line,) = first_run.table(machine, [row_of(first_run, script)], ends=float("inf"))
     (pid,) = first_run.tail(machine.out / "logs" / "row.txt")
     assert line["status"] == "passed"

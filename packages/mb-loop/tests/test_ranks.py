@@ -34,6 +34,12 @@ def report(value):
 
 def rank_main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    (folder / f"{rank}.json").write_text(json.dumps(answers_of_rank(rank)))
+    gc.collect()  # a DDP module that outlives the group destroys it with the GIL held, which gloo's thread may wait for
+    dist.destroy_process_group()
+
+
+def answers_of_rank(rank):
     groups = SimpleNamespace(dp_cp=dist.group.WORLD)
     value = [1.0, 3.0][rank]
     answers = {}
@@ -65,8 +71,7 @@ def rank_main(rank, folder):
     answers["replicas"] = replicas(rank)
     answers["submodels"] = submodels(rank)
     answers["logits"] = logits(rank)
-    (folder / f"{rank}.json").write_text(json.dumps(answers))
-    dist.destroy_process_group()
+    return answers
 
 
 def stop_by_signal(rank, model, optimizer, groups):
@@ -180,10 +185,7 @@ def logits(rank):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    gc.collect()
-    gc.freeze()  # in a fork, the finalizer of a process group that an earlier test left would wait for a lost thread
     mp.start_processes(rank_main, args=(folder,), nprocs=2, start_method="fork")
-    gc.unfreeze()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StoragePrefix
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
 from mb_checkpoint import (
     DataloaderStateError,
@@ -57,6 +66,22 @@ def test_an_index_of_torch_is_read(checkpoint):
     assert set(read_metadata(checkpoint).state_dict_metadata) == {"weight", "counters"}
     assert read_index(checkpoint).shapes == {"weight": (4,)}
     assert read_entries(checkpoint, {"counters": None}) == {"counters": "two"}
+
+
+def test_an_index_with_the_plans_of_all_ranks_is_read(checkpoint):
+    path = checkpoint / ".metadata"
+    index = pickle.loads(path.read_bytes())
+    item = WriteItem(
+        MetadataIndex("weight"),
+        WriteItemType.SHARD,
+        bytes_io_data=BytesIOWriteData(4),
+        tensor_data=TensorWriteData(
+            ChunkStorageMetadata(torch.Size([0]), torch.Size([4])), TensorProperties(), torch.Size([4])
+        ),
+    )
+    index.all_local_plans = [SavePlan([item], storage_data=_StoragePrefix("__0_"))]
+    path.write_bytes(pickle.dumps(index))
+    assert read_metadata(checkpoint).all_local_plans == index.all_local_plans
 
 
 READERS = {

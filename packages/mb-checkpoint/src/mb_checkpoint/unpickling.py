@@ -33,6 +33,7 @@ _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Environment variable that torch.load reads at each call; it overrides the argument `weights_only=False`."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
+_PLANNER = "torch.distributed.checkpoint.planner"
 _ALLOWED = frozenset(
     {
         *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata")),
@@ -41,6 +42,10 @@ _ALLOWED = frozenset(
             for name in ("TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties")
         ),
         (_METADATA, "_MEM_FORMAT_ENCODING"),
+        # Megatron Core keeps the plans of all ranks in the index, to reuse them in the next save
+        *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
+        (_PLANNER, "BytesIOWriteData"),
+        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch.distributed.checkpoint.filesystem", "StorageTransformExtension"),
         ("torch.serialization", "_get_layout"),

@@ -11,6 +11,7 @@ import host_launches
 import pytest
 
 from mb_host import RankFailedError, RankPool, RankTimeoutError, function_in, run_ranks
+from mb_host.outcomes import RankOutcome, rank_failed_error
 
 HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
@@ -239,6 +240,17 @@ def test_a_rank_that_dies_is_reported_first_and_replaced(two_ranks):
     assert time.monotonic() - start < 15
     assert caught.value.outcomes[0].state == "died"
     assert two_ranks.run(host_launches.summarize)[1].rank == 1
+
+
+def test_a_rank_that_died_is_the_cause_also_where_a_peer_reported_earlier():
+    arrived = [
+        RankOutcome(rank=0, state="raised", summary="raised RuntimeError: Connection closed by peer"),
+        RankOutcome(rank=2, state="returned", summary="returned"),
+        RankOutcome(rank=1, state="died", summary="died of SIGKILL"),
+    ]
+    error = rank_failed_error(arrived, what="train")
+    assert str(error).startswith("run_ranks: rank 1 of 3 died of SIGKILL, running train.")
+    assert [each.rank for each in error.outcomes] == [1, 0, 2]
 
 
 def test_a_hang_is_reported_with_stacks(two_ranks):

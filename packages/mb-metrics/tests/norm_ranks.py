@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -17,6 +18,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mb_host.layers import host_block_spec
 from mb_metrics import GradientNorms, calc_params_l2_norm, report_l2_norm_grad
@@ -138,9 +141,20 @@ class TrainingModel:
             folder.mkdir(parents=True)
         dist.barrier()
         dist_checkpointing.save(state, str(folder))
-        tensors = dist_checkpointing.load_plain_tensors(str(folder))
-        whole = [tensor.double() for tensor in tensors.values() if isinstance(tensor, torch.Tensor)]
-        return float(torch.nn.utils.get_total_norm(whole))
+        tensors = [tensor.double() for tensor in saved_tensors(folder)]
+        return float(torch.nn.utils.get_total_norm(tensors))
+
+
+def saved_tensors(folder: Path) -> list[torch.Tensor]:
+    """Return the tensors of a checkpoint."""
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    return list(tensors.values())
 
 
 def measure(layout: Layout, folder: str) -> dict[str, float]:

@@ -42,11 +42,16 @@ class RankTimeoutError(TimeoutError):
 
 
 def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
-    """Return the error for outcomes in order of arrival, at least one of which is a failure."""
-    failed = [outcome for outcome in outcomes if outcome.state in ("raised", "died")]
-    others = [outcome for outcome in outcomes if outcome not in failed]
-    ordered = [*failed, *others]
-    headline = f"run_ranks: rank {failed[0].rank} of {len(ordered)} {failed[0].summary}, running {what}."
+    """Return the error for outcomes in order of arrival, at least one of which is a failure.
+
+    Ranks that died come first: their peers raise within microseconds that a connection is closed, which may arrive
+    earlier than the exit status.
+    """
+    order = ("died", "raised")
+    ordered = sorted(
+        outcomes, key=lambda each: order.index(each.state) if each.state in order else len(order)
+    )
+    headline = f"run_ranks: rank {ordered[0].rank} of {len(ordered)} {ordered[0].summary}, running {what}."
     return RankFailedError(_message(headline, ordered), outcomes=ordered)
 
 

@@ -45,10 +45,9 @@ def gather_outcomes(
 
 
 def _arrivals(pending: Iterable[RankProcess]) -> list[RankOutcome]:
-    """Wait briefly and return new outcomes: deaths first, because simultaneous errors are their consequence."""
+    """Wait briefly and return new outcomes."""
     wait([process.connection for process in pending], timeout=_POLL_SECONDS)
-    arrived = [outcome for process in pending if (outcome := _outcome(process))]
-    return sorted(arrived, key=lambda outcome: outcome.state != "died")
+    return [outcome for process in pending if (outcome := _outcome(process))]
 
 
 def _outcome(process: RankProcess) -> RankOutcome | None:

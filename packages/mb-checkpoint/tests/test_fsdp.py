@@ -192,7 +192,8 @@ def test_without_the_stored_optimizer_it_starts_fresh(two_ranks, saved):
 
 def test_blocks_that_do_not_cover_a_tensor_once_are_rejected(two_ranks):
     for kind, message, _ in two_ranks.run(rank_work.error_of, fsdp_work.overlapping):
-        assert (kind, message) == ("ValueError", "Failed to validate global plan")
+        assert kind == "ValueError"
+        assert message.startswith("Failed to validate global plan")
 
 
 def test_shards_that_are_cut_again_on_one_rank_are_rejected_on_all(two_ranks):

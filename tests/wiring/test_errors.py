@@ -3,8 +3,16 @@
 from importlib import import_module
 from importlib.util import find_spec
 
+import pytest
+
 from mb_config import ConfigReadError, PlanError
-from mb_trainer.commands.errors import PACKAGE_ERRORS, message_of
+from mb_loop import LossShapeError, UnknownEventError
+from mb_loop.errors import ParallelSetupError
+from mb_loop.schedule import ScheduleError
+from mb_models.freezing import FreezingError
+from mb_models.value_head import HeadError
+from mb_resilience.errors import StopOrderError, StopSetupError
+from mb_trainer.commands.errors import PACKAGE_ERRORS, message_of, reported
 
 PACKAGES = (
     "checkpoint",
@@ -41,3 +49,18 @@ def test_bad_input_and_failures_have_different_exit_codes() -> None:
     assert message_of(ConfigReadError("cannot be read")) == ("cannot be read", 2)
     assert message_of(PlanError("has no plan")) == ("has no plan", 1)
     assert message_of(ZeroDivisionError()) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(LossShapeError, ParallelSetupError, ScheduleError, UnknownEventError),
+        *(FreezingError, HeadError, StopOrderError, StopSetupError),
+    ],
+)
+def test_mistakes_in_calling_code_keep_their_traceback(kind: type[Exception]) -> None:
+    def work() -> int:
+        raise kind("is used wrongly")
+
+    with pytest.raises(kind):
+        reported(work, environment={})

@@ -46,7 +46,7 @@ PACKAGE_ERRORS = (
     ResilienceError,
     VerificationError,
 )
-"""Base classes of the errors of packages; their attribute `bad_input` selects the exit code."""
+"""Base classes of the errors of packages: `bad_input` selects the exit code, `internal` keeps the traceback."""
 
 CANNOT_BE_READ = (
     LaunchError,
@@ -88,7 +88,7 @@ def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, ConfigError):
         return problem_lines(error.problems), REFUSED
-    if isinstance(error, PACKAGE_ERRORS):
+    if isinstance(error, PACKAGE_ERRORS) and not error.internal:
         return str(error), UNREADABLE if error.bad_input else REFUSED
     if isinstance(error, CANNOT_BE_READ):
         return str(error), UNREADABLE

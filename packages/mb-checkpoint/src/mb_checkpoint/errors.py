@@ -9,12 +9,14 @@ from mb_checkpoint._rules import RuleError
 class CheckpointError(Exception):
     """Base class of the errors of this package: either bad input or a failure.
 
-    The class attribute selects the exit code of a program: 2 for bad input, 1 for a failure. The program
+    `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure. The program
     `mb-checkpoint`, whose input are checkpoints, also exits with 2 if one is missing or cannot be read.
     """
 
     bad_input: ClassVar[bool] = False
     """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: ClassVar[bool] = False
+    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class CheckpointFolderError(CheckpointError, OSError):

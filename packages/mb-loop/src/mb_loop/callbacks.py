@@ -45,6 +45,8 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 class UnknownEventError(LoopError, ValueError):
     """An event name is unknown, or a callback handles no event."""
 
+    internal = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackContext:

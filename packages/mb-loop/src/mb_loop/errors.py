@@ -6,11 +6,13 @@ from typing import ClassVar
 class LoopError(Exception):
     """Base class of the errors of this package: either bad input or a failure.
 
-    The class attribute selects the exit code of a command line: 2 for bad input, 1 for a failure.
+    `bad_input` selects the exit code of a command line: 2 for bad input, 1 for a failure.
     """
 
     bad_input: ClassVar[bool] = False
     """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: ClassVar[bool] = False
+    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class TrainSettingsError(LoopError, ValueError):
@@ -20,9 +22,13 @@ class TrainSettingsError(LoopError, ValueError):
 class ParallelSetupError(LoopError, ValueError):
     """A parallel run lacks a process group or a schedule."""
 
+    internal = True
+
 
 class LossShapeError(LoopError, ValueError):
     """A loss function reported a value that cannot be averaged."""
+
+    internal = True
 
 
 class DataIteratorError(LoopError, TypeError):

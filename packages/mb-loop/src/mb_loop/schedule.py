@@ -19,6 +19,8 @@ microbatch."""
 class ScheduleError(LoopError, ValueError):
     """The schedule without pipelining cannot run this model."""
 
+    internal = True
+
 
 def forward_backward_no_pipelining(
     *,

@@ -12,6 +12,8 @@ from mb_models.errors import ModelsError
 class FreezingError(ModelsError, ValueError):
     """Weights that can no longer be frozen."""
 
+    internal = True
+
 
 def freeze_moe_router(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Freeze routers and gates of shared experts in a rank's chunks, or in one, and return the chunks as a list.

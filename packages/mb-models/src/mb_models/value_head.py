@@ -26,6 +26,8 @@ ModelHook = Callable[[torch.nn.Module | Sequence[torch.nn.Module]], list[torch.n
 class HeadError(ModelsError, ValueError):
     """A value head that does not fit the model."""
 
+    internal = True
+
 
 class LinearForLastLayer(torch.nn.Linear):
     """Linear projection without bias, replicated on every tensor-parallel rank, called like Megatron's output layer.

@@ -8,11 +8,13 @@ from mb_resilience._rules import RuleError
 class ResilienceError(Exception):
     """Base class of the errors of this package: either bad input or a failure.
 
-    The class attribute selects the exit code of a program: 2 for bad input, 1 for a failure.
+    `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure.
     """
 
     bad_input: ClassVar[bool] = False
     """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: ClassVar[bool] = False
+    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class SectionError(ResilienceError, RuleError):
@@ -22,9 +24,13 @@ class SectionError(ResilienceError, RuleError):
 class StopSetupError(ResilienceError, ValueError):
     """Invalid arguments of `AgreedStop`, with which the ranks cannot agree."""
 
+    internal = True
+
 
 class StopOrderError(ResilienceError, RuntimeError):
     """`AgreedStop` is called with a step that does not follow the previous one."""
+
+    internal = True
 
 
 class Rank0TimeoutError(ResilienceError, TimeoutError):

@@ -11,3 +11,5 @@ class VerificationError(RuntimeError):
 
     bad_input: ClassVar[bool] = False
     """False: the request was read and failed, so that a program exits with 1, not with 2."""
+    internal: ClassVar[bool] = False
+    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""

@@ -14,7 +14,7 @@ from mb_trainer.run_folder import (
     RunFolderError,
     UnwritableFolderError,
     folder_of,
-    place,
+    set_run_paths,
 )
 from mb_trainer.settle import settle_job
 
@@ -22,7 +22,7 @@ from mb_trainer.settle import settle_job
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
     config = gpt_tiny()
     config.checkpoint.save = "/elsewhere"
-    place(config, RunFolder(tmp_path), Provenance())
+    set_run_paths(config, RunFolder(tmp_path), Provenance())
     assert (config.checkpoint.save, config.checkpoint.load) == ("/elsewhere", "/elsewhere")
     assert config.logger.tensorboard_dir == str(tmp_path / "tensorboard")
 
@@ -30,16 +30,16 @@ def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
 def test_what_the_user_set_to_null_gets_no_place(tmp_path):
     config = gpt_tiny()
     paths = ["checkpoint.save", "checkpoint.load", "logger.tensorboard_dir"]
-    place(config, RunFolder(tmp_path), Provenance(dict.fromkeys(paths, "command line")))
+    set_run_paths(config, RunFolder(tmp_path), Provenance(dict.fromkeys(paths, "command line")))
     assert [config.checkpoint.save, config.checkpoint.load, config.logger.tensorboard_dir] == [None] * 3
 
 
 def test_a_run_that_saves_nothing_looks_for_nothing_elsewhere(tmp_path):
     config = gpt_tiny()
-    place(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
+    set_run_paths(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (None, None)
     (tmp_path / "checkpoints" / "iter_0000012").mkdir(parents=True)
-    place(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
+    set_run_paths(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (None, str(tmp_path / "checkpoints"))
 
 
@@ -48,7 +48,7 @@ def test_the_home_directory_is_expanded_in_each_path_and_in_the_run_folder(tmp_p
     config = gpt_tiny()
     config.checkpoint.save, config.dataset.sources = "~/ck", ["~/a", "b"]
     config.tokenizer.tokenizer_model = "~"
-    place(config, folder_of("~/run", name="x"), Provenance({"checkpoint.save": "code"}))
+    set_run_paths(config, folder_of("~/run", name="x"), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (f"{tmp_path}/ck", f"{tmp_path}/ck")
     assert config.dataset.sources == [f"{tmp_path}/a", "b"]
     assert (config.tokenizer.tokenizer_model, config.logger.tensorboard_dir) == (

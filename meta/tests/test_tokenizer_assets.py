@@ -11,7 +11,7 @@ from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.planning import tokenizer_entries
 from mb_trainer.request_reader import read_request
-from mb_trainer.run_folder import RunFolder, changes_since, place
+from mb_trainer.run_folder import RunFolder, changes_since, set_run_paths
 from mb_trainer.tokenizer_assets import kept_by_run, where_tokenizer
 
 HUGGING_FACE = "HuggingFaceTokenizer"
@@ -33,7 +33,7 @@ def newest_of(base):
 
 def placed(*words, out):
     request = read_request(words)
-    place(request.config, RunFolder(out), request.provenance)
+    set_run_paths(request.config, RunFolder(out), request.provenance)
     return request
 
 

@@ -39,7 +39,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Bar, Console
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import build_model, layers_of, model_groups
-from mb_trainer.run_folder import own
+from mb_trainer.run_folder import lock_run_folder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -141,7 +141,7 @@ def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonito
         ft=config.ft,
         dist=config.dist,
         store=shared_store(job.world),
-        folder=None if job.unwritable else job.folder.path,
+        folder=None if job.unwritable_reason else job.folder.path,
         state_folder=config.checkpoint.save or job.folder.path,
         asynchronous_saves=config.checkpoint.async_save,
         seed=config.rng.seed,
@@ -189,7 +189,7 @@ def wrapped_model(
 
 def report_model(job: Job, training_model: TrainingModel, *, layers: str, console: Console) -> None:
     """Print the model, the device, reasons why the run is not bitwise reproducible, and the ranks of modules."""
-    console.print(describe(job, training_model, device=training_model.device, layers=layers))
+    console.print(model_line(job, training_model, device=training_model.device, layers=layers))
     if training_model.device.type == "cpu":
         warn_if_not_reproducible(read_arithmetic(), console)
     if training_model.modules is not None:
@@ -280,13 +280,13 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         mb_checkpoint.CheckpointFolderError: on rank 0, another one saves in the same folder of checkpoints.
     """
     with ExitStack() as stack:
-        if job.unwritable is not None:
+        if job.unwritable_reason is not None:
             console.print(
-                f"{job.folder.path}: {job.unwritable}: no log.txt, and no other trainer is kept out"
+                f"{job.folder.path}: {job.unwritable_reason}: no log.txt, and no other trainer is kept out"
             )
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(own(job.folder))
+            stack.enter_context(lock_run_folder(job.folder))
             for root in saved_in(job.config):
                 stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:
@@ -298,7 +298,7 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
             job.config.to_yaml(job.config.logger.save_config_filepath)
         barrier()
-        if job.unwritable is None:
+        if job.unwritable_reason is None:
             console.open_log(job.folder.log)
         if job.world.is_logging_rank:
             console.log(non_default_values(job.config))
@@ -344,7 +344,7 @@ def warn_if_not_reproducible(arithmetic: CpuArithmetic, console: Console) -> Non
         console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
 
 
-def describe(job: Job, training_model: TrainingModel, *, device: torch.device, layers: str) -> str:
+def model_line(job: Job, training_model: TrainingModel, *, device: torch.device, layers: str) -> str:
     """Return one line with the model, the device and the output folder of a run."""
     world = job.world.world_size
     processes = "1 process" if world == 1 else f"{world} processes"

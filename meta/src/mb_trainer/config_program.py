@@ -19,13 +19,13 @@ from mb_trainer.machine import target_facts
 from mb_trainer.planning import count_flops, embedding_rows
 from mb_trainer.preflight import CHECKS, RULES, RULES_BY_PACKAGE
 from mb_trainer.request_reader import READER
-from mb_trainer.run_folder import folder_of, place
+from mb_trainer.run_folder import folder_of, set_run_paths
 
 
 def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
     """Set the paths of a configuration to its run folder, and clear a step to start from that was used there."""
     folder = folder_of(out, name=request.name)
-    place(request.config, folder, request.provenance)
+    set_run_paths(request.config, folder, request.provenance)
     if not request.config.validation.skip_train:
         release_ckpt_step(request.config.checkpoint, events=read_event_rows(folder.events))
 

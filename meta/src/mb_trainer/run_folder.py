@@ -154,13 +154,13 @@ def saved_settings(folder: RunFolder) -> Mapping[str, Any] | None:
     try:
         saved = yaml.safe_load(folder.run_config.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunFolderError(unreadable(folder, str(error))) from error
+        raise RunFolderError(unreadable_settings_message(folder, str(error))) from error
     if not isinstance(saved, Mapping):
-        raise RunFolderError(unreadable(folder, f"it holds {saved!r}, not keys and values"))
+        raise RunFolderError(unreadable_settings_message(folder, f"it holds {saved!r}, not keys and values"))
     return saved
 
 
-def unreadable(folder: RunFolder, reason: str) -> str:
+def unreadable_settings_message(folder: RunFolder, reason: str) -> str:
     """Return the error message for a run with damaged settings."""
     return (
         f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), so its settings cannot be compared with "
@@ -169,7 +169,9 @@ def unreadable(folder: RunFolder, reason: str) -> str:
     )
 
 
-def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()) -> str:
+def changed_settings_message(
+    folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()
+) -> str:
     """Return the error message for a run with other settings.
 
     Args:
@@ -187,7 +189,7 @@ def describe(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed
     return f"{folder.path}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
 
 
-def why_unwritable(folder: RunFolder) -> str | None:
+def unwritable_reason(folder: RunFolder) -> str | None:
     """Return why files cannot be written into a run folder, which may not exist yet; None if they can.
 
     The check leaves no file in the folder.
@@ -202,10 +204,10 @@ def why_unwritable(folder: RunFolder) -> str | None:
 
 
 @contextmanager
-def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
+def lock_run_folder(folder: RunFolder, *, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
     """Lock a run folder against other trainers while the block runs; the lock ends with the process.
 
-    Child processes of a killed run hold the lock some seconds longer, so the caller waits up to `patience` seconds.
+    Child processes of a killed run hold the lock some seconds longer, so the caller waits up to `timeout_seconds`.
     File systems without locks on folders provide no exclusion.
 
     Raises:
@@ -213,7 +215,7 @@ def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterato
     """
     descriptor = os.open(folder.path, os.O_RDONLY)
     try:
-        if not acquire_lock(descriptor, timeout_seconds=patience):
+        if not acquire_lock(descriptor, timeout_seconds=timeout_seconds):
             raise RunFolderError(
                 f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
                 "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
@@ -223,7 +225,7 @@ def own(folder: RunFolder, *, patience: float = LOCK_TIMEOUT_SECONDS) -> Iterato
         os.close(descriptor)
 
 
-def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
+def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
     """Set the unset paths to the run folder, and resolve named run folders to the checkpoints in them.
 
     The tokenizer of configured weights is taken with them. A path that the user set to null stays null.
@@ -232,12 +234,12 @@ def place(config: ConfigContainer, folder: RunFolder, provenance: Provenance) ->
     checkpoint, logger = config.checkpoint, config.logger
     if is_same_folder(checkpoint.load, str(folder.path)):
         checkpoint.load = checkpoint.save or str(folder.checkpoints)
-    places: list[tuple[str, Any, str]] = [
+    unset_paths: list[tuple[str, Any, str]] = [
         ("checkpoint.save", checkpoint, str(folder.checkpoints)),
         ("checkpoint.load", checkpoint, checkpoint.save or str(folder.checkpoints)),
         ("logger.tensorboard_dir", logger, str(folder.tensorboard)),
     ]
-    for path, section, where in places:
+    for path, section, where in unset_paths:
         name = path.partition(".")[2]
         given = getattr(section, name)
         if path == "checkpoint.load" and checkpoint.save is None and why_not_a_checkpoint(Path(where)):

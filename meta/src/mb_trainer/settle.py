@@ -21,12 +21,12 @@ from mb_trainer.run_folder import (
     RunFolder,
     RunFolderError,
     UnwritableFolderError,
+    changed_settings_message,
     changes_since,
-    describe,
     folder_of,
-    place,
     schedule_is_overridden,
-    why_unwritable,
+    set_run_paths,
+    unwritable_reason,
 )
 from mb_trainer.tokenizer_assets import where_tokenizer
 
@@ -42,14 +42,12 @@ class Job:
     status: ResumeStatus
     """Checkpoint to resume from, by folder names; contents are verified later."""
     world: World
-    unwritable: str | None = None
+    unwritable_reason: str | None = None
     """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
     resume_command: str | None = None
     """Command that resumes the run after a stop; if set, the process belongs to a command and ends with the run."""
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    changed_settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
-    beginning: Mapping[str, object] = field(default_factory=dict)
-    """Step set by `checkpoint.ckpt_step` and its path, for the first event of the run; {}: none."""
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
 
@@ -71,7 +69,7 @@ def settle_job(
     world = read_world(environment)
     folder = folder_of(out, name=name)
     known = Provenance.of(config) if provenance is None else provenance
-    place(config, folder, known)
+    set_run_paths(config, folder, known)
     evaluate_only = config.validation.skip_train
     note = (
         None if evaluate_only else release_ckpt_step(config.checkpoint, events=read_event_rows(folder.events))
@@ -97,12 +95,11 @@ def settle_job(
         config=config,
         settled=settled,
         folder=folder,
-        changed=changed,
+        changed_settings=changed,
         status=status,
         world=world,
-        unwritable=unwritable,
+        unwritable_reason=unwritable,
         resume_command=resume_command,
-        beginning=status.start_fields,
         notes=tuple(line for line in (note, where_tokenizer(config)) if line is not None),
     )
 
@@ -114,7 +111,7 @@ def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
         UnwritableFolderError: the run folder cannot be written.
         OSError: the checkpoint folder cannot be written.
     """
-    unwritable = why_unwritable(folder)
+    unwritable = unwritable_reason(folder)
     if config.validation.skip_train:
         return unwritable
     if unwritable is not None:
@@ -140,7 +137,7 @@ def compare_with_previous(
     changed = changes_since(folder, config.to_dict(), chosen=config.to_dict(defaults=False))
     if changed and not allow_changes:
         fixed = fixed_by_weights(changed) if status.resumes else []
-        raise RunFolderError(describe(folder, changed, fixed=fixed))
+        raise RunFolderError(changed_settings_message(folder, changed, fixed=fixed))
     if changed and status.resumes and config.checkpoint.load_optim:
         reason = stored_optimizer_error(config.model, changed)
         if reason is not None:

@@ -242,7 +242,7 @@ class Run:
             nvrx_straggler=config.nvrx_straggler,
             device=self.training_model.device,
             log_interval=config.logger.log_interval,
-            token_file=None if self.job.unwritable else self.job.folder.path / "straggler_token",
+            token_file=None if self.job.unwritable_reason else self.job.folder.path / "straggler_token",
             log=self.console.print,
         )
 
@@ -296,10 +296,10 @@ class Run:
         job = self.job
         if not job.world.is_logging_rank:
             return []
-        changes = {path: list(values) for path, values in job.changed.items()}
+        changes = {path: list(values) for path, values in job.changed_settings.items()}
         recorder = EventRecorder(
             EventLog(job.folder.events),
-            description={"recipe": job.name, **job.beginning},
+            description={"recipe": job.name, **job.status.start_fields},
             resume_description={"changes": changes} if changes else {},
             previous=read_last_step(job.folder.metrics),
             process_start=psutil.Process().create_time(),

@@ -92,7 +92,7 @@ def pretrain(
 
 def announce(job: Job, bound: str | None, console: Console) -> None:
     """Print what starts: the run folder's status, the CPU binding, notes, resolved settings and warnings."""
-    console.print(f"{job.name}: {described(job)}; loading Megatron Core")
+    console.print(f"{job.name}: {status_text(job)}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
     binding = [] if bound is None else [f"{bound} (--no-numa-binding switches it off)"]
@@ -112,7 +112,7 @@ def set_overlap_variables(job: Job, environment: Mapping[str, str], console: Con
     set_unset_variables(variables, log=console.print)
 
 
-def described(job: Job) -> str:
+def status_text(job: Job) -> str:
     """Return a description of the run folder's status; only all ranks together can verify that a run is complete."""
     if job.status.state == "complete":
         return f"run in {job.folder.path}, whose last step seems to be there"

@@ -24,7 +24,7 @@ from mb_trainer.trainer import pretrain as run_pretrain
 
 
 def pretrain(
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     files: Sequence[Path],
     out: Path | None,
@@ -42,7 +42,7 @@ def pretrain(
     def work() -> int:
         if nproc is not None:
             refuse_inside_a_launcher(os.environ)
-        request = read_request(words, files=files)
+        request = read_request(arguments, files=files)
         if command == "finetune":
             require_weights(request.config.checkpoint)
         options: dict[str, Any] = {
@@ -65,7 +65,7 @@ def pretrain(
         port = requested_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)
         return launch(
-            [command, *worker_arguments(words, files, out, resume_with_changes, trust)],
+            [command, *worker_arguments(arguments, files, out, resume_with_changes, trust)],
             processes=nproc,
             port=port,
             exit_signal=request.config.train.exit_signal,
@@ -105,7 +105,7 @@ def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
 
 
 def worker_arguments(
-    words: Sequence[str],
+    arguments: Sequence[str],
     files: Sequence[Path],
     out: Path | None,
     resume_with_changes: bool,
@@ -116,7 +116,7 @@ def worker_arguments(
     options += [] if out is None else [f"--out={out}"]
     options += ["--resume-with-changes"] if resume_with_changes else []
     options += [f"--trust={folder}" for folder in trust]
-    return [*options, "--", *words]
+    return [*options, "--", *arguments]
 
 
 def launch(

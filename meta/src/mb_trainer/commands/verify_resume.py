@@ -43,7 +43,7 @@ class RecordingOptions:
 
 
 def verify(
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     files: Sequence[Path],
     out: Path | None,
@@ -55,11 +55,12 @@ def verify(
 
     def work() -> int:
         refuse_inside_a_launcher(os.environ)
-        request = read_request(words, files=files)  # errors of the request are reported before anything runs
+        # errors of the request are reported before anything runs
+        request = read_request(arguments, files=files)
         length = length_overrides(request.config.train, interruption.steps)
 
         def make_start(start: RunStart) -> None:
-            command = start_command(start, [*words, *length], files=files)
+            command = start_command(start, [*arguments, *length], files=files)
             run_start_command(start, command, saved_step=lambda: saved_step(start.run), log=log_progress)
 
         with ExitStack() as stack:
@@ -110,13 +111,13 @@ def start_overrides(start: RunStart) -> tuple[str, ...]:
     )
 
 
-def start_command(start: RunStart, words: Sequence[str], *, files: Sequence[Path]) -> list[str]:
+def start_command(start: RunStart, arguments: Sequence[str], *, files: Sequence[Path]) -> list[str]:
     """Return the command that makes one start of a run, recorded."""
     recording = RecordingOptions(folder=start.record, start=start.number, kill_after=start.kill_after)
     options = recorded_run_options(start.run, files, recording)
     options += [f"--nproc={start.processes}"] if start.processes > 1 else []
-    arguments = [*options, "--", *words, *start_overrides(start)]
-    return [sys.executable, "-m", "mb_trainer", "recorded-run", *arguments]
+    recorded = ["recorded-run", *options, "--", *arguments, *start_overrides(start)]
+    return [sys.executable, "-m", "mb_trainer", *recorded]
 
 
 def saved_step(run: Path) -> int | None:
@@ -138,15 +139,21 @@ def recorded_run_options(out: Path, files: Sequence[Path], recording: RecordingO
 
 
 def recorded_run(
-    words: Sequence[str], *, files: Sequence[Path], out: Path, nproc: int | None, recording: RecordingOptions
+    arguments: Sequence[str],
+    *,
+    files: Sequence[Path],
+    out: Path,
+    nproc: int | None,
+    recording: RecordingOptions,
 ) -> int:
     """Do what `mb pretrain` does, with a recorder; the command is hidden."""
 
     def work() -> int:
         if nproc is not None and nproc > 1:
-            arguments = ["recorded-run", *recorded_run_options(out, files, recording), "--", *words]
-            return launch(arguments, processes=nproc, port=requested_port(os.environ))
-        request = read_request(words, files=files)
+            options = recorded_run_options(out, files, recording)
+            rank_arguments = ["recorded-run", *options, "--", *arguments]
+            return launch(rank_arguments, processes=nproc, port=requested_port(os.environ))
+        request = read_request(arguments, files=files)
         world = read_world(os.environ)
         callbacks: list[object] = [recorder(recording.folder, rank=world.rank, start=recording.start)]
         if recording.kill_after is not None:

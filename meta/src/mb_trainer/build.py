@@ -290,9 +290,8 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
             for root in saved_in(job.config):
                 stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:
-                part = (
-                    job.folder.path / "run_config.yaml.part"
-                )  # atomic: a kill leaves either the old or the new settings
+                # atomic: a kill leaves either the old or the new settings
+                part = job.folder.path / "run_config.yaml.part"
                 job.config.to_yaml(part)
                 part.replace(job.folder.run_config)
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:

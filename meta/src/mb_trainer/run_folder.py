@@ -250,7 +250,6 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
     for name in ("load", "pretrained_checkpoint"):
         named = getattr(checkpoint, name)
         if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):
-            setattr(
-                checkpoint, name, str(checkpoints_in(Path(named)))
-            )  # a run folder in the configuration means its checkpoints
+            # a run folder in the configuration means its checkpoints
+            setattr(checkpoint, name, str(checkpoints_in(Path(named))))
     take_tokenizer(config, run_config=folder.run_config, provenance=provenance)

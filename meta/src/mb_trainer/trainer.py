@@ -72,9 +72,8 @@ def pretrain(
         environment=environment,
     )
     console = Console(rank=job.world.rank, prints=job.world.is_logging_rank)
-    set_unset_variables(
-        config.env_vars, log=console.print
-    )  # before torch is imported, which reads some of them
+    # before torch is imported, which reads some of them
+    set_unset_variables(config.env_vars, log=console.print)
     if job.status.state == "complete" and job.world.world_size == 1:
         done = outcome_if_complete(job, console)
         if done is not None:

@@ -134,9 +134,8 @@ def launch(
     ended = local.launch_mb(
         arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
     )
-    signal.signal(
-        exit_signal, signal.SIG_IGN
-    )  # all processes have ended: a late signal must not change the exit code
+    # all processes have ended: a late signal must not change the exit code
+    signal.signal(exit_signal, signal.SIG_IGN)
     if ended.failure is not None:
         print(f"error: {ended.failure.text}", file=sys.stderr)
         if folder is not None:

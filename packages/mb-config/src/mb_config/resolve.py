@@ -248,9 +248,8 @@ def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) ->
     }
     for path, value in defaults.items():
         state.set(path, value, rule="V208", why="the schedule requires a number")
-    rounded = (
-        ("V242",) if config.train.decrease_batch_size_if_needed else ()
-    )  # a batch may be rounded down to 0
+    # a batch may be rounded down to 0
+    rounded = ("V242",) if config.train.decrease_batch_size_if_needed else ()
     needed = [
         rule for rule in (*schedule.RULES, *batch_sizes.RULES) if rule.id in (*_LENGTH_RULE_IDS, *rounded)
     ]

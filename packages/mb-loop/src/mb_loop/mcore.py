@@ -88,9 +88,8 @@ class MegatronRerunMachine:
 
     def begin(self, step: int, data_iterator: Any) -> Any:
         """Start counting at `step`; return an iterator that can repeat the data of a step. A list returns a list."""
-        self._machine.current_iteration = (
-            step - 1
-        )  # the machine counts a step before its forward-backward passes
+        # the machine counts a step before its forward-backward passes
+        self._machine.current_iteration = step - 1
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         wrapped = [
             each if each is None or isinstance(each, RerunDataIterator) else RerunDataIterator(each)

@@ -22,9 +22,8 @@ class ExpertGroups(Protocol):
 
 
 _CHUNK = 1 << 22
-_ODD = 0x9E3779B97F4A7C15 - (
-    1 << 64
-)  # as a signed integer; odd, so that a change of one element always changes the digest
+# as a signed integer; odd, so that a change of one element always changes the digest
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -57,9 +57,8 @@ def _layout(
         return str(error).partition(", because")[0]
     parts = [part for row in rows for part in row]
     counts = {"embedding": 1, "decoder": layers, "mtp": mtp or 0, "loss": 1}
-    same_length = len(parts) == sum(
-        counts.values()
-    )  # compared first: the list of all layers may not fit in memory
+    # compared first: the list of all layers may not fit in memory
+    same_length = len(parts) == sum(counts.values())
     if not same_length or parts != [part for part, count in counts.items() for _ in range(count)]:
         wanted = [part for part, count in counts.items() if count > 0]
         counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(wanted + parts))

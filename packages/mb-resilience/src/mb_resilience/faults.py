@@ -92,9 +92,8 @@ def agree_on_fault(
     if store is None or rank == 0:
         fault = sample_fault(settings, world_size=world_size, rng=rng)
     else:
-        sample_fault(
-            settings, world_size=world_size, rng=random.Random(0)
-        )  # raises on the same settings as rank 0
+        # raises on the same settings as rank 0
+        sample_fault(settings, world_size=world_size, rng=random.Random(0))
     if store is None:
         return fault
     key = f"mb_resilience/fault/{attempt}"

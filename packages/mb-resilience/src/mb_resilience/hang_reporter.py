@@ -251,9 +251,8 @@ class HangReporter:
             longest = max([own, *(note.heartbeat_seconds for note in first.values())])
             for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
                 if not self._stopped.wait(own):
-                    self._publish_status(
-                        self._status(self.seconds)
-                    )  # other ranks poll this one in the meantime
+                    # other ranks poll this one in the meantime
+                    self._publish_status(self._status(self.seconds))
             second = self._statuses.read()
         except (OSError, RuntimeError) as error:  # the rank that serves the store may be the one that hangs
             why = str(error).partition("\n")[0]

@@ -31,9 +31,8 @@ def run_start_command(
     seconds = time.monotonic() - began
     failed = ended.returncode != 0
     if start.kill_after is not None and failed:
-        killed = (
-            ended.returncode < 0 or "SIGKILL" in ended.stderr
-        )  # a launcher reports the signal of its rank
+        # a launcher reports the signal of its rank
+        killed = ended.returncode < 0 or "SIGKILL" in ended.stderr
         if killed and saved_step() == start.kill_after:
             log(f"{start.name}: killed after step {start.kill_after}, {seconds:.0f} s")
             return

@@ -62,11 +62,42 @@ def test_every_command_has_an_example(name):
 
 def test_build_replaces_a_pair_only_on_request(folder):
     code, _, err = mb_data(*build_arguments(folder))
-    advice = "is there already. Choose another --out, or give --overwrite."
+    advice = "exists already. Choose another --out, or pass --overwrite."
     assert (code, err) == (1, f"{folder / 'play'}.bin: {advice}\n")
     code, out, _ = mb_data(*build_arguments(folder), "--overwrite")
     assert (code, out.startswith(f"{folder / 'play'}: 30 documents, ")) == (0, True)
     assert f"  data_path: {folder / 'play'}\n" in out
+
+
+def test_build_without_a_tokenizer_file(tmp_path):
+    (tmp_path / "text.txt").write_text("to be")
+    pair = ["--tokenizer", "ByteTokenizer", "--out", tmp_path / "bytes"]
+    code, out, err = mb_data("build", "--input", tmp_path / "text.txt", *pair, "--workers", 1)
+    assert (code, err) == (0, "")
+    assert "1 documents, 6 tokens (uint16)" in out
+    assert out.endswith("tokenizer: {tokenizer_type: ByteTokenizer}\n")
+    _, out, _ = mb_data("show", tmp_path / "bytes", "--tokenizer", "ByteTokenizer", "--json")
+    assert json.loads(out)["text"] == "to be"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "is a folder, but a pair needs a name. Use, for example, {}/mine."),
+        ("mine.bin", "has a suffix, which is added. Use {}/mine."),
+        ("mine.idx", "has a suffix, which is added. Use {}/mine."),
+    ],
+)
+def test_build_rejects_a_path_that_is_not_a_prefix(name, message, folder, tmp_path):
+    code, _, err = mb_data(*build_arguments(folder)[:-1], f"{tmp_path}/{name}")
+    assert (code, err) == (2, f"--out: {tmp_path}/{name} {message.format(tmp_path)}\n")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_build_does_not_replace_an_index_without_its_tokens(folder, tmp_path):
+    (tmp_path / "mine.idx").write_text("something else")
+    code, _, err = mb_data(*build_arguments(folder)[:-1], tmp_path / "mine")
+    assert (code, err.startswith(f"{tmp_path / 'mine'}.idx: exists already.")) == (1, True)
 
 
 def test_build_names_missing_input(folder):
@@ -94,7 +125,7 @@ def test_show_names_a_missing_document_and_a_missing_pair(folder):
 def test_verify_finds_tokens_of_another_tokenizer(folder, tmp_path):
     assert mb_data("verify", folder / "play", "--tokenizer", folder / "tokenizer.json")[:2] == (
         0,
-        f"{folder / 'play'}: whole\n",
+        f"{folder / 'play'}: valid\n",
     )
     with IndexedWriter(tmp_path / "wide", dtype="int32") as writer:
         writer.add_document([1, 2, 270])
@@ -104,6 +135,22 @@ def test_verify_finds_tokens_of_another_tokenizer(folder, tmp_path):
     assert (code, found[str(folder / "play")]) == (1, [])
     assert "token 2 is 270, but the tokenizer has 270 entries" in found[str(tmp_path / "wide")][0]
     assert mb_data("verify", tmp_path / "none")[0] == 2
+
+
+def test_verify_examines_every_pair(folder, tmp_path):
+    for suffix in ("bin", "idx"):
+        content = (folder / f"play.{suffix}").read_bytes()
+        (tmp_path / f"short.{suffix}").write_bytes(content[:-2] if suffix == "bin" else content)
+    (tmp_path / "half.bin").touch()
+    code, out, _ = mb_data("verify", tmp_path / "half", tmp_path / "short", folder / "play")
+    half, short, play = out.splitlines()
+    assert (code, half.startswith(f"{tmp_path / 'half'}: half.bin exists, but half.idx does not")) == (
+        2,
+        True,
+    )
+    assert short.startswith(f"{tmp_path / 'short'}.bin: ")
+    assert play == f"{folder / 'play'}: the index is valid; --tokenizer also reads the tokens"
+    assert mb_data("verify", tmp_path / "short", folder / "play")[0] == 1
 
 
 def test_stats_of_a_blend(folder):
@@ -169,7 +216,10 @@ def test_index_rejects_bad_data(folder):
     code, _, err = mb_data("index", "--config", settings(folder, data_path=str(folder / "none")))
     assert (code, "no such" in err) == (2, True)
     sums = settings(folder)
-    sums.write_text("dataset: {_target_: mb_data.SumsFinetuningConfig, seq_length: 64}")
+    sums.write_text(
+        "dataset: {_target_: mb_data.SumsFinetuningConfig, seq_length: 64}\n"
+        "train: {train_iters: 6, global_batch_size: 4}"
+    )
     code, _, err = mb_data("index", "--config", sums)
     assert (code, "a SumsFinetuningConfig has no sample indices" in err) == (1, True)
 
@@ -182,16 +232,33 @@ def test_index_reads_settings_from_several_files(folder, tmp_path):
     assert request.counts == SampleCounts(train=100, valid=12, test=4)
 
 
+GENERATED = "dataset: {_target_: mb_data.config.MockGPTDatasetConfig, seq_length: 16}"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "none.yaml: no such file"),
-        ("a: [", "is no YAML file"),
-        ("- a", "is no mapping of sections"),
-        ("dataset: {seq_length: 3}", "dataset._target_: None is no section of mb-data"),
-        ("dataset: {_target_: os.system}", "dataset._target_: 'os.system' is no section of mb-data"),
+        ("a: [", "is not a YAML file"),
+        ("- a", "is not a mapping of sections"),
+        ("dataset: {seq_length: 3}", "dataset._target_: None is not a section of mb-data"),
+        ("dataset: {_target_: os.system}", "dataset._target_: 'os.system' is not a section of mb-data"),
         ("dataset: {_target_: mb_data.config.GPTDatasetConfig}", "seq_length"),
         ("dataset: {_target_: mb_data.config.GPTDatasetConfig, seq_lengt: 3}", "seq_lengt"),
+        (GENERATED, "train: has no fields, but the number of samples depends on"),
+        (
+            f"{GENERATED}\ntrain: {{train_iter: 9, global_batch_size: 4}}",
+            "train: has train_iter, global_batch_size",
+        ),
+        (f"{GENERATED}\ntrain: {{train_iters: many}}", "train.train_iters: expected int"),
+        (
+            f"{GENERATED}\ntrain: {{train_iters: 9, global_batch_size: 4}}\nvalidation: {{eval_iters: few}}",
+            "validation.eval_iters: expected int",
+        ),
+        (
+            f"{GENERATED.replace('16', 'long')}\ntrain: {{train_iters: 9, global_batch_size: 4}}",
+            "none.yaml: dataset.seq_length: expected int",
+        ),
     ],
 )
 def test_settings_that_cannot_be_read_are_bad_input(text, message, tmp_path):
@@ -207,7 +274,7 @@ def test_recipes_need_a_trainer(tmp_path):
     code, _, err = mb_data("index", "gpt_tiny")
     assert (code, "needs files of settings (arguments: gpt_tiny)" in err) == (2, True)
     code, _, err = mb_data("index", "--config", tmp_path, "--world-size", 8)
-    assert (code, "--world-size are those of a trainer" in err) == (2, True)
+    assert (code, "--world-size belong to a trainer" in err) == (2, True)
 
 
 def test_a_program_that_mounts_the_commands_reads_the_settings_itself():
@@ -251,7 +318,7 @@ def test_other_errors_keep_their_traceback():
 
 
 def test_the_module_is_the_program(tmp_path):
-    command = [sys.executable, "-m", "mb_data", "verify", str(tmp_path / "none")]
+    command = [sys.executable, "-m", "mb_data", "show", str(tmp_path / "none")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (2, "")

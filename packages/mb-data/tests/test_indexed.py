@@ -77,6 +77,15 @@ class TestMissing:
         with pytest.raises(DataPathError, match=rf"Use {prefix}\."):
             verify_prefix(f"{prefix}.bin")
 
+    def test_a_folder_is_not_a_prefix(self, prefix, tmp_path):
+        with pytest.raises(
+            DataPathError, match=rf"this is a folder, and a data path is a prefix\. Use {prefix}\."
+        ):
+            verify_prefix(tmp_path)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(DataPathError, match=r"Use the prefix of a pair\."):
+            verify_prefix(tmp_path / "empty")
+
     @pytest.mark.parametrize(("removed", "left"), [(".idx", "pair.bin"), (".bin", "pair.idx")])
     def test_half_a_pair(self, prefix, tmp_path, removed, left):
         (tmp_path / f"pair{removed}").unlink()
@@ -108,11 +117,16 @@ class TestDamaged:
         with pytest.raises(IndexedFormatError, match="ends at sequence 7 of 100"):
             verify_prefix(prefix)
 
-    @pytest.mark.parametrize("size", [10, 500])
-    def test_a_truncated_index(self, prefix, tmp_path, size):
+    @pytest.mark.parametrize(
+        ("size", "needed"),
+        [(0, "header of an index has 34"), (10, "header of an index has 34"), (500, "need 2042")],
+    )
+    def test_a_truncated_index(self, prefix, tmp_path, size, needed):
         content = (tmp_path / "pair.idx").read_bytes()
         (tmp_path / "pair.idx").write_bytes(content[:size])
-        with pytest.raises(IndexedFormatError, match=r"pair\.idx"):
+        with pytest.raises(
+            IndexedFormatError, match=rf"pair\.idx: {size} bytes, but .* {needed}; .* truncated"
+        ):
             verify_prefix(prefix)
 
     @pytest.mark.parametrize("size", [2198, 2202])

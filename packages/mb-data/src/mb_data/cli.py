@@ -37,13 +37,13 @@ Prefix = Annotated[
 TokenizerFile = Annotated[
     Path | None,
     typer.Option(
-        "--tokenizer", metavar="FILE", help="The tokenizer that made the tokens.", show_default=False
+        "--tokenizer", metavar="FILE", help="Tokenizer of the pair, as passed to build.", show_default=False
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 app = typer.Typer(
-    help="Build data, and look at them.",
+    help="Build and inspect training data in Megatron's .bin/.idx format.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,20 +72,27 @@ def _run(command: str, *arguments: Any, **options: Any) -> None:
 )
 def build(
     inputs: Annotated[
-        list[Path], typer.Option("--input", metavar="PATH", help="Text files, folders or JSONL; repeatable.")
+        list[Path],
+        typer.Option(
+            "--input", metavar="PATH", help="Text or JSONL file, also .gz, or a folder of them; repeatable."
+        ),
     ],
     tokenizer: Annotated[
-        Path, typer.Option(metavar="FILE", help="A tokenizer.json or its folder, or a SentencePiece .model.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A tokenizer.json or its folder, a SentencePiece .model, or ByteTokenizer (bytes as tokens).",
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
+    out: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
-    json_key: Annotated[str, typer.Option(help="Key of the text in a JSONL line.")] = "text",
+    json_key: Annotated[str, typer.Option(help="Key of the text in each JSON object.")] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Turn text into the .bin and .idx files that Megatron reads, streaming, with bounded memory.
+    """Tokenize text into the .bin and .idx files that Megatron reads.
 
-    The files exist only when they are complete; a build that is stopped leaves nothing behind.
+    A text file is one document, and so is each line of a .jsonl or .json file. An interrupted build leaves no files.
     """
     choices = {"tokenizer": tokenizer, "prefix": out, "workers": workers, "json_key": json_key}
     _run("cli_build:build", inputs, **choices, overwrite=overwrite, as_json=json)
@@ -98,26 +105,30 @@ def index(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
-            help="In a trainer: a recipe's name or a YAML file, then overrides in Hydra's grammar.",
+            help="Trainers only: name of a recipe or YAML file, and overrides in Hydra's grammar.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", metavar="FILE", help="A YAML file of settings; repeatable, later wins."),
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="YAML file of settings; repeatable, later files override earlier ones.",
+        ),
     ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
-            "--world-size", min=1, metavar="N", help="Processes of the complete run, on any machines."
+            "--world-size", min=1, metavar="N", help="Trainers only: number of processes of the run."
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")] = 2,
     json: AsJson = False,
 ) -> None:
-    """Build on a CPU what a run needs before its first step: its corpus, and the order of its samples.
+    """Build on a CPU what a run needs before its first step: the text corpus and the order of the samples.
 
-    The run then only maps files. Problems of the configuration that do not concern its data are ignored.
+    The run then finds these files. Problems of the configuration that do not concern the data are ignored.
     """
     with exit_codes():
         implementation = import_module("mb_data.cli_index")
@@ -129,11 +140,11 @@ def index(
 @app.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
 def show(
     prefix: Prefix,
-    number: Annotated[int, typer.Argument(metavar="N", help="Document, counted from 0.")] = 0,
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the document, counted from 0.")] = 0,
     tokenizer: TokenizerFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show a document: its token ids, and its text if there is a tokenizer."""
+    """Print a document: its token ids, and with --tokenizer its text."""
     _run("cli_inspect:show", prefix, number, tokenizer=tokenizer, as_json=json)
 
 
@@ -146,9 +157,9 @@ def verify(
     tokenizer: TokenizerFile = None,
     json: AsJson = False,
 ) -> None:
-    """Read the complete index of each pair; with a tokenizer also every token. Exit code 1 if anything is wrong.
+    """Check the complete index of each pair, and with --tokenizer every token. Exit code 1 if a pair is damaged.
 
-    With a tokenizer, tokens that it does not have are found, and documents without its end.
+    With --tokenizer, ids outside its vocabulary and documents without its end-of-document token are reported.
     """
     _run("cli_inspect:verify", prefixes, tokenizer=tokenizer, as_json=json)
 
@@ -173,15 +184,16 @@ def stats(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Count documents and tokens, and how long documents are; how often a run reads each part of a blend.
+    """Print numbers and lengths of documents, and the share of each part of a blend.
 
-    Weights are those of dataset.data_path; without them each part is read as often as the others. The last takes all
-    three of --train-iters, --global-batch-size and --seq-length.
+    Weights are those of dataset.data_path; without weights, shares are in proportion to the numbers of tokens. With
+    --train-iters, --global-batch-size and --seq-length, also print how many times a run reads each part.
     """
     sizes = (train_iters, global_batch_size, seq_length)
     if any(sizes) and not all(sizes):
         raise typer.BadParameter(
-            "takes --train-iters, --global-batch-size and --seq-length together", param_hint="--train-iters"
+            "--train-iters, --global-batch-size and --seq-length are only accepted together",
+            param_hint="--train-iters",
         )
     tokens = (train_iters or 0) * (global_batch_size or 0) * (seq_length or 0)
     _run("cli_inspect:stats", blend, read_tokens=tokens or None, as_json=json)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from mb_data.build import build_indexed
 from mb_data.cli_progress import print_result, progress_bar
-from mb_data.errors import PairExistsError
+from mb_data.errors import DataPathError, PairExistsError
+from mb_data.indexed import pair_paths
 from mb_data.tokenizer_loading import load_tokenizer
+from mb_data.tokenizers import ByteTokenizer, Tokenizer
 
 _NEXT = """Train on it with `mb pretrain --config FILE`, where FILE holds:
 
@@ -19,14 +21,14 @@ dataset:
   reset_position_ids: false
   reset_attention_mask: false
   eod_mask_loss: false
-tokenizer: {{tokenizer_type: {kind}, tokenizer_model: {tokenizer}}}"""
+tokenizer: {tokenizer}"""
 
 
 def build(
     inputs: Sequence[Path],
     *,
     tokenizer: Path,
-    prefix: Path,
+    prefix: str,
     workers: int,
     json_key: str,
     overwrite: bool,
@@ -35,22 +37,43 @@ def build(
     """Write PREFIX.bin and PREFIX.idx, with a progress bar on a terminal. Return the exit code.
 
     Raises:
-        PairExistsError: There is a pair, and `overwrite` is False.
+        DataPathError: The prefix is a folder or has the suffix of a file of a pair.
+        PairExistsError: A file of the pair exists, and `overwrite` is False.
         The errors of `load_tokenizer` and `build_indexed`.
     """
-    if not overwrite and prefix.with_name(f"{prefix.name}.bin").exists():
-        raise PairExistsError(f"{prefix}.bin: is there already. Choose another --out, or give --overwrite.")
+    _check_prefix(prefix, overwrite=overwrite)
+    loaded = load_tokenizer(tokenizer)
     with progress_bar("tokenizing") as report:
         summary = build_indexed(
             inputs,
-            tokenizer=load_tokenizer(tokenizer),
+            tokenizer=loaded,
             prefix=prefix,
             workers=workers,
             json_key=json_key,
             progress=report,
         )
-    kind = "SentencePieceTokenizer" if tokenizer.suffix == ".model" else "HuggingFaceTokenizer"
     lines = [f"{prefix}: {summary.documents:,} documents, {summary.tokens:,} tokens ({summary.dtype})"]
-    lines.append(_NEXT.format(prefix=prefix, tokenizer=tokenizer, kind=kind))
-    print_result({"prefix": str(prefix), **asdict(summary)}, as_json=as_json, lines=lines)
+    lines.append(_NEXT.format(prefix=prefix, tokenizer=_section(loaded, tokenizer)))
+    print_result({"prefix": prefix, **asdict(summary)}, as_json=as_json, lines=lines)
     return 0
+
+
+def _check_prefix(prefix: str, *, overwrite: bool) -> None:
+    path = Path(prefix)
+    if prefix.endswith("/"):
+        raise DataPathError(
+            f"--out: {prefix} is a folder, but a pair needs a name. Use, for example, {path / 'mine'}."
+        )
+    if path.suffix in (".bin", ".idx"):
+        raise DataPathError(f"--out: {prefix} has a suffix, which is added. Use {path.with_suffix('')}.")
+    existing = [file for file in pair_paths(prefix) if file.exists()]
+    if existing and not overwrite:
+        raise PairExistsError(f"{existing[0]}: exists already. Choose another --out, or pass --overwrite.")
+
+
+def _section(tokenizer: Tokenizer, path: Path) -> str:
+    """Return the tokenizer section of a run, as YAML."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return "{tokenizer_type: ByteTokenizer}"
+    kind = "SentencePieceTokenizer" if path.suffix == ".model" else "HuggingFaceTokenizer"
+    return f"{{tokenizer_type: {kind}, tokenizer_model: {path}}}"

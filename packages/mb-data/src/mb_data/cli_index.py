@@ -1,5 +1,6 @@
 """Command `index`: what a run needs before its first step."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from mb_data.sample_counts import dataset_sample_counts
 from mb_data.sample_indices import IndexRequest, build_sample_indices
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.validation_sets import ValidationSetOptions
+from mb_data.value_types import fit
 
 _SECTIONS = ("dataset", "tokenizer", "train", "validation")
 _TARGETS = frozenset(name for name in mb_data._HOMES if name.endswith("Config"))
@@ -41,7 +43,8 @@ def index(request: IndexRequest, *, workers: int, as_json: bool) -> None:
     Raises:
         The errors of `build_sample_indices`.
     """
-    with progress_bar("index") as report:
+    with warnings.catch_warnings(), progress_bar("index") as report:
+        warnings.filterwarnings("ignore", module=r"megatron\.")  # of kernels that datasets do not use
         sizes = asdict(build_sample_indices(request, workers=workers, progress=report))
     lines = [f"{request.name}: {', '.join(f'{split} {size:,} samples' for split, size in sizes.items())}"]
     lines.append("A run with the same data, steps and batch sizes finds all of it.")
@@ -56,61 +59,90 @@ def read_request_from_files(
     Later files replace fields of earlier ones. Other sections are ignored, so that the files of a trainer can be read.
 
     Raises:
-        SectionFileError: There is no file or no dataset, there are arguments of a trainer, a file cannot be read, or a
-            section has other fields.
+        SectionFileError: There is no file, no dataset or no number of steps, there are arguments of a trainer, a file
+            cannot be read, or a section has unknown fields or values of a wrong type.
         ConfigError: The dataset section violates rules.
         The errors of `verify_dataset_files`.
     """
     if settings or world_size is not None or not files:
         raise SectionFileError(
             f"index: needs files of settings (arguments: {' '.join(settings) or 'none'}). Recipes, overrides and "
-            "--world-size are those of a trainer. Give --config FILE with sections dataset, tokenizer, train and "
+            "--world-size belong to a trainer. Pass --config FILE with sections dataset, tokenizer, train and "
             "validation."
         )
+    merged = _merge(files)
+    origin = ", ".join(map(str, files))
+    try:
+        request = _request(merged, name=files[-1].stem)
+        request.section.finalize()
+    except TypeError as error:
+        raise SectionFileError(f"{origin}: {str(error).rstrip('.')}. Correct the field.") from error
+    verify_dataset_files(request.section, evaluated=bool(merged["validation"].get("eval_iters")))
+    return request
+
+
+def _merge(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return the sections of all files; fields of later files replace those of earlier ones."""
     merged: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     for file in files:
         for name, section in _read(file).items():
             if name in merged and isinstance(section, Mapping):
                 merged[name] |= section
+    return merged
+
+
+def _request(merged: dict[str, dict[str, Any]], *, name: str) -> IndexRequest:
+    """Return the request that the sections describe.
+
+    Raises:
+        SectionFileError: There is no dataset, or the number of samples is not known.
+        TypeError: A section has an unknown field, or a number is not one.
+    """
+    section, tokenizer = _dataset(merged["dataset"]), TokenizerConfig(**merged["tokenizer"])
     train, validation = merged["train"], merged["validation"]
+    iters, samples, batch = (
+        fit(train.get(field), int | None, path=f"train.{field}")
+        for field in ("train_iters", "train_samples", "global_batch_size")
+    )
+    if batch is None or (iters is None and samples is None):
+        raise SectionFileError(
+            f"train: has {', '.join(train) or 'no fields'}, but the number of samples depends on global_batch_size, "
+            "and on train_iters or train_samples. Set them."
+        )
     sets = ValidationSetOptions(
         complete=bool(validation.get("full_validation")),
         several=bool(validation.get("multiple_validation_sets")),
         names=validation.get("validation_set_names"),
     )
-    origin = ", ".join(map(str, files))
-    try:
-        request = IndexRequest(
-            name=files[-1].stem,
-            section=_dataset(merged["dataset"]),
-            tokenizer=TokenizerConfig(**merged["tokenizer"]),
-            counts=dataset_sample_counts(
-                train.get("train_iters") or 0,
-                global_batch_size=train.get("global_batch_size") or 0,
-                eval_interval=validation.get("eval_interval"),
-                eval_iters=validation.get("eval_iters"),
-                eval_global_batch_size=validation.get("eval_global_batch_size"),
-                train_samples=train.get("train_samples"),
-                validation_sets=sets.has_sets,
-            ),
-            validation=sets,
-        )
-    except TypeError as error:
-        raise SectionFileError(f"{origin}: {error}. Correct the field.") from error
-    request.section.finalize()
-    verify_dataset_files(request.section, evaluated=bool(validation.get("eval_iters")))
-    return request
+    return IndexRequest(
+        name=name,
+        section=section,
+        tokenizer=tokenizer,
+        counts=dataset_sample_counts(
+            iters or 0,
+            global_batch_size=batch,
+            train_samples=samples,
+            **{
+                field: fit(validation.get(field), int | None, path=f"validation.{field}")
+                for field in ("eval_interval", "eval_iters", "eval_global_batch_size")
+            },
+            validation_sets=sets.has_sets,
+        ),
+        validation=sets,
+    )
 
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise SectionFileError(f"{file}: no such file, but it is a --config. Correct the path.") from error
+        raise SectionFileError(
+            f"{file}: no such file, but it is passed as --config. Correct the path."
+        ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SectionFileError(f"{file}: is no YAML file ({error}). Correct it.") from error
+        raise SectionFileError(f"{file}: is not a YAML file ({error}). Correct it.") from error
     if not isinstance(found, Mapping):
-        raise SectionFileError(f"{file}: is no mapping of sections. Write `dataset:` and its fields.")
+        raise SectionFileError(f"{file}: is not a mapping of sections. Write `dataset:` and its fields.")
     return found
 
 
@@ -120,7 +152,7 @@ def _dataset(values: dict[str, Any]) -> Any:
     name = str(target).rpartition(".")[2]
     if name not in _TARGETS:
         raise SectionFileError(
-            f"dataset._target_: {target!r} is no section of mb-data, so the kind of data is not known. Set it, for "
+            f"dataset._target_: {target!r} is not a section of mb-data, so the kind of data is not known. Set it, for "
             "example to mb_data.config.GPTDatasetConfig."
         )
     return getattr(mb_data, name)(**values)

@@ -5,12 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mb_data.blend import blend_from_path
+from mb_data.cli_errors import BAD_INPUT, FAILURE
 from mb_data.cli_progress import print_result, progress_bar
+from mb_data.errors import DataPathError
 from mb_data.reader import IndexedReader, examine_prefix
 from mb_data.stats import PrefixStats, blend_stats
 from mb_data.tokenizer_loading import load_tokenizer
 
-_SHOWN = 64
+_MAX_SHOWN = 64
 """Maximum number of token ids of a document that are printed; `--json` prints all."""
 
 _WIDTH = 40
@@ -22,10 +24,10 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
     reader = IndexedReader(prefix)
     ids: list[int] = reader.document(number).tolist()
     text = None if tokenizer is None else load_tokenizer(tokenizer).decode(ids)
-    more = f" ... {len(ids) - _SHOWN} more; --json has all" if len(ids) > _SHOWN else ""
+    more = f" ... {len(ids) - _MAX_SHOWN} more; --json has all" if len(ids) > _MAX_SHOWN else ""
     lines = [
         f"{prefix}: document {number} of {len(reader)}, {len(ids)} tokens",
-        " ".join(map(str, ids[:_SHOWN])) + more,
+        " ".join(map(str, ids[:_MAX_SHOWN])) + more,
     ]
     found = {"prefix": prefix, "document": number, "documents": len(reader), "ids": ids, "text": text}
     print_result(found, as_json=as_json, lines=lines if text is None else [*lines, text])
@@ -33,20 +35,21 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
 
 
 def verify(prefixes: Sequence[str], *, tokenizer: Path | None, as_json: bool) -> int:
-    """Read each pair in full. Return 0 if all are intact, otherwise 1."""
+    """Examine every pair, also after one that cannot be read. Return 0 if all are valid, 2 if one is missing, or 1."""
     known = None if tokenizer is None else load_tokenizer(tokenizer)
-    problems = {}
+    limits = {} if known is None else {"vocab_size": known.vocab_size, "eod": known.eod}
+    code, problems = 0, {}
     with progress_bar("verifying") as report:
         for prefix in prefixes:
-            problems[prefix] = examine_prefix(
-                prefix,
-                vocab_size=None if known is None else known.vocab_size,
-                eod=None if known is None else known.eod,
-                progress=report,
-            )
-    lines = [f"{prefix}: {'; '.join(found) or 'whole'}" for prefix, found in problems.items()]
+            try:
+                problems[prefix] = examine_prefix(prefix, **limits, progress=report)
+                code = max(code, FAILURE if problems[prefix] else 0)
+            except DataPathError as error:
+                problems[prefix], code = [str(error)], BAD_INPUT
+    valid = "the index is valid; --tokenizer also reads the tokens" if known is None else "valid"
+    lines = [line for prefix, found in problems.items() for line in found or [f"{prefix}: {valid}"]]
     print_result(problems, as_json=as_json, lines=lines)
-    return 1 if any(problems.values()) else 0
+    return code
 
 
 def stats(blend: Sequence[str], *, read_tokens: int | None, as_json: bool) -> int:

@@ -126,18 +126,19 @@ def _parse_json_text(line: str, *, json_key: str, location: str) -> str:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadDocumentError(
-            f"{location}: is not JSON ({error}); every line must be one document. Correct the line."
+            f"{location}: is not JSON ({error}); every line of a .json or .jsonl file must be one JSON object. Correct "
+            "the line."
         ) from error
     if not isinstance(record, dict) or json_key not in record:
         found = f"keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
         raise BadDocumentError(
-            f"{location}: has no key {json_key!r} (found {found}). Correct the line, or pass another key."
+            f"{location}: has no key {json_key!r} (found {found}). Correct the line, or set another json_key."
         )
     text = record[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
             f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
-            "tokenized. Put it in quotes, or pass another key."
+            "tokenized. Put it in quotes, or set another json_key."
         )
     try:
         text.encode()

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from mb_data.finetuning_samples import TokenizedSamples
 
@@ -23,17 +25,17 @@ class EpochOrder:
 
     def __init__(self, total: int, *, seed: int | None) -> None:
         self.total, self._seed = total, seed
-        self._passes: dict[int, NDArray[np.int64]] = {}
+        self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def __getitem__(self, index: int) -> int:
         number, rest = divmod(index, self.total)
         if self._seed is None:
             return rest
-        if number not in self._passes:
-            kept = self._passes.get(number - 1)
-            self._passes = {} if kept is None else {number - 1: kept}
-            self._passes[number] = np.random.default_rng((self._seed, number)).permutation(self.total)
-        return int(self._passes[number][rest])
+        if number not in self._permutations:
+            kept = self._permutations.get(number - 1)
+            self._permutations = {} if kept is None else {number - 1: kept}
+            self._permutations[number] = np.random.default_rng((self._seed, number)).permutation(self.total)
+        return int(self._permutations[number][rest])
 
 
 class FinetuningDataset:
@@ -95,14 +97,12 @@ class FinetuningDataset:
         """Pad samples at the end to the same length, and add `position_ids`. Return tensors of shape [B, S]."""
         longest = max(len(sample["tokens"]) for sample in samples)
         length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
-        padding = {"tokens": self._padding_token, "labels": self._padding_token, "loss_mask": 0}
-        batch = {
-            name: torch.stack(
-                [
-                    torch.nn.functional.pad(each[name], (0, length - len(each[name])), value=value)
-                    for each in samples
-                ]
-            )
-            for name, value in padding.items()
-        }
-        return {**batch, "position_ids": torch.arange(length).expand(len(samples), length).contiguous()}
+        batch = {"position_ids": torch.arange(length).repeat(len(samples), 1)}
+        for name, value in (
+            ("tokens", self._padding_token),
+            ("labels", self._padding_token),
+            ("loss_mask", 0),
+        ):
+            rows = pad_sequence([each[name] for each in samples], batch_first=True, padding_value=value)
+            batch[name] = rows if longest == length else pad(rows, (0, length - longest), value=value)
+        return batch

@@ -228,14 +228,20 @@ def _suggest_path(prefix: str) -> str:
     path = Path(prefix)
     if path.suffix in (".bin", ".idx") and path.is_file():
         return f"a data path is a prefix without suffix. Use {path.with_suffix('')}."
+    if path.is_dir():
+        pairs = ", ".join(sorted(str(entry.with_suffix("")) for entry in path.glob("*.idx")))
+        return f"this is a folder, and a data path is a prefix. Use {pairs or 'the prefix of a pair'}."
     folder = path.parent
     while not folder.is_dir():
         folder = folder.parent
     if folder != path.parent:
-        return f"the folder {path.parent} does not exist; the nearest existing parent is {folder}. Correct the path."
+        return (
+            f"the folder {path.parent} does not exist; the nearest existing parent is {folder.absolute()}. Correct the "
+            "path."
+        )
     names = sorted(entry.stem for entry in folder.glob("*.idx"))
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0) if names else []
-    return f"{folder} contains {', '.join(close) or 'no .idx file'}. Correct the path."
+    return f"{folder.absolute()} contains {', '.join(close) or 'no .idx file'}. Correct the path."
 
 
 def _read_header(idx_path: Path) -> tuple[str, int, int]:
@@ -246,10 +252,15 @@ def _read_header(idx_path: Path) -> tuple[str, int, int]:
     except FileNotFoundError as error:
         prefix = str(idx_path)[: -len(".idx")]
         raise DataPathError(f"{idx_path}: no such file; {_suggest_path(prefix)}") from error
-    if len(header) < HEADER.size or not header.startswith(MAGIC):
+    if not header.startswith(MAGIC[: len(header)]):
         raise IndexedFormatError(
-            f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index of at least {HEADER.size} bytes begins "
-            f"with {MAGIC!r}; this is another kind of file. Pass the prefix of a .bin/.idx pair."
+            f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index begins with {MAGIC!r}; this is another "
+            "kind of file. Pass the prefix of a .bin/.idx pair."
+        )
+    if len(header) < HEADER.size:
+        raise IndexedFormatError(
+            f"{idx_path}: {len(header)} bytes, but the header of an index has {HEADER.size}; the file is truncated. "
+            "Build the pair again."
         )
     _, version, code, sequences, boundaries = HEADER.unpack(header)
     names = {number: name for name, number in CODES.items()}

@@ -46,8 +46,8 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """Load the tokenizer that a configuration section or a path describes.
 
     Args:
-        source: A configuration section, whose `special_tokens` and `vocab_extra_ids` are added; or the path of a
-            `tokenizer.json`, of a Hugging Face folder, or of a SentencePiece `.model`.
+        source: A configuration section, whose `special_tokens` and `vocab_extra_ids` are added; the path of a
+            `tokenizer.json`, of a Hugging Face folder, or of a SentencePiece `.model`; or `ByteTokenizer`.
 
     Raises:
         DataPathError: A file does not exist.
@@ -57,6 +57,8 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """
     if isinstance(source, str | Path):
         path = Path(source)
+        if str(source) == "ByteTokenizer" and not path.exists():
+            return ByteTokenizer()
         if path.suffix == ".model":
             return _import_adapter("tokenizers_sentencepiece").PieceTokenizer(path)  # type: ignore[no-any-return]
         return _hugging_face(path, include_special_tokens=True)

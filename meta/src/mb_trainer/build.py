@@ -23,7 +23,7 @@ from mb_checkpoint import (
 from mb_checkpoint.dataloader import warn_without_position
 from mb_checkpoint.locks import writer_lock
 from mb_config import non_default_values
-from mb_data import DataRanks, RunData, RunDatasets, Tokenizer, prepare_tokenizer, save_tokenizer
+from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
@@ -106,12 +106,12 @@ def build(
         job, groups=groups, tokenizer_vocab_size=tokenizer.vocab_size, device=device, console=console
     )
     rerun_machine = build_rerun_machine(config.rerun_state_machine)
-    external = external_iterator(config, datasets, ranks=ranks, console=console)
+    loaders = data_loaders(config, datasets, ranks=ranks, console=console)
     checkpointer = run_checkpointer(
         manager,
         state,
         training_model,
-        train_data_iterator=external,
+        train_data_iterator=loaders.external,
         rerun_machine=rerun_machine,
         console=console,
     )
@@ -124,7 +124,7 @@ def build(
         console=console,
         training_model=training_model,
         profilers=profilers,
-        data=data_iterators(datasets, state, ranks=ranks, external=external),
+        data=data_iterators(loaders, state),
         state=state,
         checkpointer=checkpointer,
         loaded=loaded,
@@ -196,16 +196,20 @@ def report_model(job: Job, training_model: TrainingModel, *, layers: str, consol
         console.print(training_model.modules.describe())
 
 
-def external_iterator(
+def data_loaders(
     config: ConfigContainer, datasets: RunDatasets, *, ranks: DataRanks, console: Console
-) -> Any:
-    """Return the training iterator of an external data loader, whose position checkpoints store; None: there is none.
+) -> RunLoaders:
+    """Return the loaders of this rank.
 
-    Prints a warning if the loader has no position, so that a resume would read its data again.
+    Prints a warning if an external loader has no position, so that a resume would read its data again.
     """
-    iterator = datasets.external_iterator(batch_settings(config), ranks=ranks)
+    loaders = datasets.loaders(
+        batch_settings(config),
+        ranks=ranks,
+        worker_init_fn=IgnoreSignals((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
+    )
     warn_without_position(
-        iterator,
+        loaders.external,
         dataset=type(config.dataset).__name__,
         folders={
             "dataset.dataloader_save": config.dataset.dataloader_save,
@@ -214,7 +218,7 @@ def external_iterator(
         saves=config.checkpoint.save is not None,
         log=console.print,
     )
-    return iterator
+    return loaders
 
 
 def run_checkpointer(
@@ -242,16 +246,12 @@ def run_checkpointer(
     )
 
 
-def data_iterators(datasets: RunDatasets, state: GlobalState, *, ranks: DataRanks, external: Any) -> RunData:
+def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
     """Return the data iterators at the position of the loaded counters; set which evaluations have data."""
-    config, counters = state.cfg, state.train_state
-    data = datasets.iterators(
-        batch_settings(config),
-        ranks=ranks,
+    counters = state.train_state
+    data = loaders.iterators(
         consumed_train_samples=counters.consumed_train_samples,
         consumed_valid_samples=counters.consumed_valid_samples,
-        worker_init_fn=IgnoreSignals((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
-        external_iterator=external,
     )
     counters.do_valid, counters.do_test = data.has_valid, data.has_test
     return data

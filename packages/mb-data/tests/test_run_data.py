@@ -48,7 +48,7 @@ def numbers(iterator):
 def test_iterators_start_at_the_consumed_samples():
     datasets = build_run_datasets(Numbers(), CONTEXT)
     ranks = DataRanks(data_parallel_rank=1, data_parallel_size=2)
-    data = datasets.iterators(SIZES, ranks=ranks, consumed_train_samples=16, consumed_valid_samples=4)
+    data = datasets.loaders(SIZES, ranks=ranks).iterators(consumed_train_samples=16, consumed_valid_samples=4)
     assert (data.has_valid, data.has_test, data.sizes) == (True, True, None)
     assert [numbers(split) for split in (data.train, data.valid, data.test)] == [
         [[18, 19], [22, 23]],
@@ -59,22 +59,20 @@ def test_iterators_start_at_the_consumed_samples():
 
 def test_evaluation_has_its_own_batch_sizes():
     datasets = build_run_datasets(Numbers(), CONTEXT)
-    data = datasets.iterators(BatchSettings(micro_batch_size=2, eval_micro_batch_size=4))
+    data = datasets.loaders(BatchSettings(micro_batch_size=2, eval_micro_batch_size=4)).iterators()
     assert numbers(data.valid) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_stages_between_the_first_and_the_last_read_nothing():
     datasets = build_run_datasets(Numbers(), CONTEXT)
-    reads = [
-        datasets.iterators(SIZES, ranks=DataRanks(pipeline_rank=stage, pipeline_size=3)).train is not None
-        for stage in range(3)
-    ]
+    stages = [DataRanks(pipeline_rank=stage, pipeline_size=3) for stage in range(3)]
+    reads = [datasets.loaders(SIZES, ranks=stage).iterators().train is not None for stage in stages]
     assert reads == [True, False, True]
 
 
 def test_each_model_chunk_has_an_iterator():
     datasets = build_run_datasets(Numbers(), CONTEXT)
-    first, second = datasets.iterators(BatchSettings(micro_batch_size=2, model_chunks=2)).train
+    first, second = datasets.loaders(BatchSettings(micro_batch_size=2, model_chunks=2)).iterators().train
     assert numbers(first) == numbers(second) == [[number, number + 1] for number in range(0, 24, 2)]
 
 
@@ -83,19 +81,21 @@ def test_global_batches_are_rounded_down_to_microbatches_of_all_ranks():
     settings = BatchSettings(micro_batch_size=2, global_batch_size=7, round_down=True)
     ranks = DataRanks(data_parallel_rank=0, data_parallel_size=3)
     context = DatasetBuildContext(train_samples=24, valid_samples=0, test_samples=0)
-    data = build_run_datasets(section, context).iterators(settings, ranks=ranks, consumed_train_samples=6)
+    loaders = build_run_datasets(section, context).loaders(settings, ranks=ranks)
+    data = loaders.iterators(consumed_train_samples=6)
     assert len(numbers(data.train)) == 3
 
 
 def test_absent_splits_have_no_iterator():
     context = DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=0)
-    data = build_run_datasets(Numbers(), context).iterators(SIZES)
+    data = build_run_datasets(Numbers(), context).loaders(SIZES).iterators()
     assert (data.valid, data.test, data.has_valid, data.has_test) == (None, None, False, False)
 
 
 def test_data_of_other_ranks_counts():
     context = DatasetBuildContext(train_samples=4, valid_samples=0, test_samples=0)
-    data = build_run_datasets(Numbers(), context).iterators(SIZES, gather=lambda mine: [mine, (True, False)])
+    datasets = build_run_datasets(Numbers(), context)
+    data = datasets.loaders(SIZES, gather=lambda mine: [mine, (True, False)]).iterators()
     assert (data.valid, data.has_valid, data.has_test) == (None, True, False)
 
 
@@ -105,7 +105,7 @@ def test_complete_validation_sets_start_again():
         CONTEXT,
         validation=ValidationSetOptions(complete=True, several=True, names=["a", "b"]),
     )
-    data = datasets.iterators(SIZES, consumed_valid_samples=12)
+    data = datasets.loaders(SIZES).iterators(consumed_valid_samples=12)
     assert [(each.name, each.batches) for each in data.valid] == [("a", 2), ("b", 1)]
     for _ in range(2):
         assert [numbers(each.data()) for each in data.valid] == [
@@ -123,7 +123,7 @@ def test_streams_of_several_sets_continue():
     datasets = build_run_datasets(
         Numbers(several=True), CONTEXT, validation=ValidationSetOptions(several=True)
     )
-    data = datasets.iterators(SIZES, consumed_valid_samples=4)
+    data = datasets.loaders(SIZES).iterators(consumed_valid_samples=4)
     assert [(each.name, each.batches) for each in data.valid] == [("0", 2), ("1", 2)]
     first = data.valid[0]
     assert next(first.data()).tolist() == [2, 3]
@@ -142,22 +142,22 @@ class External(DatasetProvider):
 
 def test_the_iterator_of_an_external_loader_is_built_before_its_position_is_known():
     datasets = build_run_datasets(External(), CONTEXT)
-    iterator = datasets.external_iterator(SIZES)
-    assert list(islice(iterator, 3)) == [0, 1, 2]
-    data = datasets.iterators(SIZES, consumed_train_samples=99, external_iterator=iterator)
-    assert next(data.train) == 3
-    assert build_run_datasets(Numbers(), CONTEXT).external_iterator(SIZES) is None
+    loaders = datasets.loaders(SIZES)
+    assert list(islice(loaders.external, 3)) == [0, 1, 2]
+    assert next(loaders.iterators(consumed_train_samples=99).train) == 3
+    assert build_run_datasets(Numbers(), CONTEXT).loaders(SIZES).external is None
 
 
 def test_samples_of_different_lengths_have_average_sizes(tmp_path):
     section = SumsFinetuningConfig(64, cache_dir=str(tmp_path), num_workers=0, largest=5)
     middle = DataRanks(pipeline_rank=1, pipeline_size=3)
-    data = build_run_datasets(section, CONTEXT).iterators(SIZES, ranks=middle)
+    data = build_run_datasets(section, CONTEXT).loaders(SIZES, ranks=middle).iterators()
     assert data.train is None
     assert isinstance(data.sizes, SampleSizes)
     assert 0 < data.sizes.tokens <= data.sizes.attention_length < 64
     section.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
-    packed = build_run_datasets(section, CONTEXT).iterators(BatchSettings(global_batch_size=4), ranks=middle)
+    packs = build_run_datasets(section, CONTEXT)
+    packed = packs.loaders(BatchSettings(global_batch_size=4), ranks=middle).iterators()
     assert packed.sizes.tokens > data.sizes.tokens
     assert "cu_seqlens" in next(packed.train)  # every stage reads the boundaries
 

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.run_data import RunData as RunData
     from mb_data.run_data import RunDatasets as RunDatasets
+    from mb_data.run_data import RunLoaders as RunLoaders
     from mb_data.run_data import SampleSizes as SampleSizes
     from mb_data.run_data import build_run_datasets as build_run_datasets
     from mb_data.run_tokenizer import prepare_tokenizer as prepare_tokenizer
@@ -155,6 +156,7 @@ _HOMES = {
     "Rule": "_rules",
     "RunData": "run_data",
     "RunDatasets": "run_data",
+    "RunLoaders": "run_data",
     "SampleCounts": "sample_counts",
     "SampleSizes": "run_data",
     "SentinelTokenizer": "tokenizers",

@@ -71,77 +71,88 @@ class RunDatasets:
     complete_validation: bool = False
     """Each validation set is read completely in every evaluation."""
 
-    def external_iterator(self, settings: BatchSettings, *, ranks: DataRanks = ONE_RANK) -> Any:
-        """Return the training iterator of an external loader, at its start; None for other loaders.
-
-        The number of consumed samples is the position of all other loaders. The iterator of an external loader is built
-        before a checkpoint is loaded, which may hold its position.
-        """
-        if self.section.dataloader_type != "external":
-            return None
-        iterators = BatchIterators(section=self.section, settings=settings, ranks=ranks)
-        return iterators.train(self.train, consumed_samples=0)
-
-    def iterators(
+    def loaders(
         self,
         settings: BatchSettings,
         *,
         ranks: DataRanks = ONE_RANK,
-        consumed_train_samples: int = 0,
-        consumed_valid_samples: int = 0,
-        external_iterator: Any = None,
         worker_init_fn: Callable[[int], None] | None = None,
         gather: Gather = gather_from_all_ranks,
-    ) -> RunData:
-        """Build this rank's iterators, positioned at the counters of the run. Collective over the world.
+    ) -> "RunLoaders":
+        """Return the loaders of this rank, without a position.
 
         Args:
             settings: Batch sizes and seed.
             ranks: Position of this rank.
-            consumed_train_samples: Training samples consumed by all ranks.
-            consumed_valid_samples: Validation samples consumed by all ranks, over all sets.
-            external_iterator: Result of `external_iterator`, its position restored.
             worker_init_fn: Called with the worker id at the start of each worker process.
             gather: All-gather of one value per rank.
+        """
+        batches = BatchIterators(
+            section=self.section, settings=settings, ranks=ranks, worker_init_fn=worker_init_fn
+        )
+        is_external = self.section.dataloader_type == "external"
+        external = batches.train(self.train, consumed_samples=0) if is_external else None
+        return RunLoaders(datasets=self, batches=batches, external=external, gather=gather)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLoaders:
+    """Loaders of the datasets of a run on one rank, built before the position in the data is known."""
+
+    datasets: RunDatasets
+    batches: BatchIterators
+    external: Any
+    """Training iterator of an external loader, at its start; None for other loaders.
+
+    A checkpoint may hold its position, which is restored before training. The position of all other loaders is the
+    number of consumed samples.
+    """
+
+    gather: Gather
+
+    def iterators(self, *, consumed_train_samples: int = 0, consumed_valid_samples: int = 0) -> RunData:
+        """Return this rank's iterators, positioned at the counters of the run. Collective over the world.
+
+        Args:
+            consumed_train_samples: Training samples consumed by all ranks.
+            consumed_valid_samples: Validation samples consumed by all ranks, over all sets.
 
         Raises:
             NotEnoughSamplesError: A dataset is too small, or a complete validation set fills no batch.
         """
-        iterators = BatchIterators(
-            section=self.section, settings=settings, ranks=ranks, worker_init_fn=worker_init_fn
-        )
-        there = gather((self.valid is not None, self.test is not None))
-        test = iterators.evaluation(self.test, consumed_samples=0)
+        data, batches = self.datasets, self.batches
+        has_split = self.gather((data.valid is not None, data.test is not None))
+        test = batches.evaluation(data.test, consumed_samples=0)
         valid: Any
-        if self.valid_sets is None:
-            valid = iterators.evaluation(self.valid, consumed_samples=consumed_valid_samples)
+        if data.valid_sets is None:
+            valid = batches.evaluation(data.valid, consumed_samples=consumed_valid_samples)
         else:
-            valid = self._validation_batches(iterators, consumed_valid_samples, gather=gather)
-            test = stream_batches(test, batches=settings.eval_iters)
-        train = external_iterator
+            valid = self._validation_batches(data.valid_sets, consumed_valid_samples)
+            test = stream_batches(test, batches=batches.settings.eval_iters)
+        train = self.external
         if train is None:
-            train = iterators.train(self.train, consumed_samples=consumed_train_samples)
+            train = batches.train(data.train, consumed_samples=consumed_train_samples)
         return RunData(
             train=train,
             valid=valid,
             test=test,
-            has_valid=any(valid for valid, _ in there) if self.valid_sets is None else bool(valid),
-            has_test=any(test for _, test in there),
-            sizes=sample_sizes(self.train),
+            has_valid=any(valid for valid, _ in has_split) if data.valid_sets is None else bool(valid),
+            has_test=any(test for _, test in has_split),
+            sizes=sample_sizes(data.train),
         )
 
     def _validation_batches(
-        self, iterators: BatchIterators, consumed_samples: int, *, gather: Gather
+        self, sets: Sequence[NamedDataset], consumed_samples: int
     ) -> list[ValidationBatches]:
-        settings = iterators.settings
-        ranks_batch = settings.micro_batch_size * iterators.ranks.data_parallel_size
+        settings = self.batches.settings
+        ranks_batch = settings.micro_batch_size * self.batches.ranks.data_parallel_size
         return validation_batches(
-            self.valid_sets or (),
-            iterate=iterators.evaluation,
+            sets,
+            iterate=self.batches.evaluation,
             batch_samples=settings.eval_global_batch_size or settings.global_batch_size or ranks_batch,
             consumed_samples=consumed_samples,
-            eval_iters=None if self.complete_validation else settings.eval_iters,
-            gather=gather,
+            eval_iters=None if self.datasets.complete_validation else settings.eval_iters,
+            gather=self.gather,
         )
 
 

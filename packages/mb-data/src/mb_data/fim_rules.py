@@ -5,9 +5,8 @@ The rules do not apply to a dataset that lacks one of their fields, or whose fir
 
 from typing import Any
 
-from mb_data._rule_kinds import rule
+from mb_data._rule_kinds import excludes, other_than, rule
 from mb_data._rules import Rule
-from mb_data.conditions import unless
 
 FIM_PARTS = ("prefix", "middle", "suffix")
 """Parts of a document, and names of the special tokens that precede them."""
@@ -23,10 +22,8 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _check_rates(fim: Any, rate: Any, spm_rate: Any) -> str | None:
-    return unless(
-        not fim or (_is_fraction(rate) and _is_fraction(spm_rate)),
-        f"fim_rate={rate}, fim_spm_rate={spm_rate}",
-    )
+    fine = _is_fraction(rate) and _is_fraction(spm_rate)
+    return f"fim_rate={rate}, fim_spm_rate={spm_rate}" if fim and not fine else None
 
 
 def _check_tokens(fim: Any, names: Any) -> str | None:
@@ -35,30 +32,20 @@ def _check_tokens(fim: Any, names: Any) -> str | None:
     given = names or {}
     marks = [given.get(part) for part in FIM_PARTS]
     fine = all(marks) and len(set(marks)) == len(marks) and set(given) <= {*FIM_PARTS, "pad", "eod"}
-    return unless(fine, f"{names}")
+    return None if fine else f"{names}"
 
 
 def _check_fragments(fim: Any, split: Any, rate: Any) -> str | None:
     fine = (split is None and rate is None) or (split and _is_fraction(rate))
-    return unless(not fim or fine, f"fim_split_sample={split!r}, fim_fragment_rate={rate}")
+    return f"fim_split_sample={split!r}, fim_fragment_rate={rate}" if fim and not fine else None
 
 
-def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
-    """Return a rule that allows a single value for an inherited field of the GPT section."""
-
-    def other(fim: object, found: object) -> str | None:
-        return unless(not fim or found in (value, None), f"{found!r} would have no effect")
-
-    path = f"dataset.{name}"
-    return rule(
-        f"D{number}",
-        (_FIM, path),
-        other,
-        why=why,
-        fix=f"Leave dataset.{name} unset.",
-        fails=(True, requested),
-        passes=(True, value),
-    )
+_FIXED = (
+    (94, "inter_document_masking", False, "rewriting changes the lengths of documents"),
+    (95, "add_extra_token_to_sequence", True, "the last label is a token of the rewritten text"),
+    (96, "drop_last_partial_validation_sequence", True, "every sample keeps its length when it is rewritten"),
+)
+"""Fields of the GPT section with a fixed value: rule number, name, value, reason."""
 
 
 RULES: tuple[Rule, ...] = (
@@ -89,26 +76,16 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "<file>", None),
         passes=(True, "<file>", 0.5),
     ),
-    _fixed_value(
-        94,
-        "inter_document_masking",
-        False,
-        requested=True,
-        why="rewriting changes the lengths of documents",
-    ),
-    _fixed_value(
-        95,
-        "add_extra_token_to_sequence",
-        True,
-        requested=False,
-        why="the last label is a token of the rewritten text",
-    ),
-    _fixed_value(
-        96,
-        "drop_last_partial_validation_sequence",
-        True,
-        requested=False,
-        why="every sample keeps its length when it is rewritten",
+    *(
+        excludes(
+            f"D{number}",
+            {_FIM: True, f"dataset.{name}": other_than(value, None)},
+            why=why,
+            fix=f"Leave dataset.{name} unset.",
+            fails=(True, not value),
+            passes=(True, value),
+        )
+        for number, name, value, why in _FIXED
     ),
 )
 """All rules for fill-in-the-middle data."""

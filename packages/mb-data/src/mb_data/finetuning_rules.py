@@ -8,7 +8,6 @@ from typing import Any
 
 from mb_data._rule_kinds import SET, among, excludes, in_range, requires, rule
 from mb_data._rules import Rule
-from mb_data.conditions import unless
 from mb_data.finetuning_options import read_options
 
 _FINETUNING = "dataset.made_up"
@@ -41,8 +40,8 @@ def get_spec(specs: Any, name: str) -> Any:
 
 
 def _no_data(root: Any, made_up: Any) -> str | None:
-    there = made_up is None or root or made_up
-    return None if there else f"is {root!r}"
+    has_data = made_up is None or root or made_up
+    return None if has_data else f"is {root!r}"
 
 
 def _bad_options(given: Any, made_up: Any) -> str | None:
@@ -183,9 +182,10 @@ RULES: tuple[Rule, ...] = (
     rule(
         "D81",
         (_PACKS, "model.transformer_impl", "facts.cpu"),
-        lambda specs, layers, cpu: unless(
-            specs is None or cpu is not False or layers != "local",
-            "is set with transformer_impl=local on a GPU",
+        lambda specs, layers, cpu: (
+            "is set with transformer_impl=local on a GPU"
+            if specs is not None and cpu is False and layers == "local"
+            else None
         ),
         why="Megatron Core's local attention does not support packed sequences",
         fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
@@ -219,14 +219,12 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=1,
     ),
-    rule(
+    in_range(
         "D78",
         "dataset.max_train_samples",
-        lambda most: unless(most is None or most >= 1, f"is {most}"),
+        1,
         why="training needs at least one sample",
         fix="Set dataset.max_train_samples to 1 or more, or to null for all.",
-        fails=(0,),
-        passes=(None,),
     ),
     in_range(
         "D79",
@@ -241,8 +239,8 @@ RULES: tuple[Rule, ...] = (
     rule(
         "D80",
         ("dataset.dataloader_type", _FINETUNING),
-        lambda kind, made_up: unless(
-            made_up is None or kind != "external", "is external for prompts with answers"
+        lambda kind, made_up: (
+            "is external for prompts with answers" if made_up is not None and kind == "external" else None
         ),
         why="an external loader yields finished batches, but this dataset yields samples by index",
         fix="Use dataset.dataloader_type=batch, single or cyclic.",
@@ -252,8 +250,8 @@ RULES: tuple[Rule, ...] = (
     rule(
         "D82",
         ("model.calculate_per_token_loss", _FINETUNING),
-        lambda per_token, made_up: unless(
-            made_up is None or per_token is not False, "is false with samples that differ"
+        lambda per_token, made_up: (
+            "is false with samples that differ" if made_up is not None and per_token is False else None
         ),
         why="every micro-batch then has the same weight in a step, so that the weight of an answer depends on the "
         "number of other tokens in its micro-batch",

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules, validation_rules
-from mb_data._rule_kinds import SET, in_range, one_of, requires, rule, unsupported, within
+from mb_data._rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
 from mb_data._rules import Rule, RuleError, refuse
 from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
-from mb_data.conditions import unless
 from mb_data.errors import DataError
 from mb_data.paths import path_rule
 from mb_data.tokenizer_rules import BYTE_ENTRIES
@@ -76,41 +75,30 @@ def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
     return f"is on, but data paths are set ({given[0]!r})" if mock and given else None
 
 
-def _check_fast_cache_load(fast: Any, path_to_cache: Any, blend: Any) -> str | None:
-    return unless(
-        not fast or (path_to_cache is not None and blend is None),
-        f"is on with path_to_cache={path_to_cache!r}, blend={blend!r}",
-    )
-
-
 def _check_corpus_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
-    return unless(
-        not (data_path or blend or per_split or split),
+    if not (data_path or blend or per_split or split):
+        return None
+    return (
         f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
-        f"blend_per_split={per_split!r}, split={split!r}",
+        f"blend_per_split={per_split!r}, split={split!r}"
     )
 
 
 def _check_fractions(valid: Any, test: Any) -> str | None:
-    if valid is None or test is None:
+    if valid is None or test is None or (min(valid, test) >= 0 and valid + test < 1):
         return None
-    return unless(
-        min(valid, test) >= 0 and valid + test < 1,
-        f"does not fit test_fraction (validation_fraction={valid}, test_fraction={test})",
-    )
+    return f"does not fit test_fraction (validation_fraction={valid}, test_fraction={test})"
 
 
 def _check_image_sizes(size: Any, tokens: Any) -> str | None:
-    if size is None or tokens is None:
+    if size is None or tokens is None or (size >= 1 and tokens >= 1):
         return None
-    return unless(
-        size >= 1 and tokens >= 1,
-        f"must be at least 1, and so must image_tokens (image_size={size}, image_tokens={tokens})",
-    )
+    return f"must be at least 1, and so must image_tokens (image_size={size}, image_tokens={tokens})"
 
 
 def _check_loader_position(save: Any, load: Any, kind: Any) -> str | None:
-    return unless(kind == "external" or not (save or load), f"save={save!r}, load={load!r} with {kind!r}")
+    fine = kind == "external" or not (save or load)
+    return None if fine else f"save={save!r}, load={load!r} with {kind!r}"
 
 
 PATH_FIELDS = (
@@ -146,10 +134,10 @@ RULES: tuple[Rule, ...] = (
         fails=("30 a b c",),
         passes=("30 a 70 b",),
     ),
-    rule(
+    requires(
         "V044a",
-        within("dataset", "fast_cache_load path_to_cache blend"),
-        _check_fast_cache_load,
+        {"dataset.fast_cache_load": True},
+        {"dataset.path_to_cache": SET, "dataset.blend": among(None)},
         why="it relies on indices that a previous run built for each split, in the cache folder",
         fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
         fails=(True, None, None),

@@ -3,7 +3,7 @@
 The rules do not apply to a dataset that lacks one of their fields, or has None there.
 """
 
-from mb_data._rule_kinds import rule
+from mb_data._rule_kinds import SET, excludes, other_than, rule
 from mb_data._rules import Rule
 from mb_data.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
 
@@ -43,23 +43,26 @@ def _enough_sentinels(
     return f"{sentinels} sentinels for {sizes.spans} spans"
 
 
-def _fixed_value(number: int, name: str, value: object, *, requested: object, why: str) -> Rule:
-    """Return a rule that allows a single value for an inherited field of the GPT section."""
-
-    def other(found: object, density: float | None) -> str | None:
-        return None if density is None or found in (value, None) else f"{found!r} would have no effect"
-
-    path, mark = f"dataset.{name}", "dataset.noise_density"
-    return rule(
-        f"D{number}",
-        (path, mark),
-        other,
-        why=why,
-        fix="Leave it unset.",
-        fails=(requested, 0.15),
-        passes=(value, 0.15),
-    )
-
+_FIXED = (
+    (54, "reset_position_ids", False, "the position ids of both sequences start at 0"),
+    (55, "reset_attention_mask", False, "the encoder attends across document boundaries"),
+    (56, "eod_mask_loss", False, "the end-of-document token is treated as any other token"),
+    (57, "add_extra_token_to_sequence", False, "labels are not a shifted input"),
+    (58, "inter_document_masking", False, "the encoder attends across document boundaries"),
+    (
+        59,
+        "skip_getting_attention_mask_from_dataset",
+        True,
+        "the forward step creates the three attention masks of a sample",
+    ),
+    (
+        60,
+        "drop_last_partial_validation_sequence",
+        True,
+        "all texts have the same length, and so do all samples",
+    ),
+)
+"""Fields of the GPT section with a fixed value: rule number, name, value, reason."""
 
 RULES: tuple[Rule, ...] = (
     rule(
@@ -90,50 +93,16 @@ RULES: tuple[Rule, ...] = (
         fails=(0, 0.15, 3.0, 512),
         passes=(100, 0.15, 3.0, 512),
     ),
-    _fixed_value(
-        54,
-        "reset_position_ids",
-        False,
-        requested=True,
-        why="the position ids of both sequences start at 0",
-    ),
-    _fixed_value(
-        55,
-        "reset_attention_mask",
-        False,
-        requested=True,
-        why="the encoder attends across document boundaries",
-    ),
-    _fixed_value(
-        56,
-        "eod_mask_loss",
-        False,
-        requested=True,
-        why="the end-of-document token is treated as any other token",
-    ),
-    _fixed_value(
-        57, "add_extra_token_to_sequence", False, requested=True, why="labels are not a shifted input"
-    ),
-    _fixed_value(
-        58,
-        "inter_document_masking",
-        False,
-        requested=True,
-        why="the encoder attends across document boundaries",
-    ),
-    _fixed_value(
-        59,
-        "skip_getting_attention_mask_from_dataset",
-        True,
-        requested=False,
-        why="the forward step creates the three attention masks of a sample",
-    ),
-    _fixed_value(
-        60,
-        "drop_last_partial_validation_sequence",
-        True,
-        requested=False,
-        why="all texts have the same length, and so do all samples",
+    *(
+        excludes(
+            f"D{number}",
+            {f"dataset.{name}": other_than(value, None), _SPANS[0]: SET},
+            why=why,
+            fix="Leave it unset.",
+            fails=(not value, 0.15),
+            passes=(value, 0.15),
+        )
+        for number, name, value, why in _FIXED
     ),
 )
 """All rules for T5 data."""

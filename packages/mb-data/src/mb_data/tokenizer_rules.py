@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from mb_data._rule_kinds import in_range, one_of, rule, unsupported, within
+from mb_data._rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
 from mb_data._rules import Rule
-from mb_data.conditions import unless
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """End-of-document token of the tokenizers that this package trains."""
@@ -79,24 +78,16 @@ def _check_null_eod(end: Any, kind: Any, size: Any) -> str | None:
 
 
 def _check_names(names: Any) -> str | None:
-    if not names:
-        return None
-    return unless(all(names) and len(set(names)) == len(names), f"{names}")
+    fine = not names or (all(names) and len(set(names)) == len(names))
+    return None if fine else f"{names}"
 
 
 def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, requested: object) -> Rule:
     """Return a rule that rejects a field for the tokenizer types that do not read it."""
-
-    def unread(value: object, kind: object) -> str | None:
-        return unless(
-            value is None or value == neutral or kind in kinds, f"{value!r} would have no effect for {kind}"
-        )
-
-    path, other = f"tokenizer.{name}", "tokenizer.tokenizer_type"
-    return rule(
+    return requires(
         f"D{number}",
-        (path, other),
-        unread,
+        {f"tokenizer.{name}": other_than(None, neutral)},
+        {"tokenizer.tokenizer_type": among(*kinds)},
         why=f"only {' and '.join(kinds)} reads it",
         fix=f"Leave it unset, or set tokenizer.tokenizer_type to {kinds[0]}.",
         fails=(requested, "ByteTokenizer"),
@@ -205,16 +196,15 @@ RULES: tuple[Rule, ...] = (
     _only_for(
         84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, requested={"add_bos_token": True}
     ),
-    rule(
+    unsupported(
         "D40",
         "tokenizer.trust_remote_code",
-        lambda trusted: unless(not trusted, "is on"),
+        False,
         why="it would run Python code from the folder of the tokenizer with the permissions of the user, on every "
         "rank, and the configuration does not determine what that code does",
         fix="Set tokenizer.trust_remote_code=false. Convert the tokenizer once, where its code is trusted, with "
         "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
-        fails=(True,),
-        passes=(False,),
+        fails=True,
     ),
     rule(
         "D99",

@@ -1,14 +1,14 @@
 """Builder of fill-in-the-middle datasets from Megatron Core's GPT datasets."""
 
 import copy
-from dataclasses import fields, replace
 from typing import Any
 
-from mb_data.config import DatasetBuildContext, GPTDatasetConfig
+from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.fim import FIMDataset, FIMTransform, find_fim_tokens
 from mb_data.fim_config import FIMTextCorpusConfig, GPTFIMDatasetConfig
-from mb_data.mcore import DatasetSplits, build_gpt_datasets, corpus_blends
+from mb_data.gpt_texts import build_texts
+from mb_data.mcore import DatasetSplits
 from mb_data.tokenizers import Tokenizer
 
 
@@ -37,35 +37,20 @@ def build_fim_datasets(
     config.finalize()
     tokenizer = _require_tokenizer(config.tokenizer or context.tokenizer)
     transform = FIMTransform(tokenizer, config, find_fim_tokens(tokenizer, config))
-    texts = build_gpt_datasets(
-        _text_section(config, tokenizer),
-        replace(context, tokenizer=tokenizer),
-    )
-
-    def rewrite(split: Any) -> FIMDataset | None:
-        if split is None:
-            return None
-        return FIMDataset(
-            split,
+    train, valid, test = (
+        None
+        if texts is None
+        else FIMDataset(
+            texts,
             transform=transform,
             seed=config.random_seed,
             reset_position_ids=bool(config.reset_position_ids),
             reset_attention_mask=bool(config.reset_attention_mask),
             eod_mask_loss=bool(config.eod_mask_loss),
         )
-
-    return rewrite(texts[0]), rewrite(texts[1]), rewrite(texts[2])
-
-
-def _text_section(
-    config: GPTFIMDatasetConfig | FIMTextCorpusConfig, tokenizer: Tokenizer
-) -> GPTDatasetConfig:
-    """Return the GPT section of the underlying texts. Tokenizes a text corpus, which is collective."""
-    values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
-    values |= {"tokenizer": None}
-    if isinstance(config, FIMTextCorpusConfig):
-        values["blend_per_split"] = corpus_blends(config, tokenizer)
-    return GPTDatasetConfig(**values)
+        for texts in build_texts(config, context, tokenizer=tokenizer)
+    )
+    return train, valid, test
 
 
 def _require_tokenizer(tokenizer: Any) -> Tokenizer:

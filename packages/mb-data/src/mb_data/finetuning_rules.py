@@ -3,11 +3,10 @@
 The rules do not apply to a dataset that lacks their first field.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from mb_data._rule_kinds import SET, among, excludes, in_range, requires, rule
-from mb_data._rules import Rule
+from mb_data._rules import Rule, value_at
 from mb_data.finetuning_options import read_options
 
 _FINETUNING = "dataset.made_up"
@@ -36,7 +35,7 @@ _NOT_WITH_PACKS = {
 
 def get_spec(specs: Any, name: str) -> Any:
     """Return a field of packing specs, which may be an object, a mapping or None."""
-    return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
+    return value_at(f"specs.{name}", {"specs": specs})
 
 
 def _no_data(root: Any, made_up: Any) -> str | None:

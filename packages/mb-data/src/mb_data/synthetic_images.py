@@ -221,7 +221,6 @@ def build_image_datasets(
         ConfigError: The section violates rules.
         ValueError: There is no tokenizer, or `seq_length` is too small for the longest caption.
     """
-    check_section(config, section="dataset")
     counts = (context.train_samples, context.valid_samples, context.test_samples)
     train, valid, test = (
         SyntheticImageDataset(config, samples=count, split=split, tokenizer=context.tokenizer)

@@ -1,15 +1,14 @@
 """Builder of T5 datasets from Megatron Core's GPT datasets."""
 
 import copy
-from dataclasses import fields, replace
-from typing import Any
 
-from mb_data.config import DatasetBuildContext, GPTDatasetConfig
+from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
-from mb_data.mcore import DatasetSplits, build_gpt_datasets, corpus_blends
+from mb_data.gpt_texts import build_texts
+from mb_data.mcore import DatasetSplits
 from mb_data.t5 import T5Dataset
 from mb_data.t5_config import T5DatasetConfig, T5TextCorpusConfig
-from mb_data.tokenizers import SentinelTokenizer, Tokenizer
+from mb_data.tokenizers import SentinelTokenizer
 
 
 def build_t5_datasets(
@@ -41,16 +40,11 @@ def build_t5_datasets(
     config = copy.copy(config)
     config.finalize()
     tokenizer, sizes = _require_sentinels(config.tokenizer or context.tokenizer), config.sizes
-    texts = build_gpt_datasets(
-        _text_section(config, tokenizer.base),
-        replace(context, tokenizer=tokenizer.base),
-    )
-
-    def pairs(split: Any) -> T5Dataset | None:
-        if split is None:
-            return None
-        return T5Dataset(
-            split,
+    train, valid, test = (
+        None
+        if texts is None
+        else T5Dataset(
+            texts,
             sizes=sizes,
             seq_length=config.seq_length,
             decoder_seq_length=config.decoder_seq_length,
@@ -58,17 +52,9 @@ def build_t5_datasets(
             end=tokenizer.eod,
             seed=config.random_seed,
         )
-
-    return pairs(texts[0]), pairs(texts[1]), pairs(texts[2])
-
-
-def _text_section(config: T5DatasetConfig | T5TextCorpusConfig, tokenizer: Tokenizer) -> GPTDatasetConfig:
-    """Return the GPT section of the underlying texts. Tokenizes a text corpus, which is collective."""
-    values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
-    values |= {"seq_length": config.sizes.tokens, "tokenizer": None}
-    if isinstance(config, T5TextCorpusConfig):
-        values["blend_per_split"] = corpus_blends(config, tokenizer)
-    return GPTDatasetConfig(**values)
+        for texts in build_texts(config, context, tokenizer=tokenizer.base, seq_length=sizes.tokens)
+    )
+    return train, valid, test
 
 
 def _require_sentinels(tokenizer: object) -> SentinelTokenizer:

@@ -35,6 +35,14 @@ class SpanCorruptionOptions:
     add_extra_token_to_sequence: bool = False
     """Fixed, because labels are not a shifted input."""
 
+    @property
+    def sizes(self) -> SpanSizes:
+        """Sizes of the span corruption of every text. The section has the field `seq_length`."""
+        length: int = self.seq_length  # type: ignore[attr-defined] # a field of the GPT section
+        return fit_span_sizes(
+            length, noise_density=self.noise_density, mean_span_length=self.mean_span_length
+        )
+
 
 @dataclass(kw_only=True)
 class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
@@ -46,11 +54,6 @@ class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
 
     builder: ClassVar[str] = "mb_data.t5_build:build_t5_datasets"
 
-    @property
-    def sizes(self) -> SpanSizes:
-        """Sizes of the span corruption of every text."""
-        return _span_sizes(self)
-
 
 @dataclass(kw_only=True)
 class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
@@ -61,16 +64,3 @@ class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
     """
 
     builder: ClassVar[str] = "mb_data.t5_build:build_t5_datasets"
-
-    @property
-    def sizes(self) -> SpanSizes:
-        """Sizes of the span corruption of every text."""
-        return _span_sizes(self)
-
-
-def _span_sizes(section: T5DatasetConfig | T5TextCorpusConfig) -> SpanSizes:
-    return fit_span_sizes(
-        section.seq_length,
-        noise_density=section.noise_density,
-        mean_span_length=section.mean_span_length,
-    )

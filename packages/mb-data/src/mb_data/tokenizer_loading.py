@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mb_data.errors import TokenizerError, TokenizerLibraryError
+from mb_data.saved_tokenizer import SAVED_TYPES
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_rules import SENTENCEPIECE
 from mb_data.tokenizers import (
@@ -26,11 +27,8 @@ _ADAPTERS = {
 }
 """Adapter modules -> the library that they import, and the extra that installs it."""
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.json")
+TOKENIZER_FILES = (*SAVED_TYPES, "tokenizer_config.json")
 """Names of the files in which tokenizers are saved. A tokenizer uses some of them."""
-
-_SAVED_AS = {"TikTokenizer": "tiktoken.json"} | dict.fromkeys(SENTENCEPIECE, "tokenizer.model")
-"""Tokenizer type -> name of its saved file. The other types are saved as `tokenizer.json`."""
 
 
 @runtime_checkable
@@ -105,7 +103,8 @@ def load_saved_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
         The exceptions of `load_tokenizer`.
     """
     kind = config.tokenizer_type
-    file = folder / _SAVED_AS.get(kind or "", "tokenizer.json")
+    saved_as = "SentencePieceTokenizer" if kind in SENTENCEPIECE else kind
+    file = folder / {type: name for name, type in SAVED_TYPES.items()}.get(saved_as or "", "tokenizer.json")
     if not file.is_file():
         return load_tokenizer(config)
     if kind == "TikTokenizer":

@@ -47,15 +47,14 @@ def read_folder(
             f"{folder}: transformers cannot read it as a tokenizer{_with(chosen)} ({error}). Save it with "
             "save_pretrained, which writes a tokenizer.json."
         ) from error
-    backend = getattr(found, "backend_tokenizer", None)
-    if backend is None:
+    if not isinstance(found, PreTrainedTokenizerFast):
         raise TokenizerError(
             f"{folder}: its tokenizer is a {type(found).__name__}, which is implemented in Python only and "
             "has no tokenizer.json. Use SentencePieceTokenizer with its .model, if it has one, or convert it."
         )
     settings = {} if found.eos_token is None else {"eos_token": str(found.eos_token)}
     return JsonTokenizer(
-        backend.to_str().encode(),
+        found.backend_tokenizer.to_str().encode(),
         source=folder,
         settings=json.dumps(settings).encode(),
         include_special_tokens=include_special_tokens,

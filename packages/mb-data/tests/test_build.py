@@ -79,7 +79,7 @@ def test_progress_ends_at_the_size_of_the_input(tmp_path, name):
             b'{"text": ["a long text in a list, which no reader finishes"]}',
             r"is not a string \(\[.{39}\.\.\., of type list",
         ),
-        (b"[1]", r"in\.jsonl:3: has no key 'text' \(found list\)"),
+        (b"[1]", r"in\.jsonl:3: is a list; every line must be a JSON object"),
         (b'{"text": "ab\\ud83d"}', r"in\.jsonl:3: has an unpaired surrogate \(surrogates not allowed at 2\)"),
         (b"\xff", r"in\.jsonl:3: is not UTF-8"),
     ],

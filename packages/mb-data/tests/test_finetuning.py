@@ -164,7 +164,7 @@ def test_a_bad_line_is_named(config, root, line, message):
 
 
 def test_bytes_that_are_not_utf_8_are_a_bad_line():
-    with pytest.raises(BadDocumentError, match="is not JSON"):
+    with pytest.raises(BadDocumentError, match="is not UTF-8"):
         parse_line(b'{"input": "\xff"}', location="a:1")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mb_data.errors import DataPathError, TokenizerError
+from mb_data.errors import TokenizerError
 from mb_data.tokenizer_rules import BYTE_ENTRIES, END_OF_DOCUMENT
-from mb_data.tokenizers import fingerprint_of
+from mb_data.tokenizers import fingerprint_of, require_local_file
 
 _SETTINGS = "tokenizer_config.json"
 _EOD_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
@@ -89,12 +89,11 @@ class FileTokenizer(JsonTokenizer):
     """
 
     def __init__(self, path: str | Path, *, include_special_tokens: bool = True) -> None:
-        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-        if not file.is_file():
-            raise DataPathError(
-                f"{file}: no such file; a tokenizer is read from a local tokenizer.json, and nothing is downloaded. "
-                "Pass its path or its folder."
-            )
+        file = require_local_file(
+            Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path),
+            reader="a tokenizer is read from a local tokenizer.json",
+            fix="Pass its path or its folder.",
+        )
         settings = file.with_name(_SETTINGS)
         super().__init__(
             file.read_bytes(),
@@ -112,11 +111,8 @@ def load_gpt2_bpe(vocab_file: Path, merge_file: Path) -> JsonTokenizer:
         TokenizerError: The files do not define a BPE, or lack `<|endoftext|>`.
     """
     for file, field in ((vocab_file, "vocab_file"), (merge_file, "merge_file")):
-        if not file.is_file():
-            raise DataPathError(
-                f"{file}: no such file; GPT2BPETokenizer reads a local vocab.json and merges.txt, and nothing is "
-                f"downloaded. Correct tokenizer.{field}."
-            )
+        reader = "GPT2BPETokenizer reads a local vocab.json and merges.txt"
+        require_local_file(file, reader=reader, fix=f"Correct tokenizer.{field}.")
     try:
         model = models.BPE.from_file(str(vocab_file), str(merge_file))
     except Exception as error:  # the library raises nothing narrower

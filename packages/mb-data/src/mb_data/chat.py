@@ -4,11 +4,11 @@ A conversation is rendered as one line `role: content` for each message. The ans
 followed by the end-of-document token.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mb_data.documents import parse_object, require_encodable
 from mb_data.errors import BadDocumentError
 from mb_data.finetuning_options import FinetuningOptions
 
@@ -44,20 +44,8 @@ def parse_line(content: bytes, *, location: str) -> JsonLine | None:
     Raises:
         BadDocumentError: The line is not a JSON object in UTF-8.
     """
-    if not content.strip():
-        return None
-    try:
-        values = json.loads(content.decode())
-    except ValueError as error:  # includes UnicodeDecodeError
-        raise BadDocumentError(
-            f"{location}: is not JSON ({error}); every line must be a sample. Correct the line."
-        ) from error
-    if not isinstance(values, dict):
-        raise BadDocumentError(
-            f"{location}: is a {type(values).__name__}; every line must be a JSON object, with messages or with the "
-            "keys of the template. Correct the line."
-        )
-    return JsonLine(values=values, location=location)
+    values = parse_object(content, location=location)
+    return None if values is None else JsonLine(values=values, location=location)
 
 
 def parse_turns(
@@ -120,11 +108,4 @@ def _require_text(line: JsonLine, value: object, what: str) -> str:
             f"{line.location}: has {found} for {what}, where a string is required (available keys: "
             f"{', '.join(line.values)}). Correct the line, or dataset_kwargs.prompt_template."
         )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
-        raise BadDocumentError(
-            f"{line.location}: has an unpaired surrogate ({error.reason} at {error.start}); no tokenizer accepts it. "
-            "Correct the line."
-        ) from error
-    return value
+    return require_encodable(value, location=line.location)

@@ -3,11 +3,11 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from mb_data.errors import BadDocumentError, DataPathError
 
@@ -79,14 +79,51 @@ def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
         location = (
             str(chunk.path) if chunk.first_line is None else f"{chunk.path}:{chunk.first_line + number}"
         )
-        try:
-            text = document.decode()
-        except UnicodeDecodeError as error:
-            raise BadDocumentError(f"{location}: is not UTF-8 ({error}). Convert the file.") from error
-        if chunk.first_line is not None:
-            text = _parse_json_text(text, json_key=json_key, location=location)
+        if chunk.first_line is None:
+            text = _decode(document, location=location)
+        else:
+            values = parse_object(document, location=location)
+            text = "" if values is None else _text_of(values, json_key=json_key, location=location)
         if text:
             yield text
+
+
+def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
+    """Parse a line of a file of JSON lines. Return None for an empty line.
+
+    Raises:
+        BadDocumentError: The line is not a JSON object in UTF-8.
+    """
+    text = _decode(line, location=location)
+    if not text.strip():
+        return None
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadDocumentError(
+            f"{location}: is not JSON ({error}); every line must be a JSON object. Correct the line."
+        ) from error
+    if not isinstance(values, dict):
+        raise BadDocumentError(
+            f"{location}: is a {type(values).__name__}; every line must be a JSON object. Correct the line."
+        )
+    return values
+
+
+def require_encodable(text: str, *, location: str) -> str:
+    """Return a text of a JSON file, in which an escape may be half of a surrogate pair.
+
+    Raises:
+        BadDocumentError: The text contains an unpaired surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadDocumentError(
+            f"{location}: has an unpaired surrogate ({error.reason} at {error.start}); no tokenizer accepts it. "
+            "Correct the line."
+        ) from error
+    return text
 
 
 def is_json(path: Path) -> bool:
@@ -119,35 +156,26 @@ def _decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _parse_json_text(line: str, *, json_key: str, location: str) -> str:
-    if not line.strip():
-        return ""
+def _decode(content: bytes, *, location: str) -> str:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise BadDocumentError(f"{location}: is not UTF-8 ({error}). Convert the file.") from error
+
+
+def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:
+    if json_key not in values:
         raise BadDocumentError(
-            f"{location}: is not JSON ({error}); every line of a .json or .jsonl file must be one JSON object. Correct "
-            "the line."
-        ) from error
-    if not isinstance(record, dict) or json_key not in record:
-        found = f"keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
-        raise BadDocumentError(
-            f"{location}: has no key {json_key!r} (found {found}). Correct the line, or set another json_key."
+            f"{location}: has no key {json_key!r} (found keys {', '.join(values)}). Correct the line, or set another "
+            "json_key."
         )
-    text = record[json_key]
+    text = values[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
             f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
             "tokenized. Put it in quotes, or set another json_key."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # an escape such as \ud83d without its other half
-        raise BadDocumentError(
-            f"{location}: has an unpaired surrogate ({error.reason} at {error.start}); no tokenizer accepts it. "
-            "Correct the line."
-        ) from error
-    return text
+    return require_encodable(text, location=location)
 
 
 def _format_value(value: object) -> str:

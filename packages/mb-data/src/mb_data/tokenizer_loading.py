@@ -103,8 +103,8 @@ def load_saved_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
         The exceptions of `load_tokenizer`.
     """
     kind = config.tokenizer_type
-    saved_as = "SentencePieceTokenizer" if kind in SENTENCEPIECE else kind
-    file = folder / {type: name for name, type in SAVED_TYPES.items()}.get(saved_as or "", "tokenizer.json")
+    family = "SentencePieceTokenizer" if kind in SENTENCEPIECE else kind
+    file = folder / next((name for name, saved in SAVED_TYPES.items() if saved == family), "tokenizer.json")
     if not file.is_file():
         return load_tokenizer(config)
     if kind == "TikTokenizer":

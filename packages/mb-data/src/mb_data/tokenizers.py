@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from mb_data.errors import TokenizerError
+from mb_data.errors import DataPathError, TokenizerError
 from mb_data.tokenizer_rules import BYTE_ENTRIES
 
 
@@ -92,7 +92,33 @@ class NullTokenizer:
         return " ".join(str(number) for number in ids)
 
 
-class ExtendedTokenizer:
+class TokenizerWithAdditions:
+    """Tokenizer with named entries after those of another tokenizer. They are never produced from text.
+
+    Args:
+        base: Tokenizer that converts text to ids.
+        names: Ids of the additional entries, and their names.
+        fingerprint: Fingerprint of the tokenizer.
+    """
+
+    def __init__(self, base: Tokenizer, names: Mapping[int, str], *, fingerprint: str) -> None:
+        self.base, self._names, self.fingerprint = base, names, fingerprint
+        self.vocab_size, self.eod = base.vocab_size + len(names), base.eod
+
+    def token_id(self, token: str, /) -> int | None:
+        """Return the id of an entry of the base tokenizer; None if it does not exist."""
+        return token_id(self.base, token)
+
+    def encode(self, text: str) -> list[int]:
+        """Convert text to token ids. The result never contains additional entries."""
+        return self.base.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Convert token ids to text, with the names of additional entries."""
+        return decode_with_names(ids, self._names, decode=self.base.decode)
+
+
+class ExtendedTokenizer(TokenizerWithAdditions):
     """Tokenizer with additional special tokens after the entries of another tokenizer.
 
     A name that the other tokenizer already has is not added again. Names that occur in a text are encoded as ordinary
@@ -113,26 +139,17 @@ class ExtendedTokenizer:
                 "Use nonempty, unique names."
             )
         new = [name for name in names if token_id(tokenizer, name) is None]
-        self.base = tokenizer
-        self._ids = {name: tokenizer.vocab_size + index for index, name in enumerate(new)}
-        self._names = {number: name for name, number in self._ids.items()}
-        self.vocab_size = tokenizer.vocab_size + len(new)
-        self.eod = tokenizer.eod
         described = hashlib.sha256("\0".join(new).encode()).hexdigest()[:16]
-        self.fingerprint = f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint
+        super().__init__(
+            tokenizer,
+            dict(enumerate(new, start=tokenizer.vocab_size)),
+            fingerprint=f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint,
+        )
+        self._ids = {name: number for number, name in self._names.items()}
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an added token or of an entry of the base tokenizer; None if it does not exist."""
-        added = self._ids.get(token)
-        return token_id(self.base, token) if added is None else added
-
-    def encode(self, text: str) -> list[int]:
-        """Convert text to token ids. The result never contains added tokens."""
-        return self.base.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Convert token ids to text, with the names of added tokens."""
-        return decode_with_names(ids, self._names, decode=self.base.decode)
+        return self._ids.get(token, super().token_id(token))
 
 
 class _SentinelNames(Mapping[int, str]):
@@ -157,7 +174,7 @@ class _SentinelNames(Mapping[int, str]):
         return len(self._ids)
 
 
-class SentinelTokenizer:
+class SentinelTokenizer(TokenizerWithAdditions):
     """Tokenizer with sentinels after the entries of another tokenizer.
 
     Sentinel k has the id `tokenizer.vocab_size + k` and the text `<extra_id_k>`. Sentinels are never produced from
@@ -177,29 +194,14 @@ class SentinelTokenizer:
                 f"SentinelTokenizer: {sentinels} sentinels would remove entries of the vocabulary, such as the "
                 "end-of-document token. Set tokenizer.vocab_extra_ids to 0 or more."
             )
-        self.base = tokenizer
         self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
-        self.vocab_size = self.sentinels.stop
-        self.eod = tokenizer.eod
-        self.fingerprint = f"{tokenizer.fingerprint}-sentinels-{sentinels}"
-        self._names = _SentinelNames(self.sentinels)
-
-    def token_id(self, token: str, /) -> int | None:
-        """Return the id of an entry of the base tokenizer; None if it does not exist."""
-        return token_id(self.base, token)
-
-    def encode(self, text: str) -> list[int]:
-        """Convert text to token ids. The result never contains sentinels."""
-        return self.base.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Convert token ids to text, with `<extra_id_k>` for sentinels."""
-        return decode_with_names(ids, self._names, decode=self.base.decode)
+        names = _SentinelNames(self.sentinels)
+        super().__init__(tokenizer, names, fingerprint=f"{tokenizer.fingerprint}-sentinels-{sentinels}")
 
 
 def unwrap_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Return the base tokenizer, without added tokens and sentinels. It encodes texts to the same ids."""
-    while isinstance(tokenizer, SentinelTokenizer | ExtendedTokenizer):
+    while isinstance(tokenizer, TokenizerWithAdditions):
         tokenizer = tokenizer.base
     return tokenizer
 
@@ -215,6 +217,17 @@ def decode_with_names(
     """Convert token ids to text: ids in `names` by their name, the runs between them by `decode`."""
     runs = ((named, list(run)) for named, run in groupby(map(int, ids), key=lambda number: number in names))
     return "".join("".join(names[number] for number in run) if named else decode(run) for named, run in runs)
+
+
+def require_local_file(path: Path, *, reader: str, fix: str) -> Path:
+    """Return the path of a tokenizer file. `reader` states what reads it, and `fix` how to correct the path.
+
+    Raises:
+        DataPathError: The file does not exist.
+    """
+    if not path.is_file():
+        raise DataPathError(f"{path}: no such file; {reader}, and nothing is downloaded. {fix}")
+    return path
 
 
 def fingerprint_of(content: bytes, *, include_special_tokens: bool) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import sentencepiece
 
-from mb_data.errors import DataPathError, TokenizerError
-from mb_data.tokenizers import decode_with_names
+from mb_data.errors import TokenizerError
+from mb_data.tokenizers import decode_with_names, require_local_file
 
 _EOD_NAMES = ("</s>", "<eod>", "<EOD>", "<|endoftext|>")
 
@@ -27,12 +27,11 @@ class PieceTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise DataPathError(
-                f"{path}: no such file; a SentencePiece tokenizer is read from a local .model file, and nothing is "
-                "downloaded. Correct tokenizer.tokenizer_model."
-            )
-        content = path.read_bytes()
+        content = require_local_file(
+            path,
+            reader="a SentencePiece tokenizer is read from a local .model file",
+            fix="Correct tokenizer.tokenizer_model.",
+        ).read_bytes()
         self._model = _parse(content, path)
         self.vocab_size: int = self._model.get_piece_size()
         self.files: Mapping[str, bytes] = {"tokenizer.model": content}

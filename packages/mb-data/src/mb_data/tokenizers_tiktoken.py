@@ -9,7 +9,8 @@ from pathlib import Path
 
 import tiktoken
 
-from mb_data.errors import DataPathError, TokenizerError
+from mb_data.errors import TokenizerError
+from mb_data.tokenizers import require_local_file
 
 DEFAULT_SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 """Special tokens of every TikTokenizer. `</s>` is the end-of-document token."""
@@ -71,7 +72,11 @@ class TikTokenizer:
                 f"tokenizer.tiktoken_pattern: {pattern!r} does not exist; the patterns are {', '.join(PATTERNS)}. "
                 "Use one of them."
             )
-        content = _read(path)
+        content = require_local_file(
+            path,
+            reader="a TikTokenizer is read from a local list of entries",
+            fix="Correct tokenizer.tokenizer_model.",
+        ).read_bytes()
         entries = _parse_entries(content, path)[: (vocab_size or MAX_ENTRIES) - reserved]
         if vocab_size is not None and len(entries) + reserved != vocab_size:
             raise TokenizerError(
@@ -122,15 +127,6 @@ def _special_tokens(names: Sequence[str], reserved: int) -> list[str]:
             f"{list(DEFAULT_SPECIAL_TOKENS)}, or increase tokenizer.tiktoken_num_special_tokens."
         )
     return [*names, *(f"<SPECIAL_{index}>" for index in range(len(names), reserved))]
-
-
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise DataPathError(
-            f"{path}: no such file; a TikTokenizer is read from a local list of entries, and nothing is downloaded. "
-            "Correct tokenizer.tokenizer_model."
-        )
-    return path.read_bytes()
 
 
 def _parse_entries(content: bytes, path: Path) -> list[bytes]:

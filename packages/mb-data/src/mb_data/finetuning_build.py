@@ -43,8 +43,7 @@ def build_finetuning_datasets(
         TokenizerError: There is no tokenizer.
     """
     config.finalize()
-    tokenizer = context.tokenizer
-    if tokenizer is None:
+    if context.tokenizer is None:
         raise TokenizerError(
             "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."
         )
@@ -53,29 +52,33 @@ def build_finetuning_datasets(
         "validation": context.valid_samples if config.do_validation else 0,
         "test": context.test_samples if config.do_test else 0,
     }
-    padded, log = context.padding.to_max_length or config.options.pad_to_max_length, context.log
-
-    def build(split: str, size: int) -> FinetuningSplit:
-        if not size:
-            return None
-        samples = rank_zero_first(lambda: _tokenize(split, config, tokenizer))
-        if log is not None:
-            log(_describe_split(split, samples, longest=config.longest_sample))
-        samples = samples.first(config.max_train_samples) if split == "training" else samples
-        seed = config.seed if split == "training" else None
-        if config.packed_sequence_specs is not None:
-            return _pack(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, log=log)
-        return FinetuningDataset(
-            samples,
-            size=size,
-            seed=seed,
-            padding_token=tokenizer.eod,
-            pad_to=config.seq_length if padded else None,
-            multiple=context.padding.multiple,
-        )
-
-    train, valid, test = (build(split, size) for split, size in wanted.items())
+    train, valid, test = (
+        _build_split(split, size, config=config, context=context) if size else None
+        for split, size in wanted.items()
+    )
     return train, valid, test
+
+
+def _build_split(
+    split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
+) -> FinetuningDataset | PackedDataset:
+    tokenizer, is_training = context.tokenizer, split == "training"
+    samples = rank_zero_first(lambda: _tokenize(split, config, tokenizer))
+    if context.log is not None:
+        context.log(_describe_split(split, samples, longest=config.longest_sample))
+    samples = samples.first(config.max_train_samples) if is_training else samples
+    seed = config.seed if is_training else None
+    if config.packed_sequence_specs is not None:
+        return _pack(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, log=context.log)
+    is_padded = context.padding.to_max_length or config.options.pad_to_max_length
+    return FinetuningDataset(
+        samples,
+        size=size,
+        seed=seed,
+        padding_token=tokenizer.eod,
+        pad_to=config.seq_length if is_padded else None,
+        multiple=context.padding.multiple,
+    )
 
 
 def _tokenize(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> TokenizedSamples:

@@ -134,21 +134,15 @@ def build_gpt_datasets(
     if config.full_validation and context.valid_samples:
         sizes[1] = None
         _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
-    reads = context.reads_data
-    index_cache = _index_cache(config) if reads else config.path_to_cache
-    # ranks that do not read need no access to the files
-    if reads and index_cache is not None:
-        require_numeric_arrays(Path(index_cache))
     with _suppress_notices():
-        megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
-    _drop_unused_splits(megatron_config, samples)
-    if reads:
-        _require_tokens(megatron_config)
-    dataset_class = _with_progress(
-        MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
-    )
-    with _suppress_notices():
-        built = BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: reads, megatron_config).build()
+        megatron_config = _megatron_config(config, samples, reads_data=context.reads_data)
+        dataset_class = _with_progress(
+            MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
+        )
+        builder = BlendedMegatronDatasetBuilder(
+            dataset_class, sizes, lambda: context.reads_data, megatron_config
+        )
+        built = builder.build()
     for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
         _require_samples(dataset, split=split, wanted=wanted or 0)
     return built[0], built[1], built[2]
@@ -293,6 +287,18 @@ def _index_cache(config: GPTDatasetConfig) -> str | None:
             "Set it to a folder that every rank can write."
         ) from error
     return str(folder)
+
+
+def _megatron_config(config: GPTDatasetConfig, samples: Sequence[int], *, reads_data: bool) -> Any:
+    """Return Megatron's configuration of the requested splits. Ranks that read data check its files."""
+    index_cache = _index_cache(config) if reads_data else config.path_to_cache
+    if reads_data and index_cache is not None:
+        require_numeric_arrays(Path(index_cache))
+    found = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
+    _drop_unused_splits(found, samples)
+    if reads_data:
+        _require_tokens(found)
+    return found
 
 
 def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:

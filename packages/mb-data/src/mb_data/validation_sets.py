@@ -80,13 +80,13 @@ def build_validation_sets(
     """
     if not context.valid_samples:
         return []
-    alone = replace(context, train_samples=0, test_samples=0)
+    validation_only = replace(context, train_samples=0, test_samples=0)
     prefixes = _prefixes(section) if options.several else []
     built = []
     for each in [_with_one_prefix(section, prefix) for prefix in prefixes] or [copy.copy(section)]:
         if isinstance(each, GPTDatasetConfig):
             each.full_validation = options.complete
-        built.append(each.build_datasets(alone)[1])
+        built.append(each.build_datasets(validation_only)[1])
     if not prefixes:
         built = _same_number_on_all_ranks(built[0], section, several=options.several, gather=gather)
     names = _names(options, prefixes, number=len(built))

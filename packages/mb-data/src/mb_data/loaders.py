@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mb_data.config import DataloaderConfig
-from mb_data.samplers import BatchSampler, CyclicSampler, SingleSampler
+from mb_data.samplers import BatchSampler, CyclicSampler, RankSampler, SingleSampler
 
 
 @runtime_checkable
@@ -89,7 +89,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
 
 def _sampler(
     config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **position: int
-) -> SingleSampler | CyclicSampler | BatchSampler:
+) -> RankSampler:
     if config.dataloader_type in (None, "single"):
         return SingleSampler(**position, drop_last=config.drop_last)
     if config.dataloader_type == "cyclic":

@@ -17,7 +17,44 @@ from mb_data.errors import NotEnoughSamplesError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleSampler:
+class RankSampler:
+    """Base of the samplers: the position of a rank in the global order.
+
+    Raises:
+        ValueError: A size is below 1, or the rank is not below the size.
+    """
+
+    total_samples: int
+    consumed_samples: int
+    """Samples that all ranks have consumed."""
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+
+    def __post_init__(self) -> None:
+        rank, size = self.data_parallel_rank, self.data_parallel_size
+        if self.micro_batch_size < 1 or self.consumed_samples < 0 or not 0 <= rank < size:
+            raise ValueError(
+                f"dataset: micro_batch_size={self.micro_batch_size}, consumed_samples={self.consumed_samples}, "
+                f"data_parallel_rank={rank} of {size}; sizes are at least 1, ranks and positions at least 0. Correct "
+                "them."
+            )
+
+    @property
+    def step(self) -> int:
+        """Samples that all ranks consume in one micro-step."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    def _require_unconsumed(self) -> None:
+        if self.consumed_samples > self.total_samples:
+            raise ValueError(
+                f"dataset: {self.consumed_samples} samples are consumed, but there are only {self.total_samples}; "
+                "the checkpoint was saved with more data. Use the same data, or dataloader_type='cyclic'."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSampler(RankSampler):
     """Sampler for one epoch in the order of the dataset. Megatron's datasets are already shuffled.
 
     Yields lists of sample indices. All ranks yield the same number of lists. At the end, `drop_last` drops the samples
@@ -29,31 +66,24 @@ class SingleSampler:
         NotEnoughSamplesError: There are no samples, or with `drop_last` less than one micro-batch per rank.
     """
 
-    total_samples: int
-    consumed_samples: int
-    micro_batch_size: int
-    data_parallel_rank: int
-    data_parallel_size: int
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        _check_arguments(self)
-        step = self.micro_batch_size * self.data_parallel_size
-        if self.total_samples < (step if self.drop_last else self.data_parallel_size):
+        RankSampler.__post_init__(self)  # super() does not work in a dataclass with slots
+        if self.total_samples < (self.step if self.drop_last else self.data_parallel_size):
             raise NotEnoughSamplesError(
                 f"dataset: {self.total_samples} samples do not fill one micro-batch on every rank (micro_batch_size="
                 f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
                 "no batch would be read. Provide more data, a smaller seq_length or a smaller micro-batch."
             )
-        _check_consumed(self.consumed_samples, self.total_samples)
+        self._require_unconsumed()
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self.micro_batch_size * self.data_parallel_size
         position = self.consumed_samples
-        while position + step <= self.total_samples:
+        while position + self.step <= self.total_samples:
             start = position + self.data_parallel_rank * self.micro_batch_size
             yield list(range(start, start + self.micro_batch_size))
-            position += step
+            position += self.step
         rest = self.total_samples - position
         if not self.drop_last and rest >= self.data_parallel_size:
             first, end = (
@@ -64,7 +94,7 @@ class SingleSampler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CyclicSampler:
+class CyclicSampler(RankSampler):
     """Sampler for endless epochs, each with a different order.
 
     Yields lists of sample indices without end. The order of epoch `n` is a permutation that depends only on `seed` and
@@ -75,22 +105,16 @@ class CyclicSampler:
         NotEnoughSamplesError: There are no samples.
     """
 
-    total_samples: int
-    consumed_samples: int
-    micro_batch_size: int
-    data_parallel_rank: int
-    data_parallel_size: int
     seed: int
 
     def __post_init__(self) -> None:
-        _check_arguments(self)
+        RankSampler.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.total_samples < 1:
             raise NotEnoughSamplesError(
                 "dataset: 0 samples; there is nothing to read. Provide more data or a smaller seq_length."
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self.micro_batch_size * self.data_parallel_size
         position = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
         number = -1
         order: NDArray[np.int64] = np.empty(0, np.int64)
@@ -102,11 +126,11 @@ class CyclicSampler:
                     order = np.random.default_rng((self.seed, number)).permutation(self.total_samples)
                 batch.append(int(order[index % self.total_samples]))
             yield batch
-            position += step
+            position += self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSampler:
+class BatchSampler(RankSampler):
     """Sampler for one epoch in the order of the dataset, in complete global batches sorted by length.
 
     Yields lists of sample indices. A global batch contains the same samples as with `SingleSampler`, but longest first.
@@ -122,34 +146,27 @@ class BatchSampler:
         NotEnoughSamplesError: The samples do not fill a global batch.
     """
 
-    total_samples: int
-    consumed_samples: int
-    micro_batch_size: int
-    data_parallel_rank: int
-    data_parallel_size: int
     global_batch_size: int
     length: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
-        _check_arguments(self)
-        step = self.micro_batch_size * self.data_parallel_size
-        if self.global_batch_size < 1 or self.global_batch_size % step:
+        RankSampler.__post_init__(self)  # super() does not work in a dataclass with slots
+        if self.global_batch_size < 1 or self.global_batch_size % self.step:
             raise ValueError(
                 f"dataset: a global batch of {self.global_batch_size} is not divisible into micro-batches of "
                 f"{self.micro_batch_size} on {self.data_parallel_size} ranks; every step distributes a complete global "
                 "batch. Change one of the sizes, or use dataloader_type='single'."
             )
         require_global_batch(self.total_samples, global_batch_size=self.global_batch_size, drop_last=True)
-        _check_consumed(self.consumed_samples, self.total_samples)
+        self._require_unconsumed()
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self.micro_batch_size * self.data_parallel_size
         position = self.consumed_samples
         while position + self.global_batch_size <= self.total_samples:
             batch = list(range(position, position + self.global_batch_size))
             if self.length is not None:
                 batch.sort(key=self.length, reverse=True)
-            for first in range(self.data_parallel_rank * self.micro_batch_size, len(batch), step):
+            for first in range(self.data_parallel_rank * self.micro_batch_size, len(batch), self.step):
                 yield batch[first : first + self.micro_batch_size]
             position += self.global_batch_size
 
@@ -164,21 +181,4 @@ def require_global_batch(total_samples: int, *, global_batch_size: int, drop_las
         raise NotEnoughSamplesError(
             f"dataset: {total_samples} samples do not fill one global batch of {global_batch_size}; no step could "
             "run. Provide more data, a smaller seq_length or a smaller global batch."
-        )
-
-
-def _check_consumed(consumed_samples: int, total_samples: int) -> None:
-    if consumed_samples > total_samples:
-        raise ValueError(
-            f"dataset: {consumed_samples} samples are consumed, but there are only {total_samples}; "
-            "the checkpoint was saved with more data. Use the same data, or dataloader_type='cyclic'."
-        )
-
-
-def _check_arguments(sampler: SingleSampler | CyclicSampler | BatchSampler) -> None:
-    rank, size = sampler.data_parallel_rank, sampler.data_parallel_size
-    if sampler.micro_batch_size < 1 or sampler.consumed_samples < 0 or not 0 <= rank < size:
-        raise ValueError(
-            f"dataset: micro_batch_size={sampler.micro_batch_size}, consumed_samples={sampler.consumed_samples}, "
-            f"data_parallel_rank={rank} of {size}; sizes are at least 1, ranks and positions at least 0. Correct them."
         )

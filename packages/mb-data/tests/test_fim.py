@@ -60,10 +60,10 @@ def put_back(tokens):
 
 
 def documents(tokens):
-    cut = [place for place, token in enumerate(tokens) if token == EOD]
+    cut = [position for position, token in enumerate(tokens) if token == EOD]
     return [
         tokens[start:end]
-        for start, end in zip([0, *(place + 1 for place in cut)], [*cut, len(tokens)], strict=True)
+        for start, end in zip([0, *(position + 1 for position in cut)], [*cut, len(tokens)], strict=True)
     ]
 
 
@@ -71,7 +71,7 @@ class TestFiller:
     @pytest.mark.parametrize(("spm_rate", "head"), [(0.0, [PRE]), (1.0, [PRE, SUF])])
     def test_the_parts_are_those_of_the_text(self, spm_rate, head):
         text = "to be, or not to be: heiße 漢字"
-        room = [EOD] * 20  # documents without text, whose places the special tokens take
+        room = [EOD] * 20  # documents without text, whose positions the special tokens take
         rewritten = rewrite([*text.encode(), EOD, *room], fim_spm_rate=spm_rate)
         assert rewritten[: len(head)] == head
         assert put_back(documents(rewritten)[0]) == text
@@ -120,7 +120,7 @@ class TestFiller:
         rewritten = rewrite(sample, fim_split_sample="<file>", fim_fragment_rate=1.0)
         first = documents(rewritten)[0]
         assert (first.count(FILE), first.count(PRE)) == (2, 3)
-        cut = [place for place, token in enumerate(first) if token == FILE]
+        cut = [position for position, token in enumerate(first) if token == FILE]
         assert put_back(first[: cut[0]]) == "one file"
         kept = rewrite(sample, fim_split_sample="<file>", fim_fragment_rate=0.0)
         assert kept == sample
@@ -224,8 +224,8 @@ class TestDatasets:
 
         import torch
 
-        whole = torch.arange(1, 10)
-        texts = [{"tokens": whole[:-1], "labels": whole[1:]}]
+        complete = torch.arange(1, 10)
+        texts = [{"tokens": complete[:-1], "labels": complete[1:]}]
         sample = FIMDataset(texts, transform=Shrinking(), seed=0)[0]
         assert sample["labels"].tolist() == [2, 3, 4, 5, 6, 7, EOD, EOD]
         assert sample["loss_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0, 0]

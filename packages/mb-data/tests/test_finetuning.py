@@ -87,8 +87,8 @@ def encoded(line, *, longest=99, tokenizer=None, **options):
     encoder = LineEncoder(
         tokenizer=tokenizer or ByteTokenizer(), options=FinetuningOptions(**options), longest=longest
     )
-    sample, whole = encoder.sample(JsonLine(values=line, location="a.jsonl:1"))
-    return (*seen(sample.ids, sample.loss_mask), whole)
+    sample, complete = encoder.sample(JsonLine(values=line, location="a.jsonl:1"))
+    return (*seen(sample.ids, sample.loss_mask), complete)
 
 
 def test_the_loss_covers_the_answer_and_its_end():
@@ -120,7 +120,7 @@ def test_a_beginning_of_sequence_token_precedes_the_first_turn_only(kind):
         tokenizer=kind(),
         options=FinetuningOptions(),
     )
-    assert [place for place, number in enumerate(sample.ids) if number == 1] == [0]
+    assert [position for position, number in enumerate(sample.ids) if number == 1] == [0]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_beginning_of_sequence_token_precedes_the_first_turn_only(kind):
 )
 def test_the_question_of_a_long_sample_is_truncated_first(method, longest, read):
     long = {"input": "capital of France", "output": "Paris"}
-    text, _, whole = encoded(long, longest=longest, truncation_method=method)
-    assert (text, whole) == (read, False)
+    text, _, complete = encoded(long, longest=longest, truncation_method=method)
+    assert (text, complete) == (read, False)
 
 
 def test_a_long_conversation_is_truncated_at_its_end():
-    read, _, whole = encoded(TALK, longest=45)
-    assert (len(read), whole) == (46, False)
+    read, _, complete = encoded(TALK, longest=45)
+    assert (len(read), complete) == (46, False)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_every_epoch_is_reshuffled_except_in_evaluation(config, root):
 def test_fewer_training_samples_are_the_first_ones(config):
     config.max_train_samples = 1
     train, valid, _ = build(config, train=3, valid=2)
-    assert {train.length(place) for place in range(3)} == {8}
-    assert [valid.length(place) for place in range(2)] == [8, 23]
+    assert {train.length(position) for position in range(3)} == {8}
+    assert [valid.length(position) for position in range(2)] == [8, 23]
 
 
 def test_batches_are_padded_to_their_longest_sample_or_a_given_length(config):
@@ -342,8 +342,8 @@ def test_a_global_batch_has_the_same_samples_for_every_number_of_ranks_and_loade
 
     def steps(batches, micro_batches):
         return [
-            sorted(chain.from_iterable(batches[place : place + micro_batches]))
-            for place in range(0, len(batches), micro_batches)
+            sorted(chain.from_iterable(batches[position : position + micro_batches]))
+            for position in range(0, len(batches), micro_batches)
         ]
 
     dealt = [first + second for first, second in zip(*(steps(each, 2) for each in two), strict=True)]
@@ -377,14 +377,16 @@ def test_complete_global_batches_cover_the_data_once(batches, micro, ranks, step
                 data_parallel_rank=rank,
                 data_parallel_size=ranks,
                 global_batch_size=size,
-                length=(lambda place: place % 5) if sort else None,
+                length=(lambda position: position % 5) if sort else None,
             )
         )
         for rank in range(ranks)
     ]
     assert {len(each) for each in rows} == {batches * steps}
     for step in range(batches):
-        drawn = [place for each in rows for row in each[step * steps : (step + 1) * steps] for place in row]
+        drawn = [
+            position for each in rows for row in each[step * steps : (step + 1) * steps] for position in row
+        ]
         assert sorted(drawn) == list(range(step * size, (step + 1) * size))
 
 

@@ -15,8 +15,8 @@ def test_the_bytes_of_a_small_pair(tmp_path):
     assert (tmp_path / "pair.idx").read_bytes() == b"MMIDIDX\0\0" + struct.pack(
         "<QBQQ 2i 2q 3q".replace(" ", ""), 1, 8, 2, 3, 3, 1, 0, 6, 0, 1, 2
     )
-    whole = IndexedSummary(documents=2, sequences=2, tokens=4, dtype="uint16", bytes=8 + 34 + 8 + 16 + 24)
-    assert writer.summary == verify_prefix(tmp_path / "pair") == whole
+    complete = IndexedSummary(documents=2, sequences=2, tokens=4, dtype="uint16", bytes=8 + 34 + 8 + 16 + 24)
+    assert writer.summary == verify_prefix(tmp_path / "pair") == complete
 
 
 def test_an_empty_pair_is_valid(tmp_path):

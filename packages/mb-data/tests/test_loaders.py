@@ -41,8 +41,8 @@ def test_the_default_type_is_single():
 
 
 def test_the_cyclic_order_resumes_at_its_position():
-    whole = iterate(dataloader_type="cyclic", steps=20)
-    assert iterate(dataloader_type="cyclic", steps=12, consumed=16) == whole[8:]
+    complete = iterate(dataloader_type="cyclic", steps=20)
+    assert iterate(dataloader_type="cyclic", steps=12, consumed=16) == complete[8:]
 
 
 def refuse_to_start(worker):

@@ -91,7 +91,7 @@ def test_samples_are_padded_to_a_multiple_and_cu_seqlens_to_equal_length(config)
         packed_sequence_size=20, pad_seq_to_mult=4, pad_cu_seqlens=True
     )
     _, valid, _ = build(config)
-    borders = [valid[place]["cu_seqlens"].tolist() for place in range(len(valid))]
+    borders = [valid[position]["cu_seqlens"].tolist() for position in range(len(valid))]
     assert borders[0] == [0, 12, 20, 20, 20, 20]
     assert {len(each) for each in borders} == {6}
     assert all(border % 4 == 0 for each in borders for border in each)

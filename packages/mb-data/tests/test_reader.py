@@ -29,9 +29,9 @@ def write(prefix, documents, *, dtype="uint16"):
     return prefix
 
 
-def poke(path, place, value, *, size):
+def poke(path, position, value, *, size):
     with path.open("r+b") as stream:
-        stream.seek(place)
+        stream.seek(position)
         stream.write(value.to_bytes(size, "little", signed=True))
 
 

@@ -17,10 +17,11 @@ def cyclic(**changes):
     return CyclicSampler(**(PLACE | {"total_samples": 10, "seed": 1} | changes))
 
 
-def global_order(make, *, size, steps, **place):
+def global_order(make, *, size, steps, **position):
     """Return the samples that all ranks read, by micro-step and rank."""
     shards = [
-        list(islice(make(data_parallel_rank=r, data_parallel_size=size, **place), steps)) for r in range(size)
+        list(islice(make(data_parallel_rank=r, data_parallel_size=size, **position), steps))
+        for r in range(size)
     ]
     return [sample for batches in zip(*shards, strict=True) for batch in batches for sample in batch]
 
@@ -68,9 +69,9 @@ def test_the_seed_chooses_the_order():
 )
 def test_the_global_order_is_the_same_for_every_data_parallel_size(make, size, micro, total, consumed):
     steps = (total - consumed) // (size * micro)
-    place = {"total_samples": total, "consumed_samples": consumed}
-    sharded = global_order(make, size=size, steps=steps, micro_batch_size=micro, **place)
-    assert sharded == global_order(make, size=1, steps=steps * size * micro, micro_batch_size=1, **place)
+    position = {"total_samples": total, "consumed_samples": consumed}
+    sharded = global_order(make, size=size, steps=steps, micro_batch_size=micro, **position)
+    assert sharded == global_order(make, size=1, steps=steps * size * micro, micro_batch_size=1, **position)
 
 
 @given(
@@ -83,18 +84,18 @@ def test_the_global_order_is_the_same_for_every_data_parallel_size(make, size, m
 def test_resuming_equals_an_uninterrupted_run(make, before, after, micro, stop):
     total = 300 if make is single else 7  # cyclic: over the end of several passes
     step = before * after * micro
-    whole = global_order(make, size=1, steps=10 * step, micro_batch_size=1, total_samples=total)
-    place = {"micro_batch_size": micro, "total_samples": total}
-    head = global_order(make, size=before, steps=stop * after, **place)
-    tail = global_order(make, size=after, steps=(10 - stop) * before, consumed_samples=len(head), **place)
-    assert head + tail == whole[: len(head + tail)]
+    complete = global_order(make, size=1, steps=10 * step, micro_batch_size=1, total_samples=total)
+    position = {"micro_batch_size": micro, "total_samples": total}
+    head = global_order(make, size=before, steps=stop * after, **position)
+    tail = global_order(make, size=after, steps=(10 - stop) * before, consumed_samples=len(head), **position)
+    assert head + tail == complete[: len(head + tail)]
 
 
 @given(size=st.integers(1, 4), micro=st.integers(1, 3), total=st.integers(4, 30), keep=st.booleans())
 def test_all_ranks_make_the_same_number_of_steps(size, micro, total, keep):
     total = max(total, size * micro)
-    place = {"total_samples": total, "micro_batch_size": micro, "data_parallel_size": size}
-    ranks = [list(single(**place, data_parallel_rank=rank, drop_last=not keep)) for rank in range(size)]
+    position = {"total_samples": total, "micro_batch_size": micro, "data_parallel_size": size}
+    ranks = [list(single(**position, data_parallel_rank=rank, drop_last=not keep)) for rank in range(size)]
     read = sorted(sample for rank in ranks for batch in rank for sample in batch)
     assert len({len(rank) for rank in ranks}) == 1
     assert read == list(range(len(read)))

@@ -127,9 +127,9 @@ def test_reading_resumes_at_its_position(stop):
             data_parallel_size=2,
         )
 
-    whole, rest = [each["images"] for each in batches(0)], [each["images"] for each in batches(4 * stop)]
-    assert len(whole) == 6
-    assert torch.equal(torch.stack(whole[stop:]), torch.stack(rest))
+    complete, rest = [each["images"] for each in batches(0)], [each["images"] for each in batches(4 * stop)]
+    assert len(complete) == 6
+    assert torch.equal(torch.stack(complete[stop:]), torch.stack(rest))
 
 
 def test_splits_that_are_not_requested_are_none():

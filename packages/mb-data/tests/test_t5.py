@@ -242,7 +242,7 @@ class TestBuild:
         assert (len(train) >= 20, len(valid) >= 4, test, config.blend) == (True, True, None, None)
         text = restored(train[5]["text_enc"].tolist(), train[5]["labels"].tolist())
         assert len(text) == config.sizes.tokens
-        ends = [place for place, token in enumerate(text) if token == END]
+        ends = [position for position, token in enumerate(text) if token == END]
         assert set(np.diff(ends)) == {11}
 
     def test_generated_tokens(self, build):

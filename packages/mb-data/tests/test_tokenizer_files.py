@@ -38,8 +38,8 @@ def gpt2(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("gpt2")
     (folder / "text.txt").write_text("\n".join(TEXTS) * 5)
-    train_bpe([folder / "text.txt"], vocab_size=320, out=folder / "whole.json")
-    model = json.loads((folder / "whole.json").read_text())["model"]
+    train_bpe([folder / "text.txt"], vocab_size=320, out=folder / "complete.json")
+    model = json.loads((folder / "complete.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
@@ -106,9 +106,9 @@ class TestGPT2:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
     def test_it_equals_the_tokenizer_of_its_files(self, gpt2):
-        tokenizer, whole = load_tokenizer(of_gpt2(gpt2)), load_tokenizer(gpt2 / "whole.json")
-        assert [tokenizer.encode(text) for text in TEXTS] == [whole.encode(text) for text in TEXTS]
-        assert (tokenizer.vocab_size, tokenizer.eod) == (whole.vocab_size, whole.eod)
+        tokenizer, complete = load_tokenizer(of_gpt2(gpt2)), load_tokenizer(gpt2 / "complete.json")
+        assert [tokenizer.encode(text) for text in TEXTS] == [complete.encode(text) for text in TEXTS]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (complete.vocab_size, complete.eod)
 
     def test_a_folder_without_a_tokenizer_json_is_read_as_transformers_reads_it(self, gpt2):
         transformers = pytest.importorskip("transformers", reason="reads such folders")
@@ -280,7 +280,7 @@ class TestAdded:
         assert tokenizer.token_id("hi") is None
 
     def test_an_existing_name_is_not_added_again(self, gpt2):
-        plain = load_tokenizer(gpt2 / "whole.json")
+        plain = load_tokenizer(gpt2 / "complete.json")
         tokenizer = ExtendedTokenizer(plain, ["<|endoftext|>"])
         assert (tokenizer.vocab_size, tokenizer.fingerprint) == (plain.vocab_size, plain.fingerprint)
         assert tokenizer.token_id("<|endoftext|>") == plain.eod
@@ -333,7 +333,7 @@ def test_options_of_hugging_face_apply_and_are_saved(gpt2, tmp_path):
     pytest.importorskip("transformers", reason="needs the transformers extra")
     section = TokenizerConfig(
         tokenizer_type="HuggingFaceTokenizer",
-        tokenizer_model=str(gpt2 / "whole.json"),
+        tokenizer_model=str(gpt2 / "complete.json"),
         hf_tokenizer_kwargs={"eos_token": "<end>"},
     )
     tokenizer = load_tokenizer(section)
@@ -346,7 +346,7 @@ def test_options_that_transformers_rejects_and_a_missing_file_are_named(gpt2, tm
     pytest.importorskip("transformers", reason="needs the transformers extra")
     section = TokenizerConfig(
         tokenizer_type="HuggingFaceTokenizer",
-        tokenizer_model=str(gpt2 / "whole.json"),
+        tokenizer_model=str(gpt2 / "complete.json"),
         hf_tokenizer_kwargs={"eos_token": 5},
     )
     with pytest.raises(TokenizerError, match=r"with hf_tokenizer_kwargs=\{'eos_token': 5\}"):
@@ -358,7 +358,7 @@ def test_options_that_transformers_rejects_and_a_missing_file_are_named(gpt2, tm
 
 @pytest.mark.parametrize("settings", ['{"eos_token": {"x": 1}}', '{"eos_token": 5}', "[]", "{"])
 def test_settings_without_a_valid_end_are_rejected(gpt2, tmp_path, settings):
-    (tmp_path / "tokenizer.json").write_bytes((gpt2 / "whole.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_bytes((gpt2 / "complete.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(settings)
     with pytest.raises(
         TokenizerError, match=r"tokenizer_config\.json: is not a JSON object with an eos_token"

@@ -58,9 +58,8 @@ def commit_build(building: Path, folder: Path, *, load: Callable[..., object]) -
             return False
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        building.rename(
-            folder
-        )  # atomic; fails if another process renamed its build between the check and here
+        # Atomic. Fails if another process has renamed its build after the check above.
+        building.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise

@@ -160,7 +160,9 @@ def _decode(content: bytes, *, location: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise BadDocumentError(f"{location}: is not UTF-8 ({error}). Convert the file.") from error
+        raise BadDocumentError(
+            f"{location}: is not UTF-8 ({error}). Convert the file, or remove it from the inputs."
+        ) from error
 
 
 def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:

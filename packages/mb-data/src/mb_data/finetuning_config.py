@@ -24,7 +24,7 @@ class PackedSequenceSpecs(StrictFields):
     """Maximum length of a sample in tokens; longer samples are truncated. None: the length of a pack."""
 
     tokenizer_model_name: str | None = None
-    """Part of the names of cached packs in other trainers. Rejected, because packs are named by content here."""
+    """Part of the names of cached packs in other trainers. Rejected, because packs are named by their content."""
 
     num_tokenizer_workers: int = -1
     """Number of processes that tokenize; -1: `dataset.memmap_workers`."""

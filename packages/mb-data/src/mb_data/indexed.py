@@ -210,14 +210,14 @@ def _partial_path(path: Path) -> Path:
 
 
 def _require_pair(bin_path: Path, idx_path: Path) -> None:
-    there = [path for path in (bin_path, idx_path) if path.is_file()]
-    if len(there) == 2:
+    existing = [path for path in (bin_path, idx_path) if path.is_file()]
+    if len(existing) == 2:
         return
     prefix = str(bin_path)[: -len(".bin")]
-    if there:
-        missing = idx_path if there == [bin_path] else bin_path
+    if existing:
+        missing = idx_path if existing == [bin_path] else bin_path
         raise DataPathError(
-            f"{prefix}: {there[0].name} exists, but {missing.name} does not; a dataset consists of both files. "
+            f"{prefix}: {existing[0].name} exists, but {missing.name} does not; a dataset consists of both files. "
             "Copy the missing file, or build the pair again."
         )
     raise DataPathError(f"{prefix}: no such .bin/.idx pair; {_suggest_path(prefix)}")

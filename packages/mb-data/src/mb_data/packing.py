@@ -174,10 +174,13 @@ class PackedDataset:
         }
         boundaries = [0]
         for member in self.packs.members[start:end]:
-            begin, behind = self.samples.starts[member : member + 2]
-            ids, loss_mask = self.samples.tokens[begin:behind], self.samples.loss_mask[begin + 1 : behind]
-            here = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
-            arrays["tokens"][here], arrays["labels"][here], arrays["loss_mask"][here] = (
+            begin, end_of_sample = self.samples.starts[member : member + 2]
+            ids, loss_mask = (
+                self.samples.tokens[begin:end_of_sample],
+                self.samples.loss_mask[begin + 1 : end_of_sample],
+            )
+            sequence = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
+            arrays["tokens"][sequence], arrays["labels"][sequence], arrays["loss_mask"][sequence] = (
                 ids[:-1],
                 ids[1:],
                 loss_mask,

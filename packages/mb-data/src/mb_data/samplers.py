@@ -7,6 +7,7 @@ consumes the next `micro_batch_size * data_parallel_size` positions, of which ra
 `BatchSampler` does so within a sorted global batch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from mb_data.errors import NotEnoughSamplesError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSampler:
+class RankSampler(ABC):
     """Base of the samplers: the position of a rank in the global order.
 
     Raises:
@@ -39,6 +40,10 @@ class RankSampler:
                 f"data_parallel_rank={rank} of {size}; sizes are at least 1, ranks and positions at least 0. Correct "
                 "them."
             )
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the sample indices of each micro-batch of this rank."""
 
     @property
     def step(self) -> int:

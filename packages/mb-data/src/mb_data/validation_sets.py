@@ -157,12 +157,12 @@ def _prefixes(section: Any) -> list[str]:
 
 def _with_one_prefix(section: Any, prefix: str) -> Any:
     """Return a copy of a section with this prefix as its only validation data."""
-    alone = copy.copy(section)
+    reduced = copy.copy(section)
     if section.blend_per_split is None:
-        alone.blend = ([prefix], None)
+        reduced.blend = ([prefix], None)
     else:
-        alone.blend_per_split = [None, ([prefix], None), None]
-    return alone
+        reduced.blend_per_split = [None, ([prefix], None), None]
+    return reduced
 
 
 def _names(options: ValidationSetOptions, prefixes: Sequence[str], *, number: int) -> Sequence[str]:

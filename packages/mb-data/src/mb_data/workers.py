@@ -103,13 +103,13 @@ def _processes(function: Callable[[Any], Any], workers: int) -> Iterator[list[Co
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(workers):
-            here, there = Pipe()
-            command = [sys.executable, "-c", _PROGRAM, str(there.fileno())]
-            processes.append(subprocess.Popen(command, pass_fds=[there.fileno()]))
-            there.close()
-            connections.append(here)
-            _send(here, sys.path)
-            _send(here, (_serve, function))
+            local, remote = Pipe()
+            command = [sys.executable, "-c", _PROGRAM, str(remote.fileno())]
+            processes.append(subprocess.Popen(command, pass_fds=[remote.fileno()]))
+            remote.close()
+            connections.append(local)
+            _send(local, sys.path)
+            _send(local, (_serve, function))
         yield list(connections)
     finally:
         for connection in connections:

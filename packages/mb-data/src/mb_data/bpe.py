@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mb_data.errors import TokenizerError
+from mb_data.progress import Progress
 from mb_data.tokenizer_rules import BYTE_ENTRIES, END_OF_DOCUMENT
 from mb_data.tokenizers import fingerprint_of, require_local_file
 
@@ -128,7 +129,7 @@ def train_bpe(
     *,
     vocab_size: int,
     out: str | Path,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> FileTokenizer:
     """Train a byte-level BPE tokenizer and write it as a `tokenizer.json`.
 
@@ -177,9 +178,7 @@ def _byte_level(model: Any) -> Any:
     return tokenizer
 
 
-def _read_texts(
-    files: Sequence[str | Path], progress: Callable[[str, int, int], None] | None
-) -> Iterator[str]:
+def _read_texts(files: Sequence[str | Path], progress: Progress | None) -> Iterator[str]:
     for number, file in enumerate(files, start=1):
         yield Path(file).read_bytes().decode()
         if progress is not None:

@@ -1,6 +1,6 @@
 """Tokenization of text files and JSON lines into `.bin`/`.idx` pairs, with several processes and bounded memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mb_data.documents import DocumentChunk, decode_texts, input_files, read_chunks
 from mb_data.errors import CorpusError
 from mb_data.indexed import IndexedSummary, IndexedWriter, token_dtype
+from mb_data.progress import Progress
 from mb_data.tokenizers import Tokenizer
 from mb_data.workers import map_in_order
 
@@ -60,7 +61,7 @@ def build_indexed(
     workers: int = 1,
     json_key: str = "text",
     append_eod: bool = True,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> IndexedSummary:
     """Tokenize files into `prefix.bin` and `prefix.idx`.
 

@@ -2,27 +2,27 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
-Report = Callable[[str, int, int], None]
-"""Function that takes the stage, the finished amount and the total."""
+from mb_data.progress import Progress
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Report]:
+def progress_bar(label: str) -> Iterator[Progress]:
     """Yield a function that sets a progress bar, which is shown while the block runs if stderr is a terminal."""
     console = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         yield lambda stage, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(label, total=1)
-        yield lambda stage, done, total: progress.update(task, completed=done, total=total, description=stage)
+    with ProgressBar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=1)
+        yield lambda stage, done, total: bar.update(task, completed=done, total=total, description=stage)
 
 
 def print_result(found: object, *, as_json: bool, lines: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ A prepared corpus is a folder of the cache that is named by a fingerprint of the
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.config import TextCorpusConfig
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.indexed import IndexedWriter, token_dtype, verify_prefix
+from mb_data.progress import Progress
 from mb_data.sources import SourceFile, read_sources, split_files
 from mb_data.tokenizers import Tokenizer, is_read_from
 
@@ -24,8 +25,6 @@ FORMAT_VERSION = 1
 """Version of the files on disk. Part of the fingerprint, so that a change of the format creates new corpora."""
 
 _TOKENIZER, _RECORD = "tokenizer.json", "corpus.json"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

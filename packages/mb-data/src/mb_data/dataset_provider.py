@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 
 from mb_data.batch_padding import NO_PADDING, BatchPadding
 from mb_data.loader_config import DataloaderConfig
+from mb_data.progress import Progress
+
+DatasetSplits = tuple[Any | None, Any | None, Any | None]
+"""Datasets of train, validation and test; None for a split that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class DatasetBuildContext:
     pg_collection: Any = None
     """Megatron's ProcessGroupCollection, for providers that read different data on different ranks."""
 
-    progress: Callable[[str, int, int], None] | None = None
+    progress: Progress | None = None
     """Called with the stage, the number of sample indices that are built or loaded, and their total."""
 
     reads_data: bool = True
@@ -47,7 +51,7 @@ class DatasetProvider(DataloaderConfig, ABC):
     """Base class for custom dataset sections: the fields of the loader, and one method to implement."""
 
     @abstractmethod
-    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+    def build_datasets(self, context: DatasetBuildContext) -> DatasetSplits:
         """Return the training, validation and test datasets; None for a split that does not exist.
 
         Called on every rank. A dataset is a map-style dataset whose samples are dictionaries of tensors.
@@ -65,13 +69,11 @@ class BuiltInDatasetConfig(DatasetProvider):
     builder: ClassVar[str]
     """Function of the section and the context, as "module:function"."""
 
-    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+    def build_datasets(self, context: DatasetBuildContext) -> DatasetSplits:
         """Return the training, validation and test datasets; None for a split that does not exist.
 
         Collective like the function in `builder`, and raises its errors.
         """
         module, _, function = self.builder.partition(":")
-        splits: tuple[Any | None, Any | None, Any | None] = getattr(import_module(module), function)(
-            self, context
-        )
+        splits: DatasetSplits = getattr(import_module(module), function)(self, context)
         return splits

@@ -4,11 +4,11 @@ import copy
 from typing import Any
 
 from mb_data.config import DatasetBuildContext
+from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import TokenizerError
 from mb_data.fim import FIMDataset, FIMTransform, find_fim_tokens
 from mb_data.fim_config import FIMTextCorpusConfig, GPTFIMDatasetConfig
 from mb_data.gpt_texts import build_texts
-from mb_data.mcore import DatasetSplits
 from mb_data.tokenizers import Tokenizer
 
 

@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
-from mb_data.mcore import DatasetSplits, build_gpt_datasets, corpus_blends
+from mb_data.dataset_provider import DatasetSplits
+from mb_data.mcore import build_gpt_datasets, corpus_blends
 from mb_data.tokenizers import Tokenizer
 
 

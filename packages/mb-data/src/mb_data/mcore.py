@@ -4,7 +4,7 @@ import copy
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import count
@@ -20,14 +20,14 @@ from mb_data.blend import SPLITS, Blend
 from mb_data.cached_indices import require_numeric_arrays
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
+from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
+from mb_data.progress import Progress
 from mb_data.rank_zero_first import rank_zero_first
 from mb_data.tokenizer_loading import load_tokenizer
 from mb_data.tokenizers import Tokenizer, unwrap_tokenizer
-
-DatasetSplits = tuple[Any | None, Any | None, Any | None]
 
 _PACKAGE_FIELDS = {
     "seq_length",
@@ -334,9 +334,7 @@ def _require_tokens(config: Any) -> None:
                 )
 
 
-def _with_progress(
-    kind: Any, progress: Callable[[str, int, int], None] | None, config: Any, sizes: Sequence[int | None]
-) -> Any:
+def _with_progress(kind: Any, progress: Progress | None, config: Any, sizes: Sequence[int | None]) -> Any:
     """Return a subclass of a Megatron dataset class that reports the construction of each instance.
 
     The subclass has the name of its base, because Megatron includes the class name in the names of cached indices.

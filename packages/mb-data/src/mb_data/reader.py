@@ -1,6 +1,6 @@
 """Random access to the documents of a `.bin`/`.idx` pair, and a check that reads the complete pair."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mb_data.errors import DocumentNumberError, IndexedFormatError
 from mb_data.indexed import HEADER, pair_paths, verify_prefix
+from mb_data.progress import Progress
 
 BLOCK = 1 << 22
 """Number of tokens that are read at a time."""
@@ -91,7 +92,7 @@ def examine_prefix(
     *,
     vocab_size: int | None = None,
     eod: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[str]:
     """Read a complete pair and return the problems found; the list is empty for a valid pair.
 
@@ -143,9 +144,7 @@ def _index_problems(reader: IndexedReader) -> Iterator[str]:
         )
 
 
-def _token_problems(
-    reader: IndexedReader, vocab_size: int, progress: Callable[[str, int, int], None] | None
-) -> Iterator[str]:
+def _token_problems(reader: IndexedReader, vocab_size: int, progress: Progress | None) -> Iterator[str]:
     total = reader.tokens.size
     for start in range(0, total, BLOCK):
         block = np.asarray(reader.tokens[start : start + BLOCK])

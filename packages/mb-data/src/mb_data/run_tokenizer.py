@@ -1,11 +1,11 @@
 """Tokenizer of a run, and the text corpus that is tokenized with it. Requires torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mb_data.config import TextCorpusConfig
 from mb_data.corpus import prepare_corpus, tokenize_corpus
+from mb_data.progress import Progress
 from mb_data.rank_zero_first import is_rank_zero, rank_zero_first
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
@@ -17,7 +17,7 @@ def prepare_tokenizer(
     tokenizer: TokenizerConfig,
     *,
     saved_in: Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Tokenizer:
     """Load the tokenizer of a run, and tokenize its text corpus. A corpus without a tokenizer trains one.
 
@@ -45,7 +45,7 @@ def _prepare(
     tokenizer: TokenizerConfig,
     *,
     saved_in: Path | None,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> Tokenizer:
     corpus = section if isinstance(section, TextCorpusConfig) else None
     if corpus is not None and tokenizer.tokenizer_type is None:

@@ -1,7 +1,6 @@
 """Data preparation ahead of a run: corpus, tokenizer and sample indices, on a CPU. Requires torch."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from mb_data.config import GPTDatasetConfig
 from mb_data.dataset_provider import DatasetBuildContext
 from mb_data.errors import NothingToIndexError
+from mb_data.progress import Progress
 from mb_data.run_data import build_run_datasets
 from mb_data.run_tokenizer import prepare_tokenizer
 from mb_data.sample_counts import SampleCounts
@@ -38,7 +38,7 @@ class IndexRequest:
 
 
 def build_sample_indices(
-    request: IndexRequest, *, workers: int, progress: Callable[[str, int, int], None] | None = None
+    request: IndexRequest, *, workers: int, progress: Progress | None = None
 ) -> SampleCounts:
     """Build or find everything that a run needs before its first step, in this process. Return the numbers of samples.
 

@@ -3,9 +3,9 @@
 import copy
 
 from mb_data.config import DatasetBuildContext
+from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import TokenizerError
 from mb_data.gpt_texts import build_texts
-from mb_data.mcore import DatasetSplits
 from mb_data.t5 import T5Dataset
 from mb_data.t5_config import T5DatasetConfig, T5TextCorpusConfig
 from mb_data.tokenizers import SentinelTokenizer

@@ -257,7 +257,8 @@ GENERATED = "dataset: {_target_: mb_data.config.MockGPTDatasetConfig, seq_length
         ),
         (
             f"{GENERATED.replace('16', 'long')}\ntrain: {{train_iters: 9, global_batch_size: 4}}",
-            "none.yaml: dataset.seq_length: expected int",
+            "none.yaml: dataset.seq_length: expected int, not 'long', because the field does not accept this value. "
+            "Set a value of the expected type.",
         ),
     ],
 )

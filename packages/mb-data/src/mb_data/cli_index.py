@@ -45,6 +45,7 @@ def index(request: IndexRequest, *, workers: int, as_json: bool) -> None:
     """
     with warnings.catch_warnings(), progress_bar("index") as report:
         warnings.filterwarnings("ignore", module=r"megatron\.")  # of kernels that datasets do not use
+        warnings.filterwarnings("ignore", category=SyntaxWarning)  # in Megatron's docstrings
         sizes = asdict(build_sample_indices(request, workers=workers, progress=report))
     lines = [f"{request.name}: {', '.join(f'{split} {size:,} samples' for split, size in sizes.items())}"]
     lines.append("A run with the same data, steps and batch sizes finds all of it.")
@@ -76,7 +77,9 @@ def read_request_from_files(
         request = _request(merged, name=files[-1].stem)
         request.section.finalize()
     except TypeError as error:
-        raise SectionFileError(f"{origin}: {str(error).rstrip('.')}. Correct the field.") from error
+        message = str(error)
+        fix = "" if message.endswith(".") else ". Correct the field."
+        raise SectionFileError(f"{origin}: {message}{fix}") from error
     verify_dataset_files(request.section, evaluated=bool(merged["validation"].get("eval_iters")))
     return request
 

@@ -229,8 +229,9 @@ def _suggest_path(prefix: str) -> str:
     if path.suffix in (".bin", ".idx") and path.is_file():
         return f"a data path is a prefix without suffix. Use {path.with_suffix('')}."
     if path.is_dir():
-        pairs = ", ".join(sorted(str(entry.with_suffix("")) for entry in path.glob("*.idx")))
-        return f"this is a folder, and a data path is a prefix. Use {pairs or 'the prefix of a pair'}."
+        pairs = sorted(str(entry.with_suffix("")) for entry in path.glob("*.idx"))
+        use = " or ".join(pairs[:3]) or "the prefix of a pair"
+        return f"this is a folder, and a data path is a prefix. Use {use}."
     folder = path.parent
     while not folder.is_dir():
         folder = folder.parent

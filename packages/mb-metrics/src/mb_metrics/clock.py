@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -74,20 +73,25 @@ def _uses_cuda() -> bool:
     return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_available()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTiming:
-    """Timing of one step: two marks and the pauses between them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """Work of one step, and the time marks around it. Times are read on access, which waits for the device."""
 
+    step: int
+    """Completed steps, including this one."""
+    samples: int | None
+    """Sequences over all devices; None: not given."""
+    tokens: int | None
+    """Tokens over all devices; None: not given."""
+    consumed_samples: int | None
+    """Sequences since the start of the run; None: not known."""
     timer: Timer
     begin: Any
+    """Mark of the end of the previous step, or of the start of the job."""
     end: Any
     pauses: tuple[tuple[Any, Any], ...]
 
-    def ready(self) -> bool:
-        """Return True if `seconds` would return without waiting for the device."""
-        return self.timer.ready(self.end)
-
-    @cached_property
+    @property
     def seconds(self) -> float:
         """Seconds without the pauses; waits for the end of the step."""
         elapsed = self.timer.seconds(self.begin, self.end)
@@ -95,24 +99,37 @@ class StepTiming:
 
 
 class StepClock:
-    """Clock for consecutive steps, with pauses excluded."""
+    """Clock for consecutive steps, with pauses excluded. It keeps the first and the last step of the job."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
-        self._begin = timer.mark()
-        self._pauses: list[tuple[Any, Any]] = []
+        self.first: TimedStep | None = None
+        self.last: TimedStep | None = None
+        self.restart()
 
     def restart(self) -> None:
-        """Start the next step now."""
+        """Start the job, or the next step, now."""
         self._begin = self._timer.mark()
-        self._pauses = []
+        self._pauses: list[tuple[Any, Any]] = []
 
-    def end_step(self) -> StepTiming:
-        """End the current step, start the next one and return the timing of the ended step."""
+    def end_step(
+        self, step: int, *, samples: int | None, tokens: int | None, consumed_samples: int | None
+    ) -> TimedStep:
+        """End the current step, start the next one and return the ended step."""
         end = self._timer.mark()
-        timing = StepTiming(timer=self._timer, begin=self._begin, end=end, pauses=tuple(self._pauses))
+        done = TimedStep(
+            step=step,
+            samples=samples,
+            tokens=tokens,
+            consumed_samples=consumed_samples,
+            timer=self._timer,
+            begin=self._begin,
+            end=end,
+            pauses=tuple(self._pauses),
+        )
         self._begin, self._pauses = end, []
-        return timing
+        self.first, self.last = self.first or done, done
+        return done
 
     @contextmanager
     def pause(self) -> Iterator[None]:

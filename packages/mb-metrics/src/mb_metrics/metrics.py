@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, Timer
+from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, TimedStep, Timer
 from mb_metrics.interval import IntervalWork
 from mb_metrics.metrics_arguments import known_aliases, known_unit, require_positive
 from mb_metrics.names import BATCH_SIZE
@@ -23,9 +23,9 @@ from mb_metrics.recorded_steps import (
     Value,
     split_device_values,
 )
-from mb_metrics.run_progress import ProgressEstimator, StepMark
+from mb_metrics.run_progress import RunProgress
 from mb_metrics.sink import FanOutSink, Sink, SinkFailure
-from mb_metrics.throughput import RateCalculator, StepWork
+from mb_metrics.throughput import RateCalculator
 from mb_metrics.world_size import current_world_size
 
 _logger = logging.getLogger(__name__)
@@ -126,30 +126,23 @@ class Metrics:
         self._sinks = FanOutSink(sinks)
         self._active = bool(sinks) or self._rank_reduction is not None
         self._log_interval = log_interval
-        self._total_steps = total_steps
+        self._total_steps, self._total_samples = total_steps, total_samples
         self._rate_calculator = RateCalculator(
             world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops
         )
         self._micro_batch_size = micro_batch_size
-        timer = timer or _timer(clock, reads=bool(sinks))
-        self._clock = StepClock(timer)
-        self._progress_estimator = ProgressEstimator(
-            timer, total_steps=total_steps, total_samples=total_samples
-        )
+        self._clock = StepClock(timer or _timer(clock, reads=bool(sinks)))
         self._wall_clock = wall_clock
         self._closed = False
         self._detached = False
-        self._last_step: int | None = None
-        self._consumed_samples: int | None = None
         self._steps: list[RecordedStep] = []
-        self._work: list[StepWork] = []
-        self._window: deque[StepWork] = deque(maxlen=throughput_window or log_interval)
+        self._work: list[TimedStep] = []
+        self._window: deque[TimedStep] = deque(maxlen=throughput_window or log_interval)
         self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = deque()
         self._rows: list[MetricsRow] = []
 
     def __enter__(self) -> "Metrics":
         self._clock.restart()
-        self._progress_estimator.restart()
         return self
 
     def __exit__(
@@ -207,29 +200,21 @@ class Metrics:
         numbers, packed = split_device_values(values)
         if samples is not None:
             numbers.setdefault(BATCH_SIZE, float(samples))
-        self._count_samples(step, samples, consumed_samples)
+        if consumed_samples is None and samples is not None:
+            consumed_samples = self._count_samples(step, samples)
         row = MetricsRow(
             step=step,
             time=self._wall_clock(),
             values=numbers,
             skipped=skipped,
-            consumed_samples=self._consumed_samples,
+            consumed_samples=consumed_samples,
         )
         self._steps.append(RecordedStep(row=row, packed=packed))
-        work = StepWork(timing=self._clock.end_step(), samples=samples, tokens=tokens)
-        self._work.append(work)
-        self._window.append(work)
-        self._progress_estimator.step(
-            StepMark(
-                mark=work.timing.end,
-                step=step,
-                samples=samples,
-                tokens=tokens,
-                consumed_samples=self._consumed_samples,
-            )
-        )
-        self._last_step = step
-        self._drain(wait=False)
+        done = self._clock.end_step(step, samples=samples, tokens=tokens, consumed_samples=consumed_samples)
+        self._work.append(done)
+        self._window.append(done)
+        if self._in_flight:
+            self._drain(wait=False)
         if step % self._log_interval == 0:
             self._end_interval()
 
@@ -249,8 +234,8 @@ class Metrics:
         self._check(None)
         self.flush()
         numbers, packed = split_device_values(losses)
-        if consumed_samples is None:
-            consumed_samples = self._consumed_samples
+        if consumed_samples is None and self._clock.last is not None:
+            consumed_samples = self._clock.last.consumed_samples
         row = MetricsRow(
             step=step,
             time=self._wall_clock(),
@@ -299,25 +284,31 @@ class Metrics:
                 "metrics: record() or evaluation() after close(). The sinks are closed. Record before close(), or "
                 "create a new Metrics object."
             )
-        if step is not None and self._last_step is not None and step <= self._last_step:
+        last = self._clock.last
+        if step is not None and last is not None and step <= last.step:
             raise ValueError(
-                f"metrics: step {step} was recorded after step {self._last_step}. Steps must increase. Record after "
-                "the optimizer step, not after each microbatch."
+                f"metrics: step {step} was recorded after step {last.step}. Steps must increase. Record after the "
+                "optimizer step, not after each microbatch."
             )
 
-    def _count_samples(self, step: int, samples: int | None, consumed: int | None) -> None:
-        if consumed is not None or samples is None:
-            self._consumed_samples = consumed
-        elif self._last_step is None:
-            self._consumed_samples = samples if step <= 1 else None
-        elif self._consumed_samples is not None:
-            self._consumed_samples += samples
+    def _count_samples(self, step: int, samples: int) -> int | None:
+        """Return the samples consumed up to this step; None if the first recorded step is that of a resumed run."""
+        last = self._clock.last
+        if last is None:
+            return samples if step <= 1 else None
+        return None if last.consumed_samples is None else last.consumed_samples + samples
 
     def _end_interval(self) -> None:
+        last = self._work[-1]
         work = IntervalWork(
             work=tuple(self._work),
             window=tuple(self._window),
-            progress=self._progress_estimator.progress,
+            progress=RunProgress(
+                first=self._clock.first or last,
+                last=last,
+                total_steps=self._total_steps,
+                total_samples=self._total_samples,
+            ),
             rate_calculator=self._rate_calculator,
             micro_batch_size=self._micro_batch_size,
             time_unit=self._time_unit,
@@ -364,7 +355,7 @@ class Metrics:
                 self._sinks.write_rows(rows)
                 self._rows.extend(rows)
             if work is not None:
-                self._sinks.write_interval(work.summary(tuple(self._rows), total_steps=self._total_steps))
+                self._sinks.write_interval(work.summary(tuple(self._rows)))
                 self._rows = []
 
     def _aliased(self, row: MetricsRow) -> MetricsRow:

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, Protocol
@@ -57,7 +58,8 @@ def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], 
         TypeError: a value is neither a number nor a tensor that this rank can read alone.
         ValueError: a tensor has not exactly one element.
     """
-    tensor_type = _tensor_type()
+    torch = sys.modules.get("torch")
+    tensor_type: Any = () if torch is None else torch.Tensor  # without torch no value can be a tensor
     numbers: dict[str, float] = {}
     tensors: dict[str, DeviceScalar] = {}
     for name, value in values.items():
@@ -76,12 +78,6 @@ def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], 
                 "element. Convert it or leave it out."
             )
     return numbers, _tensors().pack(tensors) if tensors else ()
-
-
-def _tensor_type() -> Any:
-    """Return torch's tensor type, or an empty tuple if torch is not imported: then no value can be a tensor."""
-    torch = sys.modules.get("torch")
-    return () if torch is None else torch.Tensor
 
 
 class RankReduction:
@@ -149,6 +145,7 @@ class StepBatch:
         return [replace(step.row, values=values) for step, values in zip(self._steps, rows, strict=True)]
 
 
+@cache
 def _tensors() -> Any:
     """Import the torch adapter. Only recording of tensors and reductions over ranks need it."""
     return import_module("mb_metrics.tensors")

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mb_metrics.clock import StepTiming
+from mb_metrics.clock import TimedStep
 from mb_metrics.names import MFU, TFLOPS, TFLOPS_PER_DEVICE
 from mb_metrics.world_size import current_world_size
 
@@ -90,22 +90,6 @@ class WorkTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """Amount of work of one step whose time is not read yet."""
-
-    timing: StepTiming
-    samples: int | None
-    """Sequences over all devices; None: not given."""
-    tokens: int | None
-    """Tokens over all devices; None: not given."""
-
-    @property
-    def totals(self) -> WorkTotals:
-        """Work of the step with its time; waits for the device."""
-        return WorkTotals(seconds=self.timing.seconds, steps=1, samples=self.samples, tokens=self.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputRates:
     """Rates of a group of steps; None if an input of a rate is not known."""
 
@@ -157,13 +141,13 @@ class RateCalculator:
         )
 
 
-def sum_work(parts: Collection[WorkTotals]) -> WorkTotals:
-    """Return the sum of the work of several steps."""
+def sum_work(steps: Collection[TimedStep]) -> WorkTotals:
+    """Return the work of several steps with their time; waits for the device."""
     return WorkTotals(
-        seconds=sum(part.seconds for part in parts),
-        steps=sum(part.steps for part in parts),
-        samples=_sum_if_known([part.samples for part in parts]),
-        tokens=_sum_if_known([part.tokens for part in parts]),
+        seconds=sum(step.seconds for step in steps),
+        steps=len(steps),
+        samples=_sum_if_known([step.samples for step in steps]),
+        tokens=_sum_if_known([step.tokens for step in steps]),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mb_metrics.metrics import Metrics
 from mb_metrics.names import (
@@ -18,7 +18,7 @@ from mb_metrics.names import (
     SKIPPED_SAMPLES,
 )
 from mb_metrics.recorded_steps import Value
-from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
+from mb_metrics.training_context import MetricsContext, TrainingStep
 
 
 class IntervalValues(Protocol):
@@ -26,6 +26,14 @@ class IntervalValues(Protocol):
 
     def __call__(self, *, step: int, microbatches: int) -> Mapping[str, Value]:
         """Return metrics of the steps since the last call; `microbatches` of this rank."""
+
+
+@runtime_checkable
+class ScalingOptimizer(Protocol):
+    """Optimizer that scales the loss, as Megatron's do; torch's have no loss scale."""
+
+    def get_loss_scale(self) -> Value:
+        """Return the factor by which the loss is multiplied."""
 
 
 class Pausable(Protocol):
@@ -126,17 +134,20 @@ class TrainingMetrics:
 
     def on_before_optimizer_step(self, context: MetricsContext) -> None:
         """Compute the gradient norms if a log interval ends with this step. Collective over the model."""
+        if self._measure_gradients is None:
+            return
         self._gradient_norms = {}
-        step = _counters(context).step + 1
-        if self._measure_gradients is not None and self._ends_interval(step):
+        if self._ends_interval(context.state.train_state.step + 1):
             scale = _loss_scale(context.optimizer)
             self._gradient_norms = self._measure_gradients(loss_scale=1.0 if scale is None else scale)
 
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Record the step. Collective over the model at the end of a log interval."""
-        result, counters = context.result, _counters(context)
+        result, counters = context.result, context.state.train_state
         if result is None:
             return
+        self._microbatches += result.samples // self._samples_per_microbatch
+        at_interval = self._at_interval(result.step) if self._ends_interval(result.step) else {}
         self.metrics.record(
             result.step,
             {
@@ -149,7 +160,7 @@ class TrainingMetrics:
                 DECOUPLED_LEARNING_RATE: result.decoupled_learning_rate if self._decoupled_rate else None,
                 SKIPPED_SAMPLES: counters.skipped_train_samples or None,
                 **self._gradient_norms,
-                **self._at_interval(result),
+                **at_interval,
                 FAILED_SAVES: self._failed_saves or None,
                 **{name: value for read in self._step_values for name, value in read().items()},
             },
@@ -169,7 +180,7 @@ class TrainingMetrics:
         A rank without losses, as of an early stage, participates because metrics may be reduced over all ranks.
         """
         if context.total_loss_dict is not None:
-            self.metrics.evaluation(_counters(context).step, context.total_loss_dict)
+            self.metrics.evaluation(context.state.train_state.step, context.total_loss_dict)
         self._evaluation_pause.close()
 
     def on_checkpoint_start(self, context: MetricsContext) -> None:
@@ -195,27 +206,17 @@ class TrainingMetrics:
     def _ends_interval(self, step: int) -> bool:
         return step % self.metrics.log_interval == 0
 
-    def _at_interval(self, result: TrainingStep) -> dict[str, Value]:
-        """Return the metrics of the end of a log interval; empty at other steps."""
-        self._microbatches += result.samples // self._samples_per_microbatch
-        if not self._ends_interval(result.step):
-            return {}
+    def _at_interval(self, step: int) -> dict[str, Value]:
+        """Return the metrics that are measured at the end of a log interval only. Collective."""
         microbatches, self._microbatches = max(1, self._microbatches), 0
         found: dict[str, Value] = {}
         for values in self._interval_values:
-            found |= values(step=result.step, microbatches=microbatches)
+            found |= values(step=step, microbatches=microbatches)
         if self._parameter_norm is not None:
             found[PARAMS_NORM] = self._parameter_norm()
         return found
 
 
-def _counters(context: MetricsContext) -> TrainCounters:
-    counters: TrainCounters = context.state.train_state
-    return counters
-
-
 def _loss_scale(optimizer: Any) -> Value:
     """Return the loss scale; None for an optimizer without one, such as those of torch."""
-    read = getattr(optimizer, "get_loss_scale", None)
-    scale: Value = None if read is None else read()
-    return scale
+    return optimizer.get_loss_scale() if isinstance(optimizer, ScalingOptimizer) else None

@@ -154,6 +154,12 @@ def test_bad_input_is_one_error(run, tmp_path):
         ("--from-log", log, "--log-format", "torchtitan"): (2, "in the format torchtitan"),
         ("--from-log", tmp_path / "missing.log"): (2, "does not exist"),
         (run / ("x" * 300),): (2, "cannot be used (File name too long)"),
+        (run, "--log-format", "mb"): (2, "no log is given. Add --from-log FILE"),
+        (run / "run_config.yaml",): (
+            2,
+            "not a metrics file. None of its 3 lines is a JSON object with a step",
+        ),
+        (tmp_path,): (2, f"Pass a run folder: {run}."),
         (run, "--out", "/proc/nowhere/page.html"): (1, "/proc/nowhere/page.html: cannot be written"),
     }
     results = {arguments: mb_metrics("report", *arguments) for arguments in cases}
@@ -163,7 +169,12 @@ def test_bad_input_is_one_error(run, tmp_path):
     for arguments, (_, message) in cases.items():
         assert message in " ".join(results[arguments].stderr.replace("│", " ").split())
         assert results[arguments].stdout == ""
-    assert mb_metrics("watch", tmp_path / "missing").exit_code == 2
+    missing = mb_metrics("watch", tmp_path / "missing")
+    assert (missing.exit_code, "a log of a trainer is read by `report --from-log`" in missing.stderr) == (
+        2,
+        True,
+    )
+    assert mb_metrics("watch", log).exit_code == 2
 
 
 @pytest.mark.parametrize(

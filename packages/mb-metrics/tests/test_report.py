@@ -54,6 +54,7 @@ def test_run_statistics(full_run):
             "lowest": 1.0,
             "lowest_step": 6,
             "recent_mean": pytest.approx(13 / 9),
+            "recent_steps": 10,
         }
     }
     assert found["validation"]["lm loss"]["lowest"] == 3.0
@@ -67,9 +68,9 @@ def test_run_statistics(full_run):
         "stopped": 0.0,
     }
     assert {
-        name: found[name] for name in ("standing", "steps", "total_steps", "skipped_steps", "nonfinite_steps")
+        name: found[name] for name in ("status", "steps", "total_steps", "skipped_steps", "nonfinite_steps")
     } == {
-        "standing": "complete",
+        "status": "complete",
         "steps": 10,
         "total_steps": 10,
         "skipped_steps": 1,
@@ -99,27 +100,28 @@ def test_the_last_loss_may_be_no_number(tmp_path):
         "lowest": None,
         "lowest_step": None,
         "recent_mean": None,
+        "recent_steps": 1,
     }
 
 
 @pytest.mark.parametrize(
-    ("events", "seconds_later", "standing"),
+    ("events", "seconds_later", "status"),
     [
-        ([], 30, "going"),
+        ([], 30, "running"),
         ([], 600, "silent"),
         ([event("stop", 5, reason="finished")], 600, "complete"),
         ([event("stop", 5, reason="signal")], 600, "stopped"),
         ([event("stop", 5, reason="failed")], 600, "failed"),
-        ([event("stop", 5, reason="signal"), event("resume", 6)], 30, "going"),
+        ([event("stop", 5, reason="signal"), event("resume", 6)], 30, "running"),
     ],
     ids=range(6),
 )
-def test_the_status_of_a_run(tmp_path, events, seconds_later, standing):
+def test_the_status_of_a_run(tmp_path, events, seconds_later, status):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), [event("start", 0), *events]))
     found = compute_run_statistics(run, now=BEGIN + 5 + seconds_later)
-    assert found.standing == standing
-    assert any("nothing was written" in text for text in found.warnings) == (standing == "silent")
-    assert any("log.txt" in text for text in found.warnings) == (standing == "failed")
+    assert found.status == status
+    assert any("nothing was written" in text for text in found.warnings) == (status == "silent")
+    assert any("log.txt" in text for text in found.warnings) == (status == "failed")
 
 
 @pytest.mark.parametrize(("reason", "restarts"), [("finished", 0), ("failed", 1), ("signal", 1)])
@@ -142,7 +144,7 @@ def test_slow_intervals_are_waited_for(tmp_path):
     for at in (9, 19, 29, 39):
         rows[at]["iteration-time"] = 60.0
     run = read_run(write_run(tmp_path, rows))
-    assert compute_run_statistics(run, now=BEGIN + 40 * 60 + 1500).standing == "going"
+    assert compute_run_statistics(run, now=BEGIN + 40 * 60 + 1500).status == "running"
 
 
 def test_time_left_counts_evaluations_and_restarts_after_a_resume(tmp_path):
@@ -327,6 +329,12 @@ def test_ticks_are_few_and_inside(low, span):
     found = ticks(low, low + span)
     assert len(found) <= 6
     assert all(low - span / 100 <= tick <= low + span * 1.01 for tick in found)
+
+
+def test_ticks_of_steps_are_integers():
+    assert [ticks(*bounds, whole=True) for bounds in ((19, 21), (1, 4), (0, 50))] == [
+        *([19, 20, 21], [1, 2, 3, 4], [0, 10, 20, 30, 40, 50])
+    ]
 
 
 @pytest.mark.parametrize(

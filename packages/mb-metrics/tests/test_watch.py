@@ -22,7 +22,7 @@ def test_the_text_of_a_run(tmp_path):
         "tiny: running",
         "step 9 of 18 [############............] 50.0 %, 9 s left",
         "",
-        "lm loss: 4, mean of the last 100 4; validation 3, best 3 at step 9",
+        "lm loss: 4, mean of the last 9 4; validation 3, best 3 at step 9",
         "       4",
         "         *************************************************************",
         "       4",
@@ -46,7 +46,7 @@ def test_a_run_that_has_nothing_yet_and_one_that_went_wrong(tmp_path):
     assert watch_text(empty, now=BEGIN).splitlines() == ["a: nothing recorded yet", "step 0"]
     bad = read_run(write_run(tmp_path / "b", [row(1, 0, lm_loss="NaN", skipped=True)]))
     text = watch_text(bad, now=BEGIN + 999)
-    assert "lm loss: NaN, mean of the last 100 ?" in text
+    assert "lm loss: NaN, mean of the last 1 ?" in text
     assert "skipped steps 1, NaN or infinite losses 1" in text
 
 

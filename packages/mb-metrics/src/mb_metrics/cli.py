@@ -58,42 +58,41 @@ def set_baseline_finder(context: typer.Context, find_baseline: "BaselineFinder")
     context.meta[_FIND_BASELINE] = find_baseline
 
 
+_Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN", help="Run folders, or metrics.jsonl files.", show_default=False),
+]
+_Logs = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Log of another trainer; repeatable."),
+]
+_Format = Annotated[
+    LogFormats | None,
+    typer.Option(
+        help="Trainer that wrote the logs of --from-log; default: detected from their lines.",
+        show_default=False,
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.html",
+        help="Default: report.html in the run folder, or in the current folder if runs are compared. Its folder is "
+        "created.",
+        show_default=False,
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the statistics; write a page only with --out.")]
+
+
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")
 def report(
     context: typer.Context,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN", help="Run folders, or metrics.jsonl files.", show_default=False),
-    ] = None,
-    from_log: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from-log",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Log of another trainer; repeatable.",
-        ),
-    ] = None,
-    log_format: Annotated[
-        LogFormats | None,
-        typer.Option(
-            "--log-format",
-            help="Trainer that wrote the log; default: detected from its lines.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html",
-            help="Default: report.html in the run folder. Its folder is created.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the statistics; write a page only with --out.")
-    ] = False,
+    runs: _Runs = None,
+    from_log: _Logs = None,
+    log_format: _Format = None,
+    out: _Out = None,
+    as_json: _Json = False,
 ) -> None:
     """Write a report on a run, or a comparison of several runs, as one HTML file that needs no network.
 
@@ -102,6 +101,10 @@ def report(
     """
     if not runs and not from_log:
         raise typer.BadParameter("give a run folder, or a log with --from-log", param_hint="RUN")
+    if log_format and not from_log:
+        raise typer.BadParameter(
+            "it is the format of a log, and no log is given. Add --from-log FILE", param_hint="--log-format"
+        )
     with exit_codes():
         command = import_module("mb_metrics.cli_report")
         command.report(
@@ -116,7 +119,7 @@ def report(
 
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a metrics.jsonl file.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a metrics.jsonl file.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
 ) -> None:
     """Display a run in the terminal: progress, loss, speed, time left, events. Ctrl-C ends the display, not the run.

@@ -65,7 +65,7 @@ def watch_frames(
         statistics = compute_run_statistics(run, now=begin)
         width, height = size()
         yield _frame(run, statistics, width=width, height=height, plain=plain)
-        if statistics.standing in FINISHED:
+        if statistics.status in FINISHED:
             return
         sleep(max(seconds, 4 * (clock() - begin)))
 
@@ -101,7 +101,7 @@ def _progress(statistics: RunStatistics) -> str:
 
 def _loss(statistics: RunStatistics, name: str) -> str:
     loss, held_out = statistics.losses[name], statistics.validation.get(name)
-    words = f"{short(loss.last)}, mean of the last 100 {short(loss.recent_mean)}"
+    words = f"{short(loss.last)}, mean of the last {loss.recent_steps} {short(loss.recent_mean)}"
     if held_out is not None:
         words += f"; validation {short(held_out.last)}, best {short(held_out.lowest)} at step {held_out.lowest_step}"
     return words

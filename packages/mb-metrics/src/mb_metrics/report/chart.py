@@ -63,7 +63,7 @@ def chart_html(chart: Chart) -> str:
     if not curves:
         return ""
     frame = _frame(chart, curves)
-    levels, positions = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6)
+    levels, positions = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6, whole=True)
     grid = "".join(f"M0 {frame.y(level):.1f}H{WIDTH:.0f}" for level in levels)
     shapes = "".join(_shape(curve, frame) for curve in curves)
     ys = "".join(f'<span style="top:{frame.y(level) / HEIGHT:.2%}">{short(level)}</span>' for level in levels)
@@ -98,7 +98,9 @@ def _frame(chart: Chart, curves: Sequence[Curve]) -> _PlotArea:
     margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
     bottom = low if chart.from_zero and low == 0 else low - margin
     left, right = min(steps), max(steps)
-    return _PlotArea(left, right if right > left else left + 1, bottom, high + margin)
+    if left == right:  # a single step is plotted in the middle
+        left, right = left - 1, right + 1
+    return _PlotArea(left, right, bottom, high + margin)
 
 
 def _shape(curve: Curve, frame: _PlotArea) -> str:

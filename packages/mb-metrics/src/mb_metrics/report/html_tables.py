@@ -1,15 +1,15 @@
 """Statistics and settings as HTML: tiles for one run, tables for several runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from mb_metrics.report.formatting import duration, percent, short
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
-from mb_metrics.report.run_statistics import RunStatistics
+from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
 
 _STATUS_TEXT = {
     "empty": "nothing recorded yet",
-    "going": "running",
+    "running": "running",
     "silent": "no stop recorded",
     "complete": "complete",
     "stopped": "stopped",
@@ -19,8 +19,8 @@ _STATUS_TEXT = {
 _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("State", lambda one: status_text(one)),
     ("Steps", lambda one: _of(one.steps, one.total_steps)),
-    ("Last loss", lambda one: _loss(one, "last")),
-    ("Mean of last 100", lambda one: _loss(one, "recent_mean")),
+    ("Last loss", lambda one: short(loss.last) if (loss := _first(one.losses)) else "?"),
+    ("Recent mean", lambda one: _recent_mean(one)),
     ("Best validation", lambda one: _validation(one)),
     ("Step time", lambda one: duration(one.step_seconds.median) if one.step_seconds else "?"),
     ("Tokens per second", lambda one: short(one.tokens_per_second)),
@@ -57,7 +57,7 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
 
 def status_text(statistics: RunStatistics) -> str:
     """Return the status of a run and the reason of its stop."""
-    words = _STATUS_TEXT[statistics.standing]
+    words = _STATUS_TEXT[statistics.status]
     reason = statistics.reason
     return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
 
@@ -137,14 +137,19 @@ def _of(steps: int | None, total: int | None) -> str:
     return f"{done} of {total:,}" if total is not None else done
 
 
-def _loss(statistics: RunStatistics, which: str) -> str:
-    first = next(iter(statistics.losses.values()), None)
-    values = {"last": first.last, "recent_mean": first.recent_mean} if first else {}
-    return short(values.get(which))
+def _first(losses: Mapping[str, LossStatistics]) -> LossStatistics | None:
+    return next(iter(losses.values()), None)
+
+
+def _recent_mean(statistics: RunStatistics) -> str:
+    loss = _first(statistics.losses)
+    if loss is None or loss.recent_mean is None:
+        return "?"
+    return f"{short(loss.recent_mean)} over {loss.recent_steps}"
 
 
 def _validation(statistics: RunStatistics) -> str:
-    first = next(iter(statistics.validation.values()), None)
+    first = _first(statistics.validation)
     if first is None or first.lowest is None:
         return "?"
     return f"{short(first.lowest)} at step {first.lowest_step:,}"

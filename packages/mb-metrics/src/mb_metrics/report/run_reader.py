@@ -21,6 +21,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d+)\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
 _MOST_WARNINGS = 50
+_MOST_SUGGESTIONS = 10
 
 
 class RunNotFoundError(MetricsError, FileNotFoundError):
@@ -90,12 +91,9 @@ class RunReader:
     def __init__(self, path: str | Path, *, configuration: RunConfiguration | None = None) -> None:
         self._path = Path(path)
         self._is_single_file = self._path.is_file()
-        if not self._is_single_file and not any(
-            (self._path / name).exists() for name in (METRICS, EVENTS, CONFIG, LOG)
-        ):
+        if not self._is_single_file and not _has_run(self._path):
             raise RunNotFoundError(
-                f"{path}: no run found. None of {METRICS}, {EVENTS}, {CONFIG} and {LOG} exists. Pass a run folder or a "
-                "metrics file; for the log of another trainer use --from-log."
+                f"{path}: no run found. None of {METRICS}, {EVENTS}, {CONFIG} and {LOG} exists. {_suggestion(self._path)}"
             )
         self._configuration = configuration
         self._metrics = _FileTail(self._path if self._is_single_file else self._path / METRICS)
@@ -128,8 +126,18 @@ class RunReader:
             self._warnings.add(line.decode(errors="replace"))
 
     def run(self) -> RunHistory:
-        """Return the data read so far; its columns grow with the next `poll`."""
+        """Return the data read so far; its columns grow with the next `poll`.
+
+        Raises:
+            RunNotFoundError: a single file has lines, and none of them is a row of metrics.
+        """
         builder = self._builder
+        empty = not len(builder.times) and not builder.evaluations
+        if self._is_single_file and empty and self._damaged_rows:
+            raise RunNotFoundError(
+                f"{self._path}: not a metrics file. None of its {self._damaged_rows:,} lines is a JSON object with a "
+                "step. Pass a run folder or its metrics.jsonl; a log of a trainer is read by `report --from-log`."
+            )
         text = None if self._is_single_file else _text(self._path / CONFIG)
         found = _TRAIN_ITERS.search(text or "")
         damaged = {self._metrics.name: self._damaged_rows, EVENTS: self._damaged_events}
@@ -157,6 +165,18 @@ class RunReader:
             warnings=self._warnings.lines,
             notes=tuple(notes),
         )
+
+
+def _has_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG, LOG))
+
+
+def _suggestion(folder: Path) -> str:
+    """Return the paths that the user may have meant: the run folders below a folder."""
+    runs = sorted(str(below) for below in folder.iterdir() if _has_run(below)) if folder.is_dir() else []
+    if runs:
+        return f"Pass a run folder: {', '.join(runs[:_MOST_SUGGESTIONS])}{', ...' * (len(runs) > _MOST_SUGGESTIONS)}."
+    return "Pass a run folder or a metrics file; a log of a trainer is read by `report --from-log`."
 
 
 class _FileTail:

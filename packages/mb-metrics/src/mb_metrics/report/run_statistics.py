@@ -14,7 +14,7 @@ from mb_metrics.report.series import Series
 from mb_metrics.report.time_split import TimeSplit, split_time
 from mb_metrics.run_events import RunEvent
 
-RunStatus = Literal["empty", "going", "silent", "complete", "stopped", "failed"]
+RunStatus = Literal["empty", "running", "silent", "complete", "stopped", "failed"]
 _RECENT = 100
 _SILENT_SECONDS = 120.0
 
@@ -28,7 +28,9 @@ class LossStatistics:
     lowest: float | None
     lowest_step: int | None
     recent_mean: float | None
-    """Mean of the finite values among the last 100."""
+    """Mean of the finite values among the last `recent_steps`."""
+    recent_steps: int
+    """Number of rows that `recent_mean` covers: 100, or all rows of a shorter run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,8 @@ class RunStatistics:
 
     name: str
     source: str
-    standing: RunStatus
-    """Status of the run. "going": files were written recently; "silent": they were not, and no stop is recorded."""
+    status: RunStatus
+    """Status of the run. "running": files were written recently; "silent": they were not, and no stop is recorded."""
     reason: str | None
     """Recorded reason of the stop."""
     steps: int | None
@@ -103,11 +105,11 @@ class RunStatistics:
 def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | None = None) -> RunStatistics:
     """Return the statistics of a run; `now` is in seconds since the epoch, `split` its time split if precomputed."""
     split = split or split_time(run)
-    standing, reason = run_status(run, split, now=now)
+    status, reason = run_status(run, split, now=now)
     return RunStatistics(
         name=run.name,
         source=run.source,
-        standing=standing,
+        status=status,
         reason=reason,
         steps=run.last_step,
         total_steps=run.total_steps,
@@ -127,8 +129,8 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         redone_steps=split.redone_steps,
         skipped_steps=int(sum(run.skipped.values)),
         nonfinite_steps=int(sum(run.nonfinite.values)),
-        seconds_left=seconds_left(run, split) if standing == "going" else None,
-        warnings=run_warnings(run, split, standing, now=now),
+        seconds_left=seconds_left(run, split) if status == "running" else None,
+        warnings=run_warnings(run, split, status, now=now),
     )
 
 
@@ -145,7 +147,7 @@ def _continued(events: Sequence[RunEvent]) -> int:
 def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunStatus, str | None]:
     """Return the status of a run and the recorded reason of its stop.
 
-    Without a recorded stop, a run is "going" if it wrote within the last two minutes, or within five times its usual
+    Without a recorded stop, a run is "running" if it wrote within the last two minutes, or within five times its usual
     interval between writes.
     """
     stop = next(
@@ -162,7 +164,7 @@ def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunSta
     if run.rows_are_intervals:
         return "silent", None
     patience = max(_SILENT_SECONDS, 5 * _steps_between_writes(run) * (split.median_step_seconds or 0.0))
-    return ("going" if now - split.attempts[-1].end < patience else "silent"), None
+    return ("running" if now - split.attempts[-1].end < patience else "silent"), None
 
 
 def _steps_between_writes(run: RunHistory) -> int:
@@ -189,7 +191,7 @@ def seconds_left(run: RunHistory, split: TimeSplit) -> float | None:
     return max(0, run.total_steps - last) * seconds / steps
 
 
-def run_warnings(run: RunHistory, split: TimeSplit, standing: RunStatus, *, now: float) -> tuple[str, ...]:
+def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: float) -> tuple[str, ...]:
     """Return the warnings on a run: problems of the run, data that could not be read, warnings in the log."""
     found: list[str] = []
     skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
@@ -206,12 +208,12 @@ def run_warnings(run: RunHistory, split: TimeSplit, standing: RunStatus, *, now:
         )
     if split.redone_steps:
         found.append(f"{_steps(split.redone_steps).capitalize()} had to be repeated after a restart.")
-    if standing == "silent" and not run.rows_are_intervals:
+    if status == "silent" and not run.rows_are_intervals:
         silent = now - split.attempts[-1].end
         found.append(
             f"No stop is recorded, and nothing was written for {_duration(silent)}: the run was killed or hangs."
         )
-    if standing == "failed":
+    if status == "failed":
         found.append("The run ended with an error; see log.txt.")
     return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
 
@@ -236,6 +238,7 @@ def _loss(series: Series) -> LossStatistics:
         lowest=lowest[1] if lowest else None,
         lowest_step=lowest[0] if lowest else None,
         recent_mean=fmean(recent) if recent else None,
+        recent_steps=min(_RECENT, len(series)),
     )
 
 

@@ -1,35 +1,14 @@
 """Losses inside a model, of routers and of multi-token prediction, at the end of a log interval. Adapter for torch."""
 
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
 
 from mb_metrics.flops_model_shape import FlopsModelShape
 from mb_metrics.moe import ExpertTracker, PredictionTracker, expert_metrics, prediction_metrics
-
-
-class IntervalGroup(Protocol):
-    """Process group of torch, of which the rank and the size are read."""
-
-    def rank(self) -> int:
-        """Return the rank of this process in the group."""
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-
-
-class LossGroups(Protocol):
-    """Process groups over which the losses are reduced, with Megatron's field names."""
-
-    @property
-    def pp(self) -> IntervalGroup:
-        """Pipeline stages."""
-
-    @property
-    def dp(self) -> IntervalGroup:
-        """Data-parallel ranks, without context parallelism."""
+from mb_metrics.training_context import ModelGroups
 
 
 class AuxiliaryLosses:
@@ -47,7 +26,7 @@ class AuxiliaryLosses:
         self,
         model: object,
         *,
-        groups: LossGroups,
+        groups: ModelGroups,
         device: torch.device | str,
         expert_tracker: ExpertTracker | None = None,
         prediction_tracker: PredictionTracker | None = None,
@@ -76,7 +55,7 @@ class AuxiliaryLosses:
 
 
 def build_auxiliary_losses(
-    model: object, *, groups: LossGroups, device: torch.device | str
+    model: object, *, groups: ModelGroups, device: torch.device | str
 ) -> AuxiliaryLosses:
     """Return the reader of Megatron's trackers. Imports Megatron only for a model that writes to them."""
     shape = FlopsModelShape(model)

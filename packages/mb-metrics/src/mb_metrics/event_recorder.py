@@ -6,22 +6,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from mb_metrics.event_log import EventLog, LastStep
-
-
-class Counters(Protocol):
-    """Counters of a run."""
-
-    @property
-    def step(self) -> int:
-        """Completed steps."""
-
-
-class CountedState(Protocol):
-    """Global state of a run."""
-
-    @property
-    def train_state(self) -> Counters:
-        """Counters."""
+from mb_metrics.training_context import TrainCounters
 
 
 class EndOfTraining(Protocol):
@@ -61,7 +46,7 @@ class EventContext(Protocol):
 
     @property
     def state(self) -> Any:
-        """Global state (`CountedState`)."""
+        """Global state; `state.train_state` has the counters (`TrainCounters`)."""
 
     @property
     def total_loss_dict(self) -> Mapping[str, float] | None:
@@ -177,5 +162,5 @@ class EventRecorder:
 
 
 def _step(context: EventContext) -> int:
-    state: CountedState = context.state
-    return state.train_state.step
+    counters: TrainCounters = context.state.train_state
+    return counters.step

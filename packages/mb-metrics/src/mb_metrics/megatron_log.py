@@ -26,6 +26,8 @@ from mb_metrics.memory import (
 from mb_metrics.moe import expert_metrics, prediction_metrics
 from mb_metrics.norms import NormGroups
 from mb_metrics.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
+from mb_metrics.throughput import BatchSizes
+from mb_metrics.training_context import TrainCounters
 
 ADVANCED, SKIPPED, NAN = "advanced iterations", "skipped iterations", "nan iterations"
 _MEMORY_INTERVALS = 2
@@ -51,18 +53,6 @@ class LoggingSettings(Protocol):
         """If True, record the gradient norm of each parameter."""
 
 
-class BatchSettings(Protocol):
-    """Fields of `config.train` that `training_log` reads."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences per step; the default of `samples`."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences per microbatch and rank."""
-
-
 class TrainingLogConfig(Protocol):
     """Sections of `config` that `training_log` reads."""
 
@@ -71,28 +61,12 @@ class TrainingLogConfig(Protocol):
         """The logging section."""
 
     @property
-    def train(self) -> BatchSettings:
+    def train(self) -> BatchSizes:
         """The training section."""
 
     @property
     def model(self) -> object:
         """The model section, with Megatron's field names; read for experts and multi-token prediction."""
-
-
-class StepCounters(Protocol):
-    """Fields of `global_state.train_state` that `training_log` reads."""
-
-    @property
-    def step(self) -> int:
-        """Steps done, this one included."""
-
-    @property
-    def consumed_train_samples(self) -> int:
-        """Sequences consumed."""
-
-    @property
-    def skipped_train_samples(self) -> int:
-        """Sequences skipped."""
 
 
 class StepRecorder(Protocol):
@@ -115,7 +89,7 @@ class TrainingLogState(Protocol):
     """Fields of `global_state` that `training_log` reads."""
 
     @property
-    def train_state(self) -> StepCounters:
+    def train_state(self) -> TrainCounters:
         """The counters."""
 
     @property
@@ -301,7 +275,7 @@ def _group(groups: Any, name: str) -> Any:
     return None if groups is None else getattr(groups, name, None)
 
 
-def _microbatches(train: BatchSettings, batch: int, groups: Any) -> int:
+def _microbatches(train: BatchSizes, batch: int, groups: Any) -> int:
     ranks = _group(groups, "dp")
     return max(1, batch // (train.micro_batch_size * (1 if ranks is None else ranks.size())))
 

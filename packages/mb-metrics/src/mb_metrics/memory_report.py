@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from mb_metrics.auxiliary_losses import IntervalGroup
 from mb_metrics.config import LoggerConfig
 from mb_metrics.memory import (
     activation_bytes,
@@ -17,22 +16,10 @@ from mb_metrics.memory import (
     weight_and_optimizer_bytes,
 )
 from mb_metrics.training import TrainSection
-from mb_metrics.training_context import MetricsContext
+from mb_metrics.training_context import MetricsContext, ModelGroups, RankGroup
 
 REPORTS = 2
 """Number of log intervals after which memory is reported."""
-
-
-class MemoryGroups(Protocol):
-    """Process groups that are read; Megatron's ProcessGroupCollection has them."""
-
-    @property
-    def dp(self) -> IntervalGroup:
-        """Data-parallel ranks, without context parallelism."""
-
-    @property
-    def dp_cp(self) -> IntervalGroup:
-        """Ranks with the same weights: data and context parallelism."""
 
 
 class WrapperSection(Protocol):
@@ -88,7 +75,7 @@ class MemoryReport:
         model: Any,
         micro_batch_size: int,
         chunks: Sequence[Any],
-        data_parallel_group: IntervalGroup,
+        data_parallel_group: RankGroup,
         sharding: WeightSharding,
         print_line: Callable[[str], None],
         memory_keys: Mapping[str, str] | None = None,
@@ -146,7 +133,7 @@ def build_memory_report(
     model: Any,
     train: TrainSection,
     ddp: WrapperSection,
-    groups: MemoryGroups,
+    groups: ModelGroups,
     chunks: Sequence[Any],
     print_line: Callable[[str], None],
     torch_fsdp2: bool = False,

@@ -27,19 +27,22 @@ class ProfilingSettings(Protocol):
 
 
 class StepProfiler(Protocol):
-    """Profiler of a window of steps."""
+    """Profiler of a window of steps. A class may inherit from this one and override only the methods it needs."""
 
-    warmup: int
+    warmup: int = 0
     """Number of steps before the window at which the profiler must start."""
 
     def begin(self, *, warmup: int, steps: int) -> None:
         """Start with the next step: `warmup` steps are discarded, then the window has `steps` steps."""
+        return
 
     def step_begin(self, step: int) -> None:
         """Handle the start of a step; `step` is the number of completed steps."""
+        return
 
     def step_end(self, step: int) -> None:
         """Handle the end of a step; `step` is the number of completed steps, including it."""
+        return
 
     def end(self) -> None:
         """Stop and write the results, even of an incomplete window. Called once for each `begin`."""
@@ -128,15 +131,13 @@ class CudaProfiler(Protocol):
         """Stop the collection."""
 
 
-class NsysRange:
+class NsysRange(StepProfiler):
     """Capture range of Nsight Systems for the window (`nsys profile --capture-range=cudaProfilerApi`).
 
     Args:
         profiler: CUDA profiler that starts and stops the collection.
         markers: Factory of a context manager that marks each operation (torch.autograd.profiler.emit_nvtx).
     """
-
-    warmup = 0
 
     def __init__(self, profiler: CudaProfiler, markers: Callable[[], AbstractContextManager[object]]) -> None:
         self._profiler = profiler
@@ -148,12 +149,6 @@ class NsysRange:
         self._profiler.start()
         self._running.callback(self._profiler.stop)
         self._running.enter_context(self._markers())
-
-    def step_begin(self, step: int) -> None:
-        """Do nothing."""
-
-    def step_end(self, step: int) -> None:
-        """Do nothing."""
 
     def end(self) -> None:
         """Stop the markers, then the collection."""
@@ -170,17 +165,12 @@ class NvtxRanges(Protocol):
         """End the innermost range."""
 
 
-class StepRanges:
+class StepRanges(StepProfiler):
     """NVTX range for each step of the window, named "training_step_<completed steps before it>"."""
-
-    warmup = 0
 
     def __init__(self, ranges: NvtxRanges) -> None:
         self._ranges = ranges
         self._open = False
-
-    def begin(self, *, warmup: int, steps: int) -> None:
-        """Do nothing."""
 
     def step_begin(self, step: int) -> None:
         """Start the range of the step."""
@@ -211,7 +201,7 @@ class MemoryRecorder(Protocol):
         """Call `action` when an allocation runs out of memory, before the error is raised."""
 
 
-class MemorySnapshot:
+class MemorySnapshot(StepProfiler):
     """Memory history that is written at the end of the window and when memory runs out.
 
     Recording starts with `start`; call it before the model is built.
@@ -221,8 +211,6 @@ class MemorySnapshot:
         path: Path of the snapshots; "_<rank>", or "_oom_rank-<rank>" if memory ran out, is inserted before the suffix.
         rank: Rank of this process.
     """
-
-    warmup = 0
 
     def __init__(self, recorder: MemoryRecorder, path: str | Path, *, rank: int) -> None:
         self._recorder = recorder
@@ -234,15 +222,6 @@ class MemorySnapshot:
         """Start recording."""
         self._recorder.record()
         self._recorder.on_out_of_memory(lambda: self._write(self.at_out_of_memory))
-
-    def begin(self, *, warmup: int, steps: int) -> None:
-        """Do nothing: recording starts with `start`."""
-
-    def step_begin(self, step: int) -> None:
-        """Do nothing."""
-
-    def step_end(self, step: int) -> None:
-        """Do nothing."""
 
     def end(self) -> None:
         """Write the snapshot."""

@@ -15,21 +15,26 @@ _logger = logging.getLogger(__name__)
 class Sink(Protocol):
     """Destination of records.
 
-    A custom class may inherit from this one and override only the methods it needs. Methods are called from one
+    A class may inherit from this one and override only the methods it needs; the others do nothing. The last row of an
+    interval contains its rates, so that most sinks do not need `write_interval`. Methods are called from one
     thread (the recording thread, or that of a `BackgroundSink`), in the order of the steps, and never after `close`.
     """
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write the next steps. Each step is passed once, in ascending order, in batches."""
+        return
 
     def write_interval(self, interval: LogInterval) -> None:
         """Write the summary of a log interval, after its rows."""
+        return
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation, after the rows of the preceding steps."""
+        return
 
     def close(self) -> None:
         """Write buffered records and release resources."""
+        return
 
 
 @runtime_checkable

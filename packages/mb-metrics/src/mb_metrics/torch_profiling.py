@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _MAX_ENTRIES = 100_000
 
 
-class TorchTrace:
+class TorchTrace(StepProfiler):
     """Profiler that writes a Chrome trace of the window and, if configured, a Chakra trace.
 
     The paths are <folder>/torch_profile/rank-<rank>.json.gz and <folder>/chakra/rank-<rank>.json.gz. The step before
@@ -61,9 +61,6 @@ class TorchTrace:
             execution_trace_observer=self._observer,
         )
         self._profile.start()
-
-    def step_begin(self, step: int) -> None:
-        """Do nothing."""
 
     def step_end(self, step: int) -> None:
         """Advance the profiler, which writes the trace after the last step of the window."""
@@ -101,19 +98,8 @@ class TorchMemoryRecorder:
         torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
 
-class _HistorySettings(Protocol):
-    @property
-    def record_memory_history(self) -> bool: ...
-
-    @property
-    def memory_snapshot_path(self) -> str: ...
-
-    @property
-    def profile_ranks(self) -> list[int]: ...
-
-
 def start_memory_history_recording(
-    profiling: _HistorySettings | None,
+    profiling: ProfilingConfig | None,
     *,
     rank: int | None = None,
     recorder: MemoryRecorder | None = None,
@@ -125,7 +111,7 @@ def start_memory_history_recording(
     is written at the end of the window.
 
     Args:
-        profiling: A `ProfilingConfig`, or an object with its fields.
+        profiling: Section `profiling`.
         rank: Rank of this process; None: the rank of torch.distributed, or 0.
         recorder: Recorder of the memory history; None: torch's allocator.
     """

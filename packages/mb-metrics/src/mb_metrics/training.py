@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mb_metrics.auxiliary_losses import IntervalGroup, build_auxiliary_losses
+from mb_metrics.auxiliary_losses import build_auxiliary_losses
 from mb_metrics.build import build_reductions, build_samplers, build_sinks
 from mb_metrics.config import LoggerConfig
 from mb_metrics.energy import EnergySampler
@@ -21,7 +21,7 @@ from mb_metrics.recorded_steps import Value
 from mb_metrics.sink import Sink
 from mb_metrics.sinks.console import TextStream
 from mb_metrics.stage_memory import add_stage_reductions, add_stage_values
-from mb_metrics.training_context import SampleSizes
+from mb_metrics.training_context import ModelGroups, SampleSizes
 from mb_metrics.training_metrics import TrainingMetrics
 
 _logger = logging.getLogger(__name__)
@@ -41,18 +41,6 @@ class TrainSection(Protocol):
     @property
     def train_samples(self) -> int | None:
         """Length of the run in samples."""
-
-
-class TrainingGroups(Protocol):
-    """Process groups that are read; Megatron's ProcessGroupCollection has them. Norms read further fields."""
-
-    @property
-    def pp(self) -> IntervalGroup:
-        """Pipeline stages."""
-
-    @property
-    def dp(self) -> IntervalGroup:
-        """Data-parallel ranks, without context parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +76,7 @@ def build_training_metrics(  # noqa: PLR0913 - sections and parts, each by name
     *,
     model: Any,
     train: TrainSection,
-    groups: TrainingGroups,
+    groups: ModelGroups,
     chunks: Sequence[Any],
     device: torch.device | str,
     vocab_size: int,

@@ -1,4 +1,4 @@
-"""Protocols of the callback context that `TrainingMetrics` reads; the contexts of mb-loop have these fields."""
+"""Protocols of the callback context, counters and process groups that training metrics read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,6 +105,32 @@ class MetricsContext(Protocol):
     @property
     def checkpoint_work(self) -> str | None:
         """Work that holds the loop: "save", or "finalize" (on_checkpoint_start, on_checkpoint_end)."""
+
+
+class RankGroup(Protocol):
+    """Process group of torch, of which the rank and the size are read."""
+
+    def rank(self) -> int:
+        """Return the rank of this process in the group."""
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+
+class ModelGroups(Protocol):
+    """Process groups that metrics read; Megatron's ProcessGroupCollection has them. Norms read further fields."""
+
+    @property
+    def pp(self) -> RankGroup:
+        """Pipeline stages."""
+
+    @property
+    def dp(self) -> RankGroup:
+        """Data-parallel ranks, without context parallelism."""
+
+    @property
+    def dp_cp(self) -> RankGroup:
+        """Ranks with the same weights: data and context parallelism."""
 
 
 class SampleSizes(Protocol):

@@ -18,7 +18,7 @@ from mb_metrics.names import (
     SKIPPED_SAMPLES,
 )
 from mb_metrics.recorded_steps import Value
-from mb_metrics.training_context import MetricsContext, TrainingStep
+from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
 
 
 class IntervalValues(Protocol):
@@ -143,9 +143,10 @@ class TrainingMetrics:
 
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Record the step. Collective over the model at the end of a log interval."""
-        result, counters = context.result, context.state.train_state
+        result = context.result
         if result is None:
             return
+        counters: TrainCounters = context.state.train_state
         self._microbatches += result.samples // self._samples_per_microbatch
         at_interval = self._at_interval(result.step) if self._ends_interval(result.step) else {}
         self.metrics.record(

@@ -93,7 +93,8 @@ class RunReader:
         self._is_single_file = self._path.is_file()
         if not self._is_single_file and not _has_run(self._path):
             raise RunNotFoundError(
-                f"{path}: no run found. None of {METRICS}, {EVENTS}, {CONFIG} and {LOG} exists. {_suggestion(self._path)}"
+                f"{path}: no run found. None of {METRICS}, {EVENTS}, {CONFIG} and {LOG} exists. "
+                f"{_suggestion(self._path)}"
             )
         self._configuration = configuration
         self._metrics = _FileTail(self._path if self._is_single_file else self._path / METRICS)

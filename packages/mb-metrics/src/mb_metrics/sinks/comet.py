@@ -11,12 +11,13 @@ from typing import Any
 
 import comet_ml
 
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
+from mb_metrics.sink import Sink
 from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 
-class CometSink:
+class CometSink(Sink):
     """Sink that logs each row as a step of a Comet experiment.
 
     The experiment is opened at the first record. With a run file, a resumed job continues the same experiment. Comet
@@ -66,9 +67,6 @@ class CometSink:
             self._log(row.step, row.values_and_samples)
         if rows:
             self._write_run_file(rows[-1].step)
-
-    def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""

@@ -3,11 +3,12 @@
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow, perplexity
+from mb_metrics.record import Evaluation, LogInterval, perplexity
+from mb_metrics.sink import Sink
 from mb_metrics.throughput import ThroughputRates
 
 
@@ -21,8 +22,10 @@ class TextStream(Protocol):
         """Flush the written text."""
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Sink that prints the iteration line and the step-time line of each log interval, and a line per evaluation.
+
+    `close` leaves the stream open: the caller owns it.
 
     Args:
         stream: Output stream; None: the value of sys.stdout when a line is printed.
@@ -44,9 +47,6 @@ class ConsoleSink:
         self._throughput = throughput
         self._losses = losses
 
-    def write_rows(self, rows: Sequence[MetricsRow]) -> None:
-        """Do nothing: the console shows intervals."""
-
     def write_interval(self, interval: LogInterval) -> None:
         """Print two lines."""
         self._print(iteration_line(interval, throughput=self._throughput, losses=self._losses))
@@ -61,9 +61,6 @@ class ConsoleSink:
         """Print one line, if `evaluations` is True."""
         if self._evaluations:
             self._print(evaluation_line(evaluation))
-
-    def close(self) -> None:
-        """Leave the stream open: the caller owns it."""
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream or sys.stdout, flush=True)

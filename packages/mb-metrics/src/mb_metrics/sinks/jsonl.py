@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mb_metrics.names import CONSUMED_SAMPLES
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.sink import Sink
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Sink that appends one object per step and per evaluation: `step`, `time`, then each metric under its name.
 
     `time` is in seconds since the epoch; "samples vs steps" is the number of consumed samples, if known; `skipped` is
@@ -50,9 +51,6 @@ class JsonlSink:
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write one line per step."""
         self._append([_row_object(row) for row in rows])
-
-    def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write a separate line."""

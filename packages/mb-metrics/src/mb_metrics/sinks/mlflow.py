@@ -13,8 +13,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from mb_metrics.names import mlflow_name
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
+from mb_metrics.sink import Sink
 from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 _Item = TypeVar("_Item")
@@ -28,7 +29,7 @@ _REPEATED = "mb_metrics.repeated_steps"
 _PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR"}
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """Sink that logs each row as a step of an MLflow run, under valid MLflow names (`mb_metrics.names.mlflow_name`).
 
     The run is opened at the first record. A server that is down raises `ConnectionError`, so that a `BackgroundSink`
@@ -85,9 +86,6 @@ class MlflowSink:
                     client.log_batch(run, metrics=chunk, tags=[RunTag(_LAST_STEP, str(last))])
                 self._sent = last
                 self._file.write(TrackerRun(id=run, last_step=last))
-
-    def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""

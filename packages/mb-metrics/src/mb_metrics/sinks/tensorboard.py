@@ -14,9 +14,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
 from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.sink import Sink
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Sink that writes each metric with its name as tag, and ungrouped metrics also as "<name> vs samples".
 
     Resuming rewrites the event files of the folder without the steps that the run repeats. TensorBoard's restart

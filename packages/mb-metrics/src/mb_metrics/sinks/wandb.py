@@ -13,14 +13,15 @@ from typing import Any, Literal
 import wandb
 from wandb.errors import CommError, UsageError
 
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
+from mb_metrics.sink import Sink
 from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 _logger = logging.getLogger(__name__)
 
 
-class WandbSink:
+class WandbSink(Sink):
     """Sink that logs each row as a step of a W&B run, and the consumed samples as "samples vs steps" for the x axis.
 
     The run is opened at the first record, which may take seconds: wrap the sink in a `BackgroundSink`. With a run
@@ -71,9 +72,6 @@ class WandbSink:
             self._log(row.step, row.values_and_samples)
         if rows:
             self._write_run_file(rows[-1].step)
-
-    def write_interval(self, interval: LogInterval) -> None:
-        """Do nothing: the last row of an interval contains its rates."""
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation as part of its step."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mb_metrics.megatron_attributes import attribute, has_distributed_optimizer
 from mb_metrics.norms import (
     NormGroups,
     ParameterShard,
@@ -133,7 +134,7 @@ def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
         prefix + name: module.layer_number - 1
         for prefix, chunk in _prefixed(chunks)
         for name, module in chunk.named_modules()
-        if isinstance(getattr(module, "layer_number", None), int)
+        if isinstance(attribute(module, "layer_number"), int)
     }
     return {
         name: _renumbered(name, numbers) if param_is_not_shared(parameter) else ""
@@ -159,7 +160,7 @@ def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
 def _gradient_shard(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> ParameterShard:
     if id(parameter) in shards:
         return ParameterShard(name=name, parameter=parameter, value=shards[id(parameter)], sharded=True)
-    main = getattr(parameter, "main_grad", None)
+    main = attribute(parameter, "main_grad")
     return ParameterShard(
         name=name, parameter=parameter, value=parameter.grad if main is None else main, sharded=False
     )
@@ -172,8 +173,7 @@ def _shards(chunks: Sequence[Any]) -> dict[int, Tensor]:
     """
     shards: dict[int, Tensor] = {}
     for chunk in chunks:
-        settings = getattr(chunk, "ddp_config", None)
-        if settings is None or not settings.use_distributed_optimizer or not hasattr(chunk, "bucket_groups"):
+        if not has_distributed_optimizer(chunk) or not hasattr(chunk, "bucket_groups"):
             continue
         for bucket_group in [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]:
             ranks = bucket_group.intra_distributed_optimizer_instance_group

@@ -5,7 +5,6 @@ Megatron Core is imported only for models with experts or multi-token prediction
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mb_metrics import names
-from mb_metrics.flops_model_shape import FlopsModelShape
+from mb_metrics.auxiliary_losses import build_auxiliary_losses
 from mb_metrics.gradient_norms import GLOBAL, report_l2_norm_grad
+from mb_metrics.megatron_attributes import first_group, has_distributed_optimizer
 from mb_metrics.memory import (
     activation_bytes,
     memory_line,
@@ -23,7 +23,6 @@ from mb_metrics.memory import (
     theoretical_memory_line,
     weight_and_optimizer_bytes,
 )
-from mb_metrics.moe import expert_metrics, prediction_metrics
 from mb_metrics.norms import NormGroups
 from mb_metrics.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
 from mb_metrics.throughput import BatchSizes
@@ -235,27 +234,18 @@ def _at_interval(
     step: int,
 ) -> dict[str, Any]:
     """Return the metrics that are measured at the end of a log interval. Collective."""
-    rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(groups, "mp"))
+    rate = reduce_max_stat_across_model_parallel_group(learning_rate, first_group(groups, "mp"))
     found: dict[str, Any] = {names.LEARNING_RATE: rate}
-    logger, shape = config.logger, FlopsModelShape(config.model)
+    logger, pp_group = config.logger, first_group(groups, "pp")
     if logger.log_memory_to_tensorboard:
-        report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))
+        report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), pp_group)
         found |= {f"memory/{name}": value for name, value in report.items()}
     if logger.log_l2_norm_grad_to_tensorboard:
         found |= _gradient_norms(model, groups, grad_norm=grad_norm)
-    if shape.value("num_moe_experts") is not None:
-        found |= expert_metrics(
-            config.model,
-            import_module("mb_metrics.mcore").megatron_expert_tracker(),
-            microbatches=microbatches,
-            pp_group=_group(groups, "pp"),
-            dp_group=_group(groups, "dp"),
-            device=device_of(_group(groups, "pp")),
-        )
-    if shape.value("mtp_num_layers"):
-        tracker = import_module("mb_metrics.mcore").megatron_prediction_tracker()
-        found |= prediction_metrics(tracker, microbatches=microbatches, step=step)
-    return found
+    auxiliary_losses = build_auxiliary_losses(
+        config.model, pp_group=pp_group, dp_group=first_group(groups, "dp"), device=device_of(pp_group)
+    )
+    return found | auxiliary_losses(step=step, microbatches=microbatches)
 
 
 def _gradient_norms(
@@ -271,12 +261,8 @@ def _gradient_norms(
     return {name: norm * factor for name, norm in norms.items()}
 
 
-def _group(groups: Any, name: str) -> Any:
-    return None if groups is None else getattr(groups, name, None)
-
-
 def _microbatches(train: BatchSizes, batch: int, groups: Any) -> int:
-    ranks = _group(groups, "dp")
+    ranks = first_group(groups, "dp")
     return max(1, batch // (train.micro_batch_size * (1 if ranks is None else ranks.size())))
 
 
@@ -301,7 +287,7 @@ def _print_memory(
                 num_microbatches=_microbatches(config.train, batch, groups),
             )
         print_line(theoretical_memory_line(weights=_weights(model, groups), activations=activations))
-    data_parallel = _group(groups, "dp")
+    data_parallel = first_group(groups, "dp")
     report = report_memory(config.logger.memory_keys)
     if report and (is_alone(data_parallel) or data_parallel.rank() == 0):
         print_line(memory_line(report, rank=rank, steps=step))
@@ -309,11 +295,10 @@ def _print_memory(
 
 def _weights(model: Sequence[Any], groups: Any) -> float:
     """Return the bytes of weights, gradients and optimizer on this rank."""
-    ranks = _group(groups, "dp_cp")
+    ranks = first_group(groups, "dp_cp")
     total = 0.0
     for chunk in model:
-        settings = getattr(chunk, "ddp_config", None)
-        shared = settings is not None and settings.use_distributed_optimizer and ranks is not None
+        shared = has_distributed_optimizer(chunk) and ranks is not None
         total += weight_and_optimizer_bytes(
             chunk.parameters(), optimizer_shards=ranks.size() if shared else 1
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from mb_metrics.megatron_attributes import attribute, first_group
 from mb_metrics.reductions import device_of, is_alone
 from mb_metrics.tensors import to_device
 
@@ -34,20 +35,13 @@ class NormGroups:
     @classmethod
     def of(cls, groups: object) -> "NormGroups":
         """Create from Megatron's ProcessGroupCollection, or from any object with its field names."""
-
-        def first(*names: str) -> Any:
-            found = (
-                getattr(groups, name, None) for name in names
-            )  # collections have the fields that were made
-            return next((group for group in found if group is not None), None)
-
         return cls(
-            tp=first("tp"),
-            pp=first("pp"),
-            dp=first("intra_dp_cp", "dp_cp", "dp"),
-            ep=first("ep"),
-            expert_tp=first("expt_tp"),
-            expert_dp=first("intra_expt_dp", "expt_dp"),
+            tp=first_group(groups, "tp"),
+            pp=first_group(groups, "pp"),
+            dp=first_group(groups, "intra_dp_cp", "dp_cp", "dp"),
+            ep=first_group(groups, "ep"),
+            expert_tp=first_group(groups, "expt_tp"),
+            expert_dp=first_group(groups, "intra_expt_dp", "expt_dp"),
         )
 
 
@@ -66,17 +60,17 @@ class ParameterShard:
     @property
     def is_expert(self) -> bool:
         """True for a parameter of an expert, which Megatron marks with `allreduce=False`."""
-        return not getattr(self.parameter, "allreduce", True)
+        return attribute(self.parameter, "allreduce") is False
 
     def counts(self, group: ProcessGroup | None) -> bool:
         """Return False for a replica that another rank of the tensor-parallel group counts."""
-        split = bool(getattr(self.parameter, "tensor_model_parallel", False))
+        split = bool(attribute(self.parameter, "tensor_model_parallel"))
         return split or is_alone(group) or (group is not None and group.rank() == 0)
 
 
 def param_is_not_shared(param: Tensor) -> bool:
     """Return False for a parameter that is a copy of one on another pipeline stage (tied embeddings)."""
-    return not getattr(param, "shared", False)
+    return not attribute(param, "shared")
 
 
 def calc_params_l2_norm(
@@ -148,9 +142,9 @@ def groups_of(chunks: Sequence[Any]) -> NormGroups:
     """Return the groups in the `pg_collection` of the first chunk or its inner model; empty if there is none."""
     inner = chunks[0] if chunks else None
     while inner is not None:
-        if getattr(inner, "pg_collection", None) is not None:
+        if attribute(inner, "pg_collection") is not None:
             return NormGroups.of(inner.pg_collection)
-        inner = getattr(inner, "module", None)
+        inner = attribute(inner, "module")
     return NormGroups()
 
 
@@ -246,8 +240,8 @@ def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
 
 def _parameter_shard(name: str, parameter: Any, *, weights: bool) -> ParameterShard:
     half = parameter.dtype not in (torch.float32, torch.float64)
-    sharded = half and not weights and bool(getattr(parameter, "main_param_sharded", False))
-    main = getattr(parameter, "main_param", None) if half and not weights else None
+    sharded = half and not weights and bool(attribute(parameter, "main_param_sharded"))
+    main = attribute(parameter, "main_param") if half and not weights else None
     value = main if main is not None or sharded else parameter
     return ParameterShard(name=name, parameter=parameter, value=value, sharded=sharded)
 

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch.distributed import ProcessGroup
 
 from mb_metrics.auxiliary_losses import build_auxiliary_losses
 from mb_metrics.build import build_reductions, build_samplers, build_sinks
@@ -22,7 +23,7 @@ from mb_metrics.sink import Sink
 from mb_metrics.sinks.console import TextStream
 from mb_metrics.stage_memory import add_stage_reductions, add_stage_values
 from mb_metrics.training_context import ModelGroups, SampleSizes
-from mb_metrics.training_metrics import TrainingMetrics
+from mb_metrics.training_metrics import IntervalValues, TrainingMetrics
 
 _logger = logging.getLogger(__name__)
 
@@ -144,11 +145,16 @@ def build_training_metrics(  # noqa: PLR0913 - sections and parts, each by name
         tokens_per_sample=None if sample_sizes is None else sample_sizes.tokens,
         gradient_norms=norms.gradients if gradients else None,
         parameter_norm=norms.parameters if records and logger.log_params_norm else None,
-        interval_values=[build_auxiliary_losses(model, groups=groups, device=device)] if records else [],
+        interval_values=_auxiliary_losses(model, groups, device) if records else [],
         step_values=step_values,
         pausable=[sampler for sampler in samplers if isinstance(sampler, EnergySampler)],
         decoupled_rate=decoupled_rate,
     )
+
+
+def _auxiliary_losses(model: Any, groups: ModelGroups, device: torch.device | str) -> list[IntervalValues]:
+    pp_group, dp_group = cast("ProcessGroup", groups.pp), cast("ProcessGroup", groups.dp)
+    return [build_auxiliary_losses(model, pp_group=pp_group, dp_group=dp_group, device=device)]
 
 
 def flops_per_token(model: Any, *, vocab_size: int, sample_sizes: SampleSizes | None = None) -> float | None:

@@ -1,7 +1,6 @@
 """Chart of curves over steps: scalable SVG for the curves, HTML for the text, which must not be stretched."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +21,11 @@ class Curve:
     """Index of the colour, from 0; colours repeat with different dashes."""
     shape: Envelope
     dots: bool = False
+
+    @property
+    def look(self) -> str:
+        """CSS classes of the colour and the dashes."""
+        return f"c{self.colour % COLOURS} d{self.colour // COLOURS % 3}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ def _frame(chart: Chart, curves: Sequence[Curve]) -> _PlotArea:
 
 def _shape(curve: Curve, frame: _PlotArea) -> str:
     buckets = curve.shape.buckets
-    look = f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}"
+    look = curve.look
     marks = "".join(f"M{frame.x(step):.1f} 0v16" for step in curve.shape.nonfinite_steps)
     bad = f'<path class="bad" d="{marks}"/>' if marks else ""
     if curve.dots or len(buckets) == 1:
@@ -128,8 +132,7 @@ def _legend(curves: Sequence[Curve], always: bool) -> str:
     if len(curves) < 2 and not always:
         return ""
     items = "".join(
-        f'<li class="c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}{" dot" if curve.dots else ""}">'
-        f"{escape(curve.label)}</li>"
+        f'<li class="{curve.look}{" dot" if curve.dots else ""}">{escape(curve.label)}</li>'
         for curve in curves
     )
     return f'<ul class="legend">{items}</ul>'
@@ -170,7 +173,7 @@ def _data(chart: Chart, curves: Sequence[Curve], frame: _PlotArea) -> str:
         "curves": [
             {
                 "label": curve.label,
-                "look": f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}",
+                "look": curve.look,
                 "dots": curve.dots,
                 "points": [
                     _point(bucket, exact=curve.shape.steps_per_bucket <= 1) for bucket in curve.shape.buckets
@@ -190,6 +193,4 @@ def _point(bucket: Bucket, *, exact: bool) -> list[float]:
 
 def _digits(value: float, digits: int = 5) -> float:
     rounded = float(f"{value:.{digits}g}")
-    return (
-        int(rounded) if rounded.is_integer() and math.isfinite(rounded) and abs(rounded) < 1e15 else rounded
-    )
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

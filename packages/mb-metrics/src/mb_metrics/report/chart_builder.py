@@ -16,12 +16,12 @@ _MOST_LOSSES = 12
 _MOST_QUANTITIES = 3
 _BINS = 40
 _STAGE = re.compile(r"memory/(?:pp|stage)[ _-]?(\d+)/(.+)")
-_THROUGHPUT = (
-    ("throughput/tokens_per_sec", "Tokens per second", ""),
-    ("throughput/device/tokens_per_sec", "Tokens per second and device", ""),
-    ("throughput/samples_per_sec", "Sequences per second", ""),
-    ("throughput/batches_per_sec", "Steps per second", ""),
-)
+_THROUGHPUT = {
+    "throughput/tokens_per_sec": "Tokens per second",
+    "throughput/device/tokens_per_sec": "Tokens per second and device",
+    "throughput/samples_per_sec": "Sequences per second",
+    "throughput/batches_per_sec": "Steps per second",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ChartBuilder:
 
     @property
     def _validations(self) -> list[str]:
-        return list(dict.fromkeys(name for subject in self._subjects for name in _validation(subject.run)))
+        return list(dict.fromkeys(name for subject in self._subjects for name in subject.run.validation))
 
     @property
     def _quantities(self) -> list[str]:
@@ -97,21 +97,21 @@ class ChartBuilder:
     def _loss(self, name: str) -> Chart:
         lines = self._lines(lambda run: run.series.get(name))
         if len(self._subjects) == 1:
-            held_out = _validation(self._subjects[0].run).get(name)
+            held_out = self._subjects[0].run.validation.get(name)
             lines = [_ChartLine("training", 0, line.series) for line in lines]
             lines += [_ChartLine("validation", 1, held_out, dots=True)] if held_out else []
         return self._build_chart(name, lines)
 
     def _validation(self, name: str) -> Chart:
-        return self._chart(f"{name} on validation data", lambda run: _validation(run).get(name), dots=True)
+        return self._chart(f"{name} on validation data", lambda run: run.validation.get(name), dots=True)
 
     def _metric(self, name: str, title: str, *, unit: str = "", from_zero: bool = False) -> Chart:
         return self._chart(title, lambda run: run.series.get(name), unit=unit, from_zero=from_zero)
 
     def _throughput(self) -> Iterator[Chart]:
-        for name, title, unit in _THROUGHPUT:
+        for name, title in _THROUGHPUT.items():
             if any(name in subject.run.series for subject in self._subjects):
-                yield self._metric(name, title, unit=unit, from_zero=True)
+                yield self._metric(name, title, from_zero=True)
                 break
         yield self._metric(names.TFLOPS_PER_DEVICE, "Model TFLOP/s per device", from_zero=True)
         yield self._chart(
@@ -190,9 +190,9 @@ class ChartBuilder:
         title: str,
         find: Callable[[RunHistory], Series | None],
         *,
+        dots: bool = False,
         unit: str = "",
         from_zero: bool = False,
-        dots: bool = False,
     ) -> Chart:
         return self._build_chart(title, self._lines(find, dots=dots), unit=unit, from_zero=from_zero)
 
@@ -215,14 +215,6 @@ class ChartBuilder:
         return Chart(
             title=title, unit=unit, curves=curves, from_zero=from_zero, legend=len(self._subjects) > 1
         )
-
-
-def _validation(run: RunHistory) -> dict[str, Series]:
-    series: dict[str, Series] = {}
-    for found in sorted(run.evaluations, key=lambda evaluation: evaluation.step):
-        for name, loss in found.losses.items():
-            series.setdefault(name, Series()).append(found.step, loss)
-    return series
 
 
 def _quantity(name: str) -> str:

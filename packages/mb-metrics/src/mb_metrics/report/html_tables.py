@@ -45,14 +45,10 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
     if len(statistics) == 1:
         tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
         return f'<dl class="tiles">{tiles}</dl>'
-    heads = "".join(
+    heads = [
         f'<th scope="col" class="c{index % 8}">{escape(label)}</th>' for index, label in enumerate(labels)
-    )
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
-        for name, values in rows
-    )
-    return f'<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    ]
+    return _table(heads, [(name, [escape(value) for value in values]) for name, values in rows])
 
 
 def status_text(statistics: RunStatistics) -> str:
@@ -87,32 +83,39 @@ def _between(known: Sequence[tuple[RunConfiguration | None, str]]) -> str:
     rows = [(path, values) for path, values in rows if any(value != values[0] for value in values)]
     if not rows:
         return "<p>The runs have the same settings.</p>"
-    return "<h3>Differences between the runs</h3>" + _table([label for _, label in known], rows)
+    return "<h3>Differences between the runs</h3>" + _settings_table([label for _, label in known], rows)
 
 
 def _against_baseline(configuration: RunConfiguration, label: str | None) -> str:
     if configuration.baseline is None:
         return ""
-    head = (
-        f"<h3>{escape(label)}: changed from {escape(configuration.baseline)}</h3>"
-        if label
-        else (f"<h3>Changed from {escape(configuration.baseline)}</h3>")
-    )
+    title = f"{label}: changed" if label else "Changed"
+    head = f"<h3>{escape(title)} from {escape(configuration.baseline)}</h3>"
     if not configuration.changes:
         return f"{head}<p>Nothing.</p>"
     rows = [(path, list(pair)) for path, pair in configuration.changes.items()]
-    return head + _table([configuration.baseline, "this run"], rows)
+    return head + _settings_table([configuration.baseline, "this run"], rows)
 
 
-def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -> str:
-    columns = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(
-        f'<tr><th scope="row"><code>{escape(path)}</code></th>'
-        + "".join(f"<td><code>{escape(_setting(value))}</code></td>" for value in values)
-        + "</tr>"
-        for path, values in rows
+def _settings_table(labels: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -> str:
+    heads = [f'<th scope="col">{escape(label)}</th>' for label in labels]
+    return _table(
+        heads, [(_code(path), [_code(_setting(value)) for value in values]) for path, values in rows]
     )
-    return f'<div class="wide"><table><thead><tr><td></td>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return a table of cells in HTML, with a name for each row."""
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for name, cells in rows
+    )
+    head = f"<tr><td></td>{''.join(heads)}</tr>"
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _all_settings(run: RunHistory, label: str | None) -> str:

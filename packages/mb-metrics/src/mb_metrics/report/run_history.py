@@ -83,6 +83,15 @@ class RunHistory:
         """Names of the losses, in the order of their first record."""
         return tuple(name for name in self.series if names.is_loss(name))
 
+    @property
+    def validation(self) -> dict[str, Series]:
+        """Validation losses by name, over the steps of the evaluations."""
+        found: dict[str, Series] = {}
+        for evaluation in sorted(self.evaluations, key=lambda each: each.step):
+            for name, loss in evaluation.losses.items():
+                found.setdefault(name, Series()).append(evaluation.step, loss)
+        return found
+
 
 class RunBuilder:
     """Builder of the series of a run from rows and evaluations in file order.

@@ -14,10 +14,10 @@ from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.run_events import RunEvent, parse_event
+from mb_metrics.sinks.jsonl import NOT_FINITE
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d+)\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
 _MOST_WARNINGS = 50
@@ -246,7 +246,7 @@ def _evaluation(step: int, time: float, named: Mapping[str, float]) -> Evaluatio
 
 def _value(raw: object) -> float | None:
     if isinstance(raw, str):
-        return _NOT_FINITE.get(raw)
+        return NOT_FINITE.get(raw)
     return float(raw) if isinstance(raw, (int, float)) else None
 
 

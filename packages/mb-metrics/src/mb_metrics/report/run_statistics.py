@@ -8,7 +8,7 @@ from statistics import fmean, quantiles
 from typing import Literal
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation
+from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series
 from mb_metrics.report.time_split import TimeSplit, split_time
@@ -114,7 +114,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         steps=run.last_step,
         total_steps=run.total_steps,
         losses={name: _loss(run.series[name]) for name in run.losses},
-        validation=_validation(run.evaluations),
+        validation={name: _loss(series) for name, series in run.validation.items()},
         step_seconds=_step_times(split.step_seconds),
         tokens_per_second=_median(run.series.get("throughput/tokens_per_sec")),
         tokens_per_second_per_device=_median(run.series.get("throughput/device/tokens_per_sec")),
@@ -211,7 +211,7 @@ def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: f
     if status == "silent" and not run.rows_are_intervals:
         silent = now - split.attempts[-1].end
         found.append(
-            f"No stop is recorded, and nothing was written for {_duration(silent)}: the run was killed or hangs."
+            f"No stop is recorded, and nothing was written for {duration(silent)}: the run was killed or hangs."
         )
     if status == "failed":
         found.append("The run ended with an error; see log.txt.")
@@ -220,12 +220,6 @@ def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: f
 
 def _steps(count: int) -> str:
     return "one step" if count == 1 else f"{count:,} steps"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _loss(series: Series) -> LossStatistics:
@@ -240,14 +234,6 @@ def _loss(series: Series) -> LossStatistics:
         recent_mean=fmean(recent) if recent else None,
         recent_steps=min(_RECENT, len(series)),
     )
-
-
-def _validation(evaluations: Sequence[Evaluation]) -> dict[str, LossStatistics]:
-    series: dict[str, Series] = {}
-    for found in evaluations:
-        for name, loss in found.losses.items():
-            series.setdefault(name, Series()).append(found.step, loss)
-    return {name: _loss(one) for name, one in series.items()}
 
 
 def _step_times(seconds: Sequence[float]) -> StepTimeStatistics | None:

@@ -11,7 +11,8 @@ from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.sink import Sink
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON does not support, and their text in a metrics file."""
 
 
 class JsonlSink(Sink):
@@ -87,7 +88,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
         ValueError: a line, other than the last, is not a JSON object with a step.
     """
     for _, row in _lines(Path(path)):
-        yield {name: _NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()}
+        yield {name: NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _row_object(row: MetricsRow) -> dict[str, object]:

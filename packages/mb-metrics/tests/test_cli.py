@@ -20,8 +20,8 @@ pytest.importorskip("yaml", reason="needs mb-metrics[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_metrics import LOG_FORMATS, BaselineConfiguration, ReportTooLargeError, RunNotFoundError
-from mb_metrics.cli import LogFormats, app, set_baseline_finder
+from mb_metrics import BaselineConfiguration, ReportTooLargeError, RunNotFoundError
+from mb_metrics.cli import app, set_baseline_finder
 from mb_metrics.cli_errors import exit_codes
 from mb_metrics.cli_report import default_target, read_configuration
 from mb_metrics.cli_watch import can_encode_braille
@@ -138,10 +138,6 @@ def test_statistics_of_runs_and_logs_as_json(run, tmp_path):
     page = tmp_path / "new" / "page.html"
     assert mb_metrics("report", run, "--json", "--out", page).exit_code == 0
     assert page.exists()
-
-
-def test_the_log_formats_are_those_of_the_parser():
-    assert tuple(one.value for one in LogFormats) == LOG_FORMATS
 
 
 def test_bad_input_is_one_error(run, tmp_path):

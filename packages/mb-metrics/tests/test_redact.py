@@ -1,8 +1,15 @@
 import pytest
 
 from mb_metrics import LoggerConfig, SinkFailure, hide_secrets
-from mb_metrics.masking import MASK
+from mb_metrics.masking import MASK, is_secret
 from mb_metrics.redact import hide_in_text
+from mb_metrics.value_types import MismatchError
+
+
+def test_a_wrong_type_under_the_name_of_a_secret_is_masked_by_the_same_names():
+    names = ("logger.comet_api_key", "db.passwd", "MY_PAT", "tokenizer.eos_token", "train.seed")
+    masked = [MASK in str(MismatchError(5, "str", path=name)) for name in names]
+    assert masked == [is_secret(name, "5") for name in names] == [True, True, True, False, False]
 
 
 def test_secrets_are_hidden_by_name_and_nested_settings_become_paths():

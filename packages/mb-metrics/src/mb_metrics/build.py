@@ -1,6 +1,6 @@
 """Factories for the sinks, samplers and reductions of a `LoggerConfig`. Disabled back-ends are not imported."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -60,14 +60,8 @@ def build_sinks(
     sinks: list[Sink] = [ConsoleSink(stream, throughput=config.log_throughput, evaluations=print_evaluations)]
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step))
-    trackers = _trackers(
-        config,
-        folder=None if folder is None else Path(folder),
-        resume_step=resume_step,
-        run_config=run_config,
-    )
-    keep = _wanted_groups(config)
-    for sink in trackers:
+    keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)
+    for sink in _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config):
         filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
         sinks.append(BackgroundSink(filtered, capacity=QUEUE, close_seconds=close_seconds))
     return sinks
@@ -114,53 +108,44 @@ def _trackers(
     folder: Path | None,
     resume_step: int | None,
     run_config: Mapping[str, object] | None,
-) -> list[Sink]:
-    sinks: list[Sink] = []
+) -> Iterator[Sink]:
+    """Yield the sinks of the enabled back-ends, whose adapters are imported only then."""
     if config.tensorboard_dir is not None:
-        sinks.append(
-            import_module("mb_metrics.sinks.tensorboard").TensorBoardSink(
-                config.tensorboard_dir, resume_step=resume_step, queue_size=config.tensorboard_queue_size
-            )
+        yield import_module("mb_metrics.sinks.tensorboard").TensorBoardSink(
+            config.tensorboard_dir, resume_step=resume_step, queue_size=config.tensorboard_queue_size
         )
+    for tracker, sink, project, settings in _tracker_settings(config, folder):
+        if project:
+            yield getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
+                project,
+                run_file=None if folder is None else folder / f"{tracker}_run.json",
+                resume_step=resume_step,
+                config=run_config,
+                **settings,
+            )
 
-    def run(tracker: str) -> dict[str, object]:
-        file = None if folder is None else folder / f"{tracker}_run.json"
-        return {"run_file": file, "resume_step": resume_step, "config": run_config}
 
-    if config.wandb_project:
-        sinks.append(
-            import_module("mb_metrics.sinks.wandb").WandbSink(
-                config.wandb_project,
-                name=config.wandb_exp_name,
-                entity=config.wandb_entity,
-                folder=config.wandb_save_dir or folder,
-                **run("wandb"),
-            )
-        )
-    if config.mlflow_experiment:
-        sinks.append(
-            import_module("mb_metrics.sinks.mlflow").MlflowSink(
-                config.mlflow_experiment,
-                run_name=config.mlflow_run_name,
-                tracking_uri=config.mlflow_tracking_uri,
-                tags=config.mlflow_tags,
-                description=config.mlflow_description,
-                files=config.mlflow_log_artifacts,
-                **run("mlflow"),
-            )
-        )
-    if config.comet_project:
-        sinks.append(
-            import_module("mb_metrics.sinks.comet").CometSink(
-                config.comet_project,
-                name=config.comet_experiment_name,
-                workspace=config.comet_workspace,
-                api_key=config.comet_api_key,
-                tags=config.comet_tags,
-                **run("comet"),
-            )
-        )
-    return sinks
+def _tracker_settings(
+    config: LoggerConfig, folder: Path | None
+) -> Iterator[tuple[str, str, str | None, Mapping[str, object]]]:
+    """Yield the module and the sink of each tracker, its project, and its other settings."""
+    wandb = {"name": config.wandb_exp_name, "entity": config.wandb_entity}
+    yield "wandb", "WandbSink", config.wandb_project, {**wandb, "folder": config.wandb_save_dir or folder}
+    mlflow = {
+        "run_name": config.mlflow_run_name,
+        "tracking_uri": config.mlflow_tracking_uri,
+        "tags": config.mlflow_tags,
+        "description": config.mlflow_description,
+        "files": config.mlflow_log_artifacts,
+    }
+    yield "mlflow", "MlflowSink", config.mlflow_experiment, mlflow
+    comet = {
+        "name": config.comet_experiment_name,
+        "workspace": config.comet_workspace,
+        "api_key": config.comet_api_key,
+        "tags": config.comet_tags,
+    }
+    yield "comet", "CometSink", config.comet_project, comet
 
 
 def _wanted_groups(config: LoggerConfig) -> Callable[[str], bool]:

@@ -3,7 +3,6 @@
 Each command imports its module when it is called, so that `--help` is fast.
 """
 
-from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from mb_metrics.cli_errors import exit_codes
+from mb_metrics.parse.log import LogFormat
 
 if TYPE_CHECKING:
     from mb_metrics.cli_report import BaselineFinder
@@ -29,16 +29,6 @@ class CommandWithExample(TyperCommand):
             super().format_help(ctx, formatter)
         finally:
             self.epilog = arguments
-
-
-class LogFormats(str, Enum):
-    """Trainer that wrote a log."""
-
-    MB = "mb"
-    MEGATRON_LM = "megatron-lm"
-    MEGATRON_BRIDGE = "megatron-bridge"
-    TORCHTITAN = "torchtitan"
-    CLOUDAI = "cloudai"
 
 
 app = typer.Typer(
@@ -67,7 +57,7 @@ _Logs = Annotated[
     typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Log of another trainer; repeatable."),
 ]
 _Format = Annotated[
-    LogFormats | None,
+    LogFormat | None,
     typer.Option(
         help="Trainer that wrote the logs of --from-log; default: detected from their lines.",
         show_default=False,
@@ -110,7 +100,7 @@ def report(
         command.report(
             runs or [],
             logs=from_log or [],
-            log_format=log_format and log_format.value,
+            log_format=log_format,
             out=out,
             as_json=as_json,
             find_baseline=context.meta.get(_FIND_BASELINE, command.no_baseline),

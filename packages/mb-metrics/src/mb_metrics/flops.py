@@ -1,4 +1,20 @@
-"""Floating-point operations per token, by part, and a closed formula for a dense GPT."""
+"""Floating-point operations per token, by part, and a closed formula for a dense GPT.
+
+Only matrix products count: 2 operations per weight and token forward, twice that backward (gradients of the
+input and of the weight), hence 6 per weight. With L layers, width h, sequence s, heads times head width q,
+key-value groups times head width k, feed-forward width f and vocabulary V, per token:
+
+    attention_linear = 6 L h (q + 2 k) + 6 L q h
+    attention_core   = 12 L s q         (half of it if causal)
+    mlp              = 6 L h f * 2      (* 3 if gated, as in SwiGLU)
+    logits           = 6 h V
+
+Embeddings, norms, softmax, biases and recomputation are not counted: these are model FLOPs, not hardware FLOPs.
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM" (2021), appendix, without its recomputation term; with `causal` the upper
+half of the score matrix is not counted, as in Dao, "FlashAttention-2" (2023), section 4.1, and in Megatron's
+own logs. PaLM's MFU (Chowdhery et al., 2022, appendix B) counts it: compare with causal=False.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -78,22 +94,8 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
 ) -> FlopsPerToken:
     """Return the model FLOPs per token of a dense GPT, as used for TFLOP/s and MFU.
 
-    Only matrix products count: 2 operations per weight and token forward, twice that backward (gradients of the
-    input and of the weight), hence 6 per weight. With L layers, width h, sequence s, heads times head width q,
-    key-value groups times head width k, feed-forward width f and vocabulary V, per token:
-
-        attention_linear = 6 L h (q + 2 k) + 6 L q h
-        attention_core   = 12 L s q         (half of it if causal)
-        mlp              = 6 L h f * 2      (* 3 if gated, as in SwiGLU)
-        logits           = 6 h V
-
-    Embeddings, norms, softmax, biases and recomputation are not counted: these are model FLOPs, not hardware FLOPs.
-    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-    Clusters Using Megatron-LM" (2021), appendix, without its recomputation term; with `causal` the upper
-    half of the score matrix is not counted, as in Dao, "FlashAttention-2" (2023), section 4.1, and in Megatron's
-    own logs. PaLM's MFU (Chowdhery et al., 2022, appendix B) counts it: compare with causal=False.
-
-    Other architectures: `model_flops_per_token`.
+    Matrix products count 6 operations per weight and token; the docstring of `mb_metrics.flops` has the formula and its
+    sources. Other architectures: `model_flops_per_token`.
 
     Args:
         num_layers: Transformer layers.

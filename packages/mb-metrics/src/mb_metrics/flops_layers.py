@@ -10,7 +10,7 @@ _CONVOLUTION = 4
 def attention(shape: FlopsModelShape, *, positions: float) -> FlopsPerToken:
     """Count self-attention (multi-head, grouped or latent); a token attends to `positions` on average.
 
-    Source: see `gpt_flops_per_token`.
+    Source: see `mb_metrics.flops`.
     """
     if shape.flag("multi_latent_attention"):
         return latent_attention(shape, positions=positions)

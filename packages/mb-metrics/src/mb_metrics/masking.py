@@ -10,13 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .value_types import SECRET_WORDS, is_secret_name
+
 MASK = "<masked>"
-_SURE = r"api_?key|access_?key|private_?key|secret|secret_?key|credentials?|authorization|password|passwd|passphrase"
-_NUMBER = re.compile(rf"(^|[_.-])({_SURE})$", re.IGNORECASE)
-_TEXT = re.compile(rf"(^|[_.-])({_SURE}|token|pat|key)$", re.IGNORECASE)
-_PUBLIC = re.compile(
-    r"(^|_)((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
-)
+_NUMBER = re.compile(rf"(^|[_.-])({SECRET_WORDS})$", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]*PASSWORD")
 """Names of environment variables of at least two words."""
 _WORDS = {"AUTH", "COOKIE", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSWD", "PASSPHRASE", "PASSWORD"}
@@ -46,7 +43,7 @@ def is_secret(name: str, value: object) -> bool:
         return _NUMBER.search(name) is not None
     if not isinstance(value, str) or not value:
         return False
-    if _TEXT.search(name) is not None and _PUBLIC.search(name) is None:
+    if is_secret_name(name):
         return True
     return _LOOKS.match(value) is not None or _ADDRESS.search(value) is not None
 

@@ -19,7 +19,14 @@ WHY = "the field does not accept this value"
 FIX = "Set a value of the expected type."
 _INTEGERS = range(-(2**63), 2**63)
 """Range that NumPy, torch and file formats support."""
-_SECRET = re.compile(r"(^|_)(key|token|secret|password|credentials?)$", re.IGNORECASE)
+SECRET_WORDS = (
+    r"(api|access|private|secret)_?key|secret|credentials?|authorization|password|passwd|passphrase"
+)
+"""Last words of names under which text and numbers are secrets."""
+_SECRET_NAME = re.compile(rf"(^|[_.-])({SECRET_WORDS}|token|pat|key)$", re.IGNORECASE)
+_PUBLIC_NAME = re.compile(
+    r"(^|[_.])((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
+)
 _SHOWN = 200
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))
 
@@ -241,9 +248,14 @@ def _has_fields(value: object, candidates: tuple[type, ...]) -> bool:
     return any(each and all(hasattr(value, name) for name in each) for each in names)
 
 
+def is_secret_name(name: str) -> bool:
+    """Return True for a name, or a dotted path, under which text is a secret: `hf_token`, but not `eos_token`."""
+    return _SECRET_NAME.search(name) is not None and _PUBLIC_NAME.search(name) is None
+
+
 def _shown(path: str, value: object) -> str:
     """Return the text of a value, truncated and with secrets masked."""
-    if _SECRET.search(path):
+    if is_secret_name(path):
         return "<masked>"
     try:
         text = repr(value)

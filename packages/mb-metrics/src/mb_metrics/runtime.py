@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+from mb_metrics.run_progress import SECONDS
 
 
 class TrainProgress(Protocol):
@@ -43,11 +43,11 @@ def report_runtime(  # noqa: PLR0913 - the signature of Megatron trainers, and t
     Raises:
         ValueError: `time_unit` is not seconds, minutes, hours or days.
     """
-    if time_unit not in _SECONDS:
+    if time_unit not in SECONDS:
         raise ValueError(
-            f"report_runtime: unknown time unit {time_unit!r}. Supported units are {', '.join(_SECONDS)}. Choose one."
+            f"report_runtime: unknown time unit {time_unit!r}. Supported units are {', '.join(SECONDS)}. Choose one."
         )
-    elapsed = (clock() - start_time) / _SECONDS[time_unit]
+    elapsed = (clock() - start_time) / SECONDS[time_unit]
     report = {
         "time/total": elapsed,
         "time/tokens": float(train_state.consumed_train_samples * seq_length),

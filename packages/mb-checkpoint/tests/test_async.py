@@ -61,13 +61,13 @@ def test_a_writer_that_dies_or_hangs_is_reported_on_every_rank_and_replaced(two_
 
 def test_an_error_of_the_writer_is_reported_with_its_cause(one_rank, tmp_path):
     (message,) = one_rank.run(async_work.lose_staging_folder, {"save": str(tmp_path)})
-    assert "rank 0: FileNotFoundError: [Errno 2] No such file or directory" in message
+    assert "rank 0: No such file or directory" in message
 
 
 def test_a_failed_save_ends_the_run_only_on_request(one_rank, tmp_path):
     section = {"save": str(tmp_path), "on_save_error": "raise"}
     ((kind, message, _),) = one_rank.run(rank_work.error_of, async_work.lose_staging_folder, section)
-    assert (kind, "FileNotFoundError" in message) == ("CheckpointSaveError", True)
+    assert (kind, "No such file or directory" in message) == ("CheckpointSaveError", True)
 
 
 def test_configuration_and_counters_are_those_of_the_moment_of_the_save(one_rank, tmp_path):

@@ -106,9 +106,9 @@ def test_diff_lists_the_differences(run):
     assert (code, out.splitlines()) == (
         1,
         [
-            f"there: {folder / 'iter_0000010'}",
-            f"here: {folder / 'iter_0000030'}",
-            "train_state.step: 10 there, 30 here",
+            f"old: {folder / 'iter_0000010'}",
+            f"new: {folder / 'iter_0000030'}",
+            "train_state.step: 10 -> 30",
             "value.weight: differs by at most 20",
         ],
     )
@@ -140,7 +140,40 @@ def test_a_difference_is_distinguished_from_a_checkpoint_that_cannot_be_read(run
     assert mb_checkpoint("show", run, "--step", -4)[0] == 2
     one = run / "checkpoints" / "iter_0000020"
     (one / ".metadata").unlink()
-    assert (mb_checkpoint("diff", run, one)[0], mb_checkpoint("show", one)[0]) == (2, 2)
+    assert (mb_checkpoint("diff", run, one)[0], mb_checkpoint("show", one)[0]) == (2, 1)
+
+
+def stderr_of(*arguments):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stderr
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are(run):
+    assert stderr_of("show", run, "--step", 15) == (
+        2,
+        f"error: {run / 'checkpoints'}: no checkpoint of step 15; steps: 30, 20, 10. Name one of them.\n",
+    )
+
+
+def test_a_folder_of_another_program_is_recognized(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    code, error = stderr_of("ls", tmp_path)
+    assert (code, error.startswith(f"error: {tmp_path}: holds a model in Hugging Face format. ")) == (2, True)
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    assert stderr_of("ls", tmp_path / "file") == (
+        2,
+        f"error: {tmp_path / 'file'}: is a file. Name a run's folder, such as runs/gpt_tiny.\n",
+    )
+
+
+@pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("run_config.yaml", "is a file")])
+def test_only_an_existing_folder_can_be_trusted(run, name, problem):
+    code, error = stderr_of("ls", run, "--trust", run / name)
+    assert (code, problem in " ".join(error.replace("│", "").split())) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("prune", "--keep", "1")])

@@ -65,7 +65,7 @@ def test_prune_keeps_the_requested_number_of_intact_checkpoints(root):
     ]
     flip(root / "iter_0000020")
     assert (mb_checkpoint("prune", root, "--keep", 1), names(root)) == (
-        (2, []),
+        (1, []),
         ["iter_0000020", "iter_0000030"],
     )
 
@@ -92,7 +92,7 @@ def test_show_and_diff_name_skipped_and_selected_checkpoints(root):
     shown, compared = mb_checkpoint("show", root)[1], mb_checkpoint("diff", root, root / "iter_0000010")[1]
     assert [shown[0][: len(skipped)], compared[0][: len(skipped)]] == [skipped] * 2
     assert shown[1].startswith(f"{root}/iter_0000020: step 20")
-    assert compared[1:3] == [f"there: {root}/iter_0000020", f"here: {root}/iter_0000010"]
+    assert compared[1:3] == [f"old: {root}/iter_0000020", f"new: {root}/iter_0000010"]
     found = CliRunner().invoke(app, ["show", str(root), "--json"]).stdout
     assert json.loads(found)["skipped"][0]["path"] == f"{root}/iter_0000030"
 
@@ -108,6 +108,36 @@ def test_show_and_diff_name_skipped_and_selected_checkpoints(root):
 def test_a_tracker_that_leads_nowhere_is_damage(root, content, note, code):
     tracker = root / "latest_checkpointed_iteration.txt"
     tracker.write_bytes(content)
-    assert any(line.startswith(f"{tracker.name} {note}") for line in mb_checkpoint("ls", root)[1])
+    listed, lines = mb_checkpoint("ls", root)
+    assert (listed, any(line.startswith(f"{tracker.name} {note}") for line in lines)) == (code, True)
     found, lines = mb_checkpoint("verify", root)
     assert (found, any(line.startswith(f"{tracker}: {note}") for line in lines)) == (code, True)
+
+
+def test_a_damaged_manifest_is_described_without_its_path(root):
+    (root / "iter_0000030" / "manifest.json").write_bytes(b"{}")
+    reason = "manifest.json is not a manifest (KeyError: 'manifest_sha256')"
+    code, lines = mb_checkpoint("ls", root)
+    assert (code, lines[0].partition("iter_0000030  ")[2]) == (1, reason)
+    assert mb_checkpoint("show", root)[1][0] == f"skipped {root}/iter_0000030: {reason}"
+
+
+def test_a_damaged_state_tracker_is_described_in_one_line(root):
+    tracker = root / "latest_train_state.pt"
+    tracker.write_bytes(b"xx")
+    code, lines = mb_checkpoint("ls", root)
+    note = f"{tracker.name} is damaged: cannot be read as a train state (UnpicklingError)"
+    assert (code, lines[3:]) == (1, [note])
+
+
+def test_show_of_damaged_checkpoints_is_damage(root):
+    for step in (10, 20, 30):
+        (root / f"iter_{step:07d}" / ".metadata").unlink()
+    done = CliRunner().invoke(app, ["show", str(root)])
+    reasons = "; ".join(f"iter_{step:07d}: lacks .metadata" for step in (30, 20, 10))
+    advice = "Restore their files from a copy, or name another folder."
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"error: {root}: no complete checkpoint ({reasons}). {advice}\n",
+    )
+    assert mb_checkpoint("ls", root)[0] == 1

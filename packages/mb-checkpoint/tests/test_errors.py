@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import mb_checkpoint
-from mb_checkpoint import CheckpointError
+from mb_checkpoint import CheckpointError, ManifestError
+from mb_checkpoint.errors import cause_of, file_problem, first_of
 
 SHARED_FILES = {"_lazy", "_rules", "strict_fields", "value_types"}
 """Modules that are identical in several packages, and therefore cannot use the base class of one."""
@@ -50,3 +52,37 @@ def test_without_the_extra_the_program_names_it(missing, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     advice = f'mb-checkpoint: needs {missing}, which is not installed. Install it: pip install "mb-checkpoint[cli]"\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", advice)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/c/x"), "No such file or directory: /c/x"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("no number"), "OSError: no number"),
+        (ValueError("x"), "ValueError: x"),
+    ],
+)
+def test_a_cause_has_no_error_number(error, cause):
+    assert cause_of(error) == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (ManifestError("/c/manifest.json: is old. Go.", problem="is old"), "manifest.json is old"),
+        (OSError(5, "Input/output error"), "manifest.json cannot be read (Input/output error)"),
+        (OSError(5, "Input/output error", "/c/.metadata"), ".metadata cannot be read (Input/output error)"),
+    ],
+)
+def test_a_problem_of_a_file_has_its_name_and_no_folder(error, problem):
+    assert file_problem(error, "manifest.json") == problem
+
+
+def test_a_long_list_of_problems_is_shortened():
+    assert [first_of("abcde"), first_of("abcdefg", ", ")] == ["a; b; c; d; e", "a, b, c, d, e, and 2 more"]
+
+
+def test_an_error_of_a_damaged_file_keeps_its_problem_between_ranks():
+    sent = pickle.loads(pickle.dumps(ManifestError("/c/m: is old.", problem="is old")))
+    assert (str(sent), sent.problem) == ("/c/m: is old.", "is old")

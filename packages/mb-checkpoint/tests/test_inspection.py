@@ -114,7 +114,7 @@ def test_random_states_and_other_objects_are_compared_with_the_values(tmp_path):
     ]
     one, other, third = folders
     assert dict(diff_checkpoints(one, other, values=True).objects) == {"rng": "stored bytes differ"}
-    assert dict(diff_checkpoints(one, third, values=True).objects) == {"more": "absent there"}
+    assert dict(diff_checkpoints(one, third, values=True).objects) == {"more": "absent in old"}
     assert not diff_checkpoints(one, other)
 
 
@@ -178,9 +178,9 @@ def test_a_foreign_folder_is_not_an_unfinished_save(tmp_path):
 
 
 def test_nothing_to_describe_or_verify_is_an_error(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint there"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint\. Name a run"):
         describe_checkpoint(tmp_path)
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint there"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint\. Name a run"):
         verify_checkpoint(tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_a_local_checkpoint_that_one_rank_cannot_write_is_an_oserror_on_all(two_
     ):
         assert (kind, is_os_error) == ("CheckpointSaveError", True)
         assert f"checkpoint save at step 12 to {tmp_path} failed" in message
-        assert "rank 1: OSError: [Errno 28] No space left on device" in message
+        assert "rank 1: No space left on device" in message
 
 
 def test_one_module_of_several_is_not_saved_locally(one_rank, tmp_path):

@@ -117,7 +117,7 @@ def test_a_failure_that_does_not_end_the_run_is_reported_with_its_folder(
     one_rank, tmp_path, section, options, root
 ):
     found = one_rank.run(tiny_work.fails_to_save, tmp_path, section, options)
-    assert found == [(str(tmp_path / root), True, [("on_checkpoint_save_failed", 20)])]
+    assert found == [(str(tmp_path / root), True, [("on_checkpoint_failed", 20)])]
 
 
 def test_a_process_group_is_needed(one_rank, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mb_checkpoint.commit import discard
 from mb_checkpoint.commit_barrier import CommitBarrier
 from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
+from mb_checkpoint.errors import cause_of
 from mb_checkpoint.finalize import FinalizedSave, FinalizeJob
 from mb_checkpoint.layout import iteration_directory
 from mb_checkpoint.worker import JobResult, WriterJob
@@ -114,7 +115,7 @@ class AsyncSave:
                 self._writer.submit(job)
                 self._finishing = True
             except OSError as error:
-                failures = [f"rank 0: {error}"]
+                failures = [f"rank 0: {cause_of(error)}"]
         return failures or None
 
     def _commit(self) -> list[str] | None:

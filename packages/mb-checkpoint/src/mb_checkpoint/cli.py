@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from mb_checkpoint.cli_errors import exit_codes
+from mb_checkpoint.cli_errors import BAD_INPUT, FAILURE, exit_codes
 from mb_checkpoint.trust import trusted
 
 
@@ -38,18 +38,16 @@ Trust = Annotated[
         "--trust",
         metavar="DIR",
         callback=trust_folders,
+        exists=True,
+        file_okay=False,
         help="Unpickle whatever legacy checkpoints in DIR hold: their authors can execute any code here; repeatable.",
         show_default=False,
     ),
 ]
 """Option of every command that reads checkpoints."""
 
-Checkpoint = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR", help="A run folder, its checkpoints, or one iter_* folder.", show_default=False
-    ),
-]
+_CHECKPOINT_HELP = "A run folder, its checkpoints, or one iter_* folder."
+Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help=_CHECKPOINT_HELP, show_default=False)]
 Root = Annotated[
     Path,
     typer.Argument(metavar="DIR", help="A run folder, or the checkpoints in it.", show_default=False),
@@ -69,20 +67,29 @@ app = typer.Typer(
 
 
 def _run(command: str, *arguments: Any, **options: Any) -> None:
-    """Run a command of `cli_commands`, which returns the exit code."""
-    with exit_codes():
+    """Run a command of `cli_commands`, which returns the exit code.
+
+    The exit code of damage is 1, except in `diff`, where 1 means that there is a difference.
+    """
+    with exit_codes(damage=BAD_INPUT if command == "diff" else FAILURE):
         raise typer.Exit(getattr(import_module("mb_checkpoint.cli_commands"), command)(*arguments, **options))
 
 
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def ls(root: Root, json: AsJson = False, _trust: Trust = None) -> None:
-    """List the checkpoints, newest first: step, size, problems, and which one the trackers name."""
+    """List the checkpoints, newest first: step, size, problems, and which one the trackers name.
+
+    Exit code 1 if there are problems; only sizes are compared, so run `verify` to find damaged contents.
+    """
     _run("ls", root, as_json=json)
 
 
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 100")
 def show(checkpoint: Checkpoint, step: Step = None, json: AsJson = False, _trust: Trust = None) -> None:
-    """Show the contents of a checkpoint: counters, parallel layout, versions, tensors."""
+    """Show the contents of a checkpoint: counters, parallel layout, versions, tensors.
+
+    Exit code 1 if it is damaged; without --step, damaged newer ones are skipped and listed.
+    """
     _run("show", checkpoint, step=step, as_json=json)
 
 
@@ -94,8 +101,8 @@ def verify(checkpoint: Checkpoint, json: AsJson = False, _trust: Trust = None) -
 
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --values")
 def diff(
-    old: Checkpoint,
-    new: Checkpoint,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help=_CHECKPOINT_HELP, show_default=False)],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help=_CHECKPOINT_HELP, show_default=False)],
     values: Annotated[bool, typer.Option("--values", help="Read and compare the tensors, too.")] = False,
     json: AsJson = False,
     _trust: Trust = None,

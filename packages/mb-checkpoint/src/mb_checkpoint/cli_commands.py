@@ -12,7 +12,9 @@ from mb_checkpoint.cli_text import (
     skipped_lines,
 )
 from mb_checkpoint.errors import CheckpointNotFoundError
+from mb_checkpoint.foreign_formats import recognize_foreign
 from mb_checkpoint.inspection import (
+    NAME_A_FOLDER,
     CheckpointDescription,
     CheckpointDifference,
     describe_checkpoint,
@@ -20,7 +22,7 @@ from mb_checkpoint.inspection import (
     list_checkpoints,
     verify_checkpoint,
 )
-from mb_checkpoint.layout import checkpoints_in, is_iteration_directory
+from mb_checkpoint.layout import checkpoints_in, has_checkpoint, is_iteration_directory
 from mb_checkpoint.retention import TRACKED
 from mb_checkpoint.retention import prune as prune_checkpoints
 from mb_checkpoint.trackers import check_trackers
@@ -30,18 +32,17 @@ MAX_TENSORS = 20
 
 
 def ls(folder: Path, *, as_json: bool) -> int:
-    """Print one line per checkpoint, and one per tracker with a note.
+    """Print one line per checkpoint, and one per tracker with a note. Return 1 if any is damaged, otherwise 0.
 
     Raises:
         CheckpointNotFoundError: the folder does not exist, is one checkpoint, or has none.
     """
     root = _root_of(folder)
-    found = list_checkpoints(root)
-    if not found:
-        raise CheckpointNotFoundError(f"{folder}: has no checkpoint.")
-    notes = [f"{each.path.name} {each.text}" for each in check_trackers(root)]
-    print_result(found, [*map(listed_line, found), *notes], as_json=as_json)
-    return 0
+    found, notes = list_checkpoints(root), check_trackers(root)
+    lines = [*map(listed_line, found), *(f"{each.path.name} {each.text}" for each in notes)]
+    print_result(found, lines, as_json=as_json)
+    damaged = [*(each.problems for each in found if not each.unfinished), *(each.damaged for each in notes)]
+    return 1 if any(damaged) else 0
 
 
 def show(folder: Path, *, step: int | None, as_json: bool) -> int:
@@ -71,8 +72,10 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
     """
     found = diff_checkpoints(_checkpoints_of(old), _checkpoints_of(new), values=values)
     lines = skipped_lines(found.skipped)
-    lines += [f"{name}: {path}" for name, path in zip(("there", "here"), found.paths, strict=True)]
-    lines += _difference_lines(found) or ["no difference" if values else "no difference except in values"]
+    lines += [f"{name}: {path}" for name, path in zip(("old", "new"), found.paths, strict=True)]
+    lines += _difference_lines(found) or [
+        "no difference" if values else "no difference; values were not compared"
+    ]
     print_result(found, lines, as_json=as_json)
     return 1 if found else 0
 
@@ -98,13 +101,18 @@ def _checkpoints_of(folder: Path) -> Path:
     """Return the folder with the checkpoints: the given one, or the one inside a run folder.
 
     Raises:
-        CheckpointNotFoundError: the folder does not exist.
+        CheckpointNotFoundError: the folder does not exist, or nothing in it is a checkpoint or the remains of one.
     """
     if not folder.is_dir():
-        raise CheckpointNotFoundError(
-            f"{folder}: no such folder. Name a run's folder, such as runs/gpt_tiny."
-        )
-    return checkpoints_in(folder)
+        problem = "is a file" if folder.exists() else "no such folder"
+        raise CheckpointNotFoundError(f"{folder}: {problem}. Name a run's folder, such as runs/gpt_tiny.")
+    root = checkpoints_in(folder)
+    if not (has_checkpoint(root) or list_checkpoints(root)):
+        foreign = recognize_foreign(root)
+        if foreign is not None:
+            raise CheckpointNotFoundError(f"{folder}: holds {foreign.kind}. {foreign.to_start}.")
+        raise CheckpointNotFoundError(f"{folder}: no checkpoint. {NAME_A_FOLDER}")
+    return root
 
 
 def _root_of(folder: Path) -> Path:
@@ -143,7 +151,7 @@ def _difference_lines(found: CheckpointDifference) -> list[str]:
     compared = (("train_state", found.train_state), ("layout", found.layout), ("tensor", found.tensors))
     return [
         *(
-            f"{title}.{name}: {one} there, {other} here"
+            f"{title}.{name}: {one} -> {other}"
             for title, entries in compared
             for name, (one, other) in entries.items()
         ),

@@ -10,29 +10,20 @@ from mb_checkpoint._unusable_paths import unusable_path
 from mb_checkpoint.errors import (
     CheckpointError,
     CheckpointNotFoundError,
-    CheckpointReadError,
-    IncompleteCheckpointError,
-    ManifestError,
-    TrainStateError,
+    DamagedCheckpointError,
 )
 
 FAILURE = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
-_UNREADABLE = (
-    CheckpointNotFoundError,
-    CheckpointReadError,
-    IncompleteCheckpointError,
-    ManifestError,
-    TrainStateError,
-)
-"""Errors of the input of these commands, which is checkpoints. In a run they are failures: it cannot resume."""
-
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
+def exit_codes(*, damage: int = FAILURE) -> Iterator[None]:
     """Print an error that the user can cause to stderr and exit with its code; other exceptions keep their traceback.
+
+    Args:
+        damage: Exit code if a checkpoint is damaged.
 
     Raises:
         typer.Exit: with the exit code of the error.
@@ -44,11 +35,16 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from interrupt
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
-        unreadable = error.bad_input or isinstance(error, _UNREADABLE)
-        raise typer.Exit(BAD_INPUT if unreadable else FAILURE) from error
+        raise typer.Exit(_exit_code(error, damage=damage)) from error
     except OSError as error:
         message = unusable_path(error)
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
+
+
+def _exit_code(error: CheckpointError, *, damage: int) -> int:
+    if isinstance(error, DamagedCheckpointError):
+        return damage
+    return BAD_INPUT if error.bad_input or isinstance(error, CheckpointNotFoundError) else FAILURE

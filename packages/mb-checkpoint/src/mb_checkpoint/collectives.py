@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from mb_checkpoint.errors import cause_of
+
 T = TypeVar("T")
 
 
@@ -33,7 +35,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
         try:
             outcome[0] = work()
         except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
-            outcome[1] = error if _is_picklable(error) else RuntimeError(f"{type(error).__name__}: {error}")
+            outcome[1] = error if _is_picklable(error) else RuntimeError(cause_of(error))
     dist.broadcast_object_list(outcome, src=0)
     if isinstance(outcome[1], BaseException):
         raise outcome[1]
@@ -62,7 +64,7 @@ def on_every_rank(work: Callable[[], T]) -> T:
     try:
         results.append(work())
     except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
-        failure, cause = f"{type(error).__name__}: {error}", error
+        failure, cause = cause_of(error), error
     failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(failure)) if each]
     if failures:
         raise RanksFailedError("; ".join(failures[:MAX_RANKS_NAMED])) from cause

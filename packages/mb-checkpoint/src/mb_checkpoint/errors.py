@@ -1,5 +1,8 @@
 """Exceptions of this package: one base class; each also subclasses the builtin exception that a caller would catch."""
 
+import os
+from collections.abc import Sequence
+from pathlib import PurePath
 from pickle import UnpicklingError
 from typing import ClassVar
 
@@ -10,7 +13,7 @@ class CheckpointError(Exception):
     """Base class of the errors of this package: either bad input or a failure.
 
     `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure. The program
-    `mb-checkpoint`, whose input are checkpoints, also exits with 2 if one is missing or cannot be read.
+    `mb-checkpoint` also exits with 2 if there is no checkpoint where the user named one.
     """
 
     bad_input: ClassVar[bool] = False
@@ -31,11 +34,27 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """A requested checkpoint does not exist."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """Files of a checkpoint are damaged or missing.
+
+    Attributes:
+        problem: The problem, without the path and without advice.
+    """
+
+    def __init__(self, message: str, *, problem: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem or message
+
+
+class NoIntactCheckpointError(DamagedCheckpointError, CheckpointNotFoundError):
+    """A folder holds checkpoints, and all of them are damaged or incomplete; the message has the reasons."""
+
+
 class CheckpointReadError(CheckpointError, OSError):
     """A rank could not read the selected checkpoint."""
 
 
-class IncompleteCheckpointError(CheckpointError, ValueError):
+class IncompleteCheckpointError(DamagedCheckpointError, ValueError):
     """A checkpoint folder lacks files, or a file is shorter than its index requires."""
 
 
@@ -71,13 +90,44 @@ class LocalStoreError(CheckpointError, RuntimeError):
     """Local checkpoints are enabled, and the library that writes them cannot be imported."""
 
 
-class TrainStateError(CheckpointError, ValueError):
+class TrainStateError(DamagedCheckpointError, ValueError):
     """A train_state.pt file cannot be read or written."""
 
 
-class ManifestError(CheckpointError, ValueError):
+class ManifestError(DamagedCheckpointError, ValueError):
     """A manifest.json is damaged, or has a format that this version does not support."""
 
 
 class DataloaderStateError(CheckpointError, RuntimeError):
     """The position of a data loader cannot be restored."""
+
+
+MAX_SHOWN = 5
+"""Number of problems that a message lists."""
+
+
+def first_of(problems: Sequence[str], separator: str = "; ") -> str:
+    """Return the first problems of a list as part of a message, and the number of further ones."""
+    shown = separator.join(problems[:MAX_SHOWN])
+    return f"{shown}{separator}and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else shown
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error as part of a message: that of the system with its file and without its number."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        file = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
+        return f"{error.strerror}{file}"
+    return f"{type(error).__name__}: {error}"
+
+
+def file_problem(error: DamagedCheckpointError | OSError, name: str) -> str:
+    """Return why a file of a checkpoint cannot be used, as one line without its folder.
+
+    Args:
+        error: Error of reading it, or of another file that the error names.
+        name: Name of the file.
+    """
+    if isinstance(error, DamagedCheckpointError):
+        return f"{name} {error.problem}"
+    file = name if error.filename is None else PurePath(os.fsdecode(error.filename)).name
+    return f"{file} cannot be read ({error.strerror or error})"

@@ -13,7 +13,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from mb_checkpoint.errors import CheckpointNotFoundError, IncompleteCheckpointError, ManifestError
+from mb_checkpoint.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    ManifestError,
+    NoIntactCheckpointError,
+    file_problem,
+)
 from mb_checkpoint.layout import (
     MANIFEST,
     NON_PERSISTENT,
@@ -40,6 +46,9 @@ from mb_checkpoint.select import (
 from mb_checkpoint.trackers import check_trackers
 from mb_checkpoint.train_state import read_train_state
 from mb_checkpoint.unpickling import SafeFileSystemReader
+
+NAME_A_FOLDER = "Name a run's folder, its checkpoint folder or an iter_* folder."
+"""Advice for a path without checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +173,8 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Checkpo
     A non-persistent checkpoint is selected only if no persistent one matches.
 
     Raises:
-        CheckpointNotFoundError: There is none, or the path names a checkpoint of another step.
+        CheckpointNotFoundError: There is none, none is complete (NoIntactCheckpointError), or the path names a
+            checkpoint of another step.
         IncompleteCheckpointError: The path or the step names one checkpoint, and it is incomplete.
     """
     named = Path(path)
@@ -173,11 +183,21 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Checkpo
             f"{path}: is the checkpoint of step {step_of(named)}, not {step}. Leave the step out, or name "
             f"{named.parent}."
         )
-    chosen = _readable(_root_of(Path(path), step=step), step=step)
-    if chosen is None:
+    root = _root_of(named, step=step)
+    if step is not None and not is_iteration_directory(named) and step not in steps_in(root):
+        steps = sorted({*steps_in(named), *steps_in(named / NON_PERSISTENT)}, reverse=True)
         raise CheckpointNotFoundError(
-            f"{path}: no checkpoint there. Name a run's folder, its checkpoint folder or an iter_* folder."
+            f"{path}: no checkpoint of step {step}; steps: {', '.join(map(str, steps)) or 'none'}. Name one of them."
         )
+    try:
+        chosen = _readable(root, step=step)
+    except NoIntactCheckpointError as error:
+        raise NoIntactCheckpointError(
+            f"{root}: {error.problem}. Restore their files from a copy, or name another folder.",
+            problem=error.problem,
+        ) from error
+    if chosen is None:
+        raise CheckpointNotFoundError(f"{path}: no checkpoint. {NAME_A_FOLDER}")
     tensors, objects = _entries(chosen.path)
     state = chosen.path / TRAIN_STATE
     return CheckpointDescription(
@@ -257,10 +277,8 @@ def verify_checkpoint(
         else [path for each in roots for path in steps_in(each).values()]
     )
     if not folders:
-        reason = "its trackers name one that is gone" if has_checkpoint(root) else "no checkpoint there"
-        raise CheckpointNotFoundError(
-            f"{root}: {reason}. Name a folder with iter_* folders, or one of these."
-        )
+        reason = "its trackers name one that does not exist" if has_checkpoint(root) else "no checkpoint"
+        raise CheckpointNotFoundError(f"{root}: {reason}. {NAME_A_FOLDER}")
     damaged = [note for each in roots for note in check_trackers(each) if note.damaged]
     return {
         **{folder: _verified(folder, progress) for folder in folders},
@@ -275,7 +293,7 @@ def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
     try:
         manifest = read_manifest(folder)
     except (ManifestError, OSError) as error:
-        return [str(error)]
+        return [file_problem(error, MANIFEST)]
     if manifest is None:
         return ["has no manifest.json: contents cannot be verified"]
     return find_hash_mismatches(folder, manifest.files, progress=progress)
@@ -294,21 +312,21 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
         CheckpointNotFoundError, IncompleteCheckpointError: See `describe_checkpoint`; the latter also if a value cannot
             be read.
     """
-    there, here = describe_checkpoint(old), describe_checkpoint(new)
-    layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (there, here)]
-    same = [name for name, tensor in there.tensors.items() if here.tensors.get(name) == tensor]
+    first, second = describe_checkpoint(old), describe_checkpoint(new)
+    layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (first, second)]
+    same = [name for name, tensor in first.tensors.items() if second.tensors.get(name) == tensor]
     return CheckpointDifference(
-        train_state=_differing(there.train_state, here.train_state),
+        train_state=_differing(first.train_state, second.train_state),
         layout=_differing(*layouts),
-        config=_changed_lines(there.path / RUN_CONFIG, here.path / RUN_CONFIG),
+        config=_changed_lines(first.path / RUN_CONFIG, second.path / RUN_CONFIG),
         tensors={
             name: (_shown(one), _shown(other))
-            for name, (one, other) in _differing(there.tensors, here.tensors).items()
+            for name, (one, other) in _differing(first.tensors, second.tensors).items()
         },
-        values=_changed_values(there, here, same) if values else {},
-        objects=_changed_objects(there.path, here.path) if values else {},
-        paths=(there.path, here.path),
-        skipped=(*there.skipped, *here.skipped),
+        values=_changed_values(first, second, same) if values else {},
+        objects=_changed_objects(first.path, second.path) if values else {},
+        paths=(first.path, second.path),
+        skipped=(*first.skipped, *second.skipped),
     )
 
 
@@ -366,12 +384,12 @@ def _named(folder: Path, name: str) -> Iterator[None]:
 
 def _changed_objects(old: Path, new: Path) -> dict[str, str]:
     """Compare the stored bytes of entries that are not tensors; nothing is unpickled."""
-    there, here = (_objects(folder) for folder in (old, new))
+    first, second = (_objects(folder) for folder in (old, new))
     changed = {}
-    for name in sorted(there.keys() | here.keys()):
-        if name not in here or name not in there:
-            changed[name] = "absent here" if name in there else "absent there"
-        elif _stored_bytes(old, name, there[name]) != _stored_bytes(new, name, here[name]):
+    for name in sorted(first.keys() | second.keys()):
+        if name not in first or name not in second:
+            changed[name] = "absent in new" if name in first else "absent in old"
+        elif _stored_bytes(old, name, first[name]) != _stored_bytes(new, name, second[name]):
             changed[name] = "stored bytes differ"
     return changed
 

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mb_checkpoint.errors import ManifestError
+from mb_checkpoint.errors import ManifestError, file_problem, first_of
+from mb_checkpoint.layout import MANIFEST
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.manifest import find_hash_mismatches, read_manifest
 from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
-
-MAX_SHOWN = 5
-"""Number of damaged files that a reason names."""
 
 
 def first_intact(
@@ -58,9 +56,7 @@ def _damage(path: Path, progress: Callable[[int], object]) -> str | None:
     try:
         manifest = read_manifest(path)
     except (ManifestError, OSError) as error:
-        return str(error)
+        return file_problem(error, MANIFEST)
     if manifest is None:
         return None
-    found = find_hash_mismatches(path, manifest.files, progress=progress)
-    more = f"; and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
-    return "; ".join(found[:MAX_SHOWN]) + more if found else None
+    return first_of(find_hash_mismatches(path, manifest.files, progress=progress)) or None

@@ -120,6 +120,8 @@ class DefaultCheckpointManager:
     ) -> SavedCheckpoint | ScheduledSave | FailedSave:
         """Save, or start a background save; `on_checkpoint_save` is fired when a checkpoint is complete.
 
+        `on_checkpoint_failed` is fired for a FailedSave.
+
         Collective. Waits for a previous save that is still in flight. Megatron validates the coverage of the tensors by
         the ranks' pieces only at the first save, because later saves have the same pieces.
 
@@ -279,7 +281,7 @@ class DefaultCheckpointManager:
         if self._log_outcomes and dist.get_rank() == 0:
             logger.error(failed.message)
         if self._events is not None:
-            self._events.fire("on_checkpoint_save_failed", failed)
+            self._events.fire("on_checkpoint_failed", failed)
         return failed
 
 

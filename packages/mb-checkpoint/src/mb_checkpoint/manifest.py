@@ -69,19 +69,20 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
         own_hash = body.pop(_HASH_KEY)
         unchanged = content == _rendered({**body, _HASH_KEY: own_hash})
         if not unchanged or own_hash != hashlib.sha256(_rendered(body)).hexdigest():
-            raise ManifestError(f"{source}: was changed after it was written. Take another checkpoint.")
+            raise _unusable(source, "was changed after it was written")
         number = body.pop("format")
         if number != FORMAT:
-            raise ManifestError(
-                f"{source}: has format {number} and this version knows {FORMAT}. Use a newer mb-checkpoint."
-            )
+            problem = f"has format {number} and this version knows {FORMAT}"
+            raise _unusable(source, problem, fix="Use a newer mb-checkpoint")
         return Manifest(**{**body, "files": tuple(FileEntry(**entry) for entry in body["files"])})
     except ManifestError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ManifestError(
-            f"{source}: is not a manifest ({type(error).__name__}: {error}). Take another checkpoint."
-        ) from error
+        raise _unusable(source, f"is not a manifest ({type(error).__name__}: {error})") from error
+
+
+def _unusable(source: str, problem: str, *, fix: str = "Take another checkpoint") -> ManifestError:
+    return ManifestError(f"{source}: {problem}. {fix}.", problem=problem)
 
 
 def read_manifest(directory: Path) -> Manifest | None:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mb_checkpoint.background_writer import BackgroundWriter
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.device_sync import wait_for_current_device
+from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.mcore_plan import WritePlan
 from mb_checkpoint.worker import JobResult, WriterJob
@@ -111,7 +112,7 @@ class NvrxWriter:
                 return None
         except FAILURES as error:
             self._writing = False
-            return JobResult(failure=f"{type(error).__name__}: {error}")
+            return JobResult(failure=cause_of(error))
         self._writing = False
         return JobResult()
 

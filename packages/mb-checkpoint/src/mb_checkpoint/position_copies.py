@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mb_checkpoint.dataloader import POSITION_FILES
+from mb_checkpoint.errors import cause_of
 from mb_checkpoint.layout import iteration_directory
 
 
@@ -62,4 +63,4 @@ class PositionCopies:
             for file in save.path.glob(POSITION_FILES):
                 shutil.copyfile(file, target / file.name)
         except OSError as error:
-            self._log(f"warning: dataset.dataloader_save: no position of step {save.step}: {error}")
+            self._log(f"warning: dataset.dataloader_save: no position of step {save.step}: {cause_of(error)}")

@@ -10,7 +10,7 @@ from mb_checkpoint.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.collectives import gather
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
-from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
+from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.param_groups import (
     Policy,
     describe,
@@ -21,7 +21,6 @@ from mb_checkpoint.param_groups import (
 )
 from mb_checkpoint.rerun_state import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
-from mb_checkpoint.sources import MAX_SHOWN
 
 
 def check_shapes(
@@ -52,9 +51,8 @@ def check_shapes(
         if here != there and not left:
             lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
     if lines:
-        more = f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else ""
         raise CheckpointShapeError(
-            f"{path}: made by a model of another shape: {'; '.join(lines[:MAX_SHOWN])}{more}. Set the model as in "
+            f"{path}: made by a model of another shape: {first_of(lines)}. Set the model as in "
             "that checkpoint's run_config.yaml, or load another checkpoint."
         )
 

@@ -6,13 +6,12 @@ from typing import Any
 
 from mb_checkpoint import fsdp, main_params, mcore
 from mb_checkpoint.adapters import reject_empty_selection
-from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
+from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.metadata import read_on_all_ranks
 from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.shards import Shard, read_entries
-from mb_checkpoint.sources import MAX_SHOWN
 
 
 def load_shards(
@@ -73,9 +72,7 @@ def compare(
 
 def shown(names: Iterable[str]) -> str:
     """Return the first of some names, and the number of others."""
-    listed = sorted(names)
-    more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
-    return ", ".join(listed[:MAX_SHOWN]) + more
+    return first_of(sorted(names), ", ")
 
 
 def reject_fused_layer_resharding(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_checkpoint.commit import remove_folder
-from mb_checkpoint.errors import CheckpointNotFoundError
+from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
 from mb_checkpoint.layout import staging_directories, steps_in
 from mb_checkpoint.locks import try_exclusive_lock
 from mb_checkpoint.select import tracked_steps
@@ -111,7 +111,7 @@ def prune(
 
     Raises:
         ValueError: See `steps_to_remove`.
-        CheckpointNotFoundError: `protected` is None, and no checkpoint is intact.
+        CheckpointNotFoundError: `protected` is None, and no checkpoint is intact (NoIntactCheckpointError).
     """
     found = steps_in(root)
     pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
@@ -168,12 +168,12 @@ class _Pruning:
         """Return the first intact step of `found`.
 
         Raises:
-            CheckpointNotFoundError: there is none.
+            NoIntactCheckpointError: There is none.
         """
         newest = next((step for step, path in found.items() if self.is_intact(path)), None)
         if newest is None:
             listing = "; ".join(f"{path.name}: {reason}" for path, reason in self.damaged) or "none found"
-            raise CheckpointNotFoundError(
+            raise NoIntactCheckpointError(
                 f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
             )
         return newest
@@ -186,7 +186,7 @@ class _Pruning:
             else:
                 self.not_removed.append((path, "it is being read"))
         except OSError as error:
-            self.not_removed.append((path, str(error)))
+            self.not_removed.append((path, cause_of(error)))
 
     def remove_unfinished(self, root: Path) -> None:
         """Delete staging folders while no process can start to save there."""
@@ -200,7 +200,7 @@ class _Pruning:
                         remove_folder(path)
                     self.removed.append(path)
                 except OSError as error:
-                    self.not_removed.append((path, str(error)))
+                    self.not_removed.append((path, cause_of(error)))
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:

@@ -45,7 +45,7 @@ from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
 from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
-from mb_checkpoint.errors import CheckpointSaveError
+from mb_checkpoint.errors import CheckpointSaveError, cause_of
 from mb_checkpoint.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots, staging_directory
 from mb_checkpoint.manifest import Manifest
@@ -227,7 +227,7 @@ def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
             discard(staging)
         if not isinstance(error, OSError):
             raise
-        reason = str(error) if isinstance(error, RanksFailedError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RanksFailedError) else cause_of(error)
         raise CheckpointSaveError(describe_failure(root, step, reason)) from error
 
 

@@ -13,8 +13,10 @@ from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
     ManifestError,
+    NoIntactCheckpointError,
     TrainStateError,
     UnsafeCheckpointError,
+    file_problem,
 )
 from mb_checkpoint.foreign_formats import recognize_foreign
 from mb_checkpoint.layout import (
@@ -92,7 +94,8 @@ def select_checkpoint(
         rejected: Folders that the caller has found damaged, with the reason; they are treated as incomplete.
 
     Raises:
-        CheckpointNotFoundError: `step` has no folder, or a tracker exists but no complete checkpoint.
+        CheckpointNotFoundError: `step` has no folder, or a tracker exists but no complete checkpoint
+            (NoIntactCheckpointError).
         IncompleteCheckpointError: The path or `step` names one checkpoint, and it is incomplete.
     """
     root, bad = Path(path), rejected or {}
@@ -130,7 +133,7 @@ def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> li
             _compared_with_index(directory) if manifest is None else find_size_mismatches(directory, manifest)
         )
     except (ManifestError, OSError) as error:
-        return [str(error)]
+        return [file_problem(error, MANIFEST)]
 
 
 def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
@@ -231,13 +234,15 @@ def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
                 return target
             reason = f"is not a copy of the {TRAIN_STATE} of {target.name}, which it names"
             passed.append(SkippedCheckpoint(path=state, reason=reason))
-        except (TrainStateError, OSError) as error:
-            passed.append(SkippedCheckpoint(path=state, reason=str(error)))
+        except TrainStateError as error:
+            passed.append(SkippedCheckpoint(path=state, reason=error.problem))
+        except OSError as error:
+            passed.append(SkippedCheckpoint(path=state, reason=f"cannot be read ({error.strerror})"))
     if text.is_file():
         try:
             content = text.read_text(errors="replace").strip()
         except OSError as error:
-            passed.append(SkippedCheckpoint(path=text, reason=str(error)))
+            passed.append(SkippedCheckpoint(path=text, reason=f"cannot be read ({error.strerror})"))
             return None
         if content == "release":
             return root / "release"
@@ -293,15 +298,13 @@ def _newest_complete(
         passed.append(SkippedCheckpoint(path=directory, reason="; ".join(problems)))
     if not has_checkpoint(root) and not passed:
         return None
-    raise CheckpointNotFoundError(_why_none_is_complete(root, passed, resume=TRAIN_STATE in wanted))
-
-
-def _why_none_is_complete(root: Path, passed: list[SkippedCheckpoint], *, resume: bool) -> str:
     listing = "; ".join(f"{entry.path.name}: {entry.reason}" for entry in passed)
     foreign = recognize_foreign(root)
     if foreign is not None:
-        return f"{root}: holds {foreign.kind} ({listing}). {foreign.advice(resume=resume)}."
-    return (
+        advice = foreign.advice(resume=TRAIN_STATE in wanted)
+        raise CheckpointNotFoundError(f"{root}: holds {foreign.kind} ({listing}). {advice}.")
+    raise NoIntactCheckpointError(
         f"{root}: no complete checkpoint ({listing}). Restore one of them, or start in another folder, which "
-        "leaves these unchanged."
+        "leaves these unchanged.",
+        problem=f"no complete checkpoint ({listing})",
     )

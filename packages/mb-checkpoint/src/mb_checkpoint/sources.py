@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 from mb_checkpoint.collectives import gather, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError
+from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError, file_problem, first_of
 from mb_checkpoint.foreign_formats import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.layout import (
+    MANIFEST,
     RESUMABLE,
     WEIGHTS,
     is_iteration_directory,
@@ -21,9 +22,6 @@ from mb_checkpoint.layout import (
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.manifest import files_of_rank, find_hash_mismatches, read_manifest
 from mb_checkpoint.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
-
-MAX_SHOWN = 5
-"""Number of tensors or files that a message names."""
 
 Source = Literal["resumed", "weights", "nothing"]
 Found = TypeVar("Found", bound=SelectedCheckpoint | None)
@@ -74,10 +72,9 @@ def _damage(path: Path, *, contents: bool) -> str | None:
     try:
         own = look()
     except (ManifestError, OSError) as error:
-        own = [str(error)]
+        own = [file_problem(error, MANIFEST)]
     found = [line for lines in gather(own) for line in lines]
-    more = f"; and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
-    return "; ".join(found[:MAX_SHOWN]) + more if found else None
+    return first_of(found) or None
 
 
 def find_checkpoint(

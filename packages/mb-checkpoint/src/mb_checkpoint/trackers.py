@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mb_checkpoint.errors import TrainStateError
+from mb_checkpoint.errors import DamagedCheckpointError
 from mb_checkpoint.layout import STATE_TRACKER, STEP_TRACKER, steps_in
 from mb_checkpoint.train_state import read_train_state
 
@@ -28,8 +28,12 @@ def check_trackers(root: Path) -> list[TrackerNote]:
             if not path.exists():
                 continue
             step = _step_in(path)
-        except (TrainStateError, ValueError, OSError) as error:
-            notes.append(TrackerNote(path=path, text=f"is damaged: {error}", damaged=True))
+        except DamagedCheckpointError as error:
+            notes.append(TrackerNote(path=path, text=f"is damaged: {error.problem}", damaged=True))
+            continue
+        except OSError as error:
+            text = f"is damaged: cannot be read ({error.strerror})"
+            notes.append(TrackerNote(path=path, text=text, damaged=True))
             continue
         if step is not None:
             notes += _about(path, step, list(steps_in(root)))
@@ -44,7 +48,7 @@ def _step_in(path: Path) -> int | None:
     if content == "release" and (path.parent / content).is_dir():
         return None
     if not content.isdecimal():
-        raise ValueError(f"holds {content[:40]!r}, and should hold a step")
+        raise DamagedCheckpointError(f"holds {content[:40]!r}, and should hold a step")
     return int(content)
 
 

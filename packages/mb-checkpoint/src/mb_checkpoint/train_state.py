@@ -4,6 +4,7 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 
@@ -57,9 +58,12 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
         counters = {name: value.item() for name, value in stored.items()}
         counters["step"] = int(counters["step"])
     except Exception as error:  # a changed bit can make the reader of the pickle raise anything
+        # torch's text about a pickle has many lines, and advises to unpickle without restrictions
+        text = "" if isinstance(error, UnpicklingError) else f": {error}"
+        problem = f"cannot be read as a train state ({type(error).__name__}{text})"
         raise TrainStateError(
-            f"{source}: cannot be read as a train state ({type(error).__name__}: {error}). "
-            "The file is damaged or of another kind; resume from an older checkpoint."
+            f"{source}: {problem}. The file is damaged or of another kind; resume from an older checkpoint.",
+            problem=problem,
         ) from error
     if FLOPS in counters:
         counters[FLOPS] = int(counters[FLOPS])

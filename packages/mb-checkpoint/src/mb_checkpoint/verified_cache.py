@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from mb_checkpoint.errors import ManifestError
+from mb_checkpoint.errors import ManifestError, file_problem
 from mb_checkpoint.layout import MANIFEST
 from mb_checkpoint.manifest import find_hash_mismatches, read_manifest
 from mb_checkpoint.select import find_problems
@@ -51,7 +51,7 @@ class VerifiedCache:
         try:
             manifest = read_manifest(directory)
         except (ManifestError, OSError) as error:
-            return [str(error)]
+            return [file_problem(error, MANIFEST)]
         if manifest is not None:
             found = find_hash_mismatches(directory, manifest.files, progress=self._progress)
         self._remember(directory, seal, found)

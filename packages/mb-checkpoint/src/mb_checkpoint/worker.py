@@ -14,6 +14,7 @@ from threading import Lock
 
 import torch
 
+from mb_checkpoint.errors import cause_of
 from mb_checkpoint.finalize import FinalizedSave, FinalizeJob, finalize_save
 from mb_checkpoint.staging_buffer import StagingBuffer
 from mb_checkpoint.verified_cache import VerifiedCache
@@ -106,7 +107,7 @@ def _run_job(
         )
         return JobResult()
     except Exception as error:  # noqa: BLE001  # not swallowed: the training process reports it to all ranks
-        return JobResult(failure=f"{type(error).__name__}: {error}")
+        return JobResult(failure=cause_of(error))
 
 
 def _counted(memory: StagingBuffer) -> Callable[[int], None]:

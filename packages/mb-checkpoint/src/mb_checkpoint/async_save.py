@@ -3,8 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint.commit import discard
@@ -13,6 +11,7 @@ from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.finalize import FinalizedSave, FinalizeJob
 from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.retention import PruneResult
 from mb_checkpoint.worker import JobResult, WriterJob
 
 POLL_SECONDS = 0.01
@@ -28,40 +27,33 @@ class AsyncWriterLike(Protocol):
         """Return the result of the last job, once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlightSave:
-    """Parameters of a save in flight, on every rank."""
-
-    root: Path
-    step: int
-    staging: Path
-    began: float
-    """Start time on the clock of the save."""
-    job: FinalizeJob | None
-    """Finalization, on rank 0."""
-
-
 class AsyncSave:
     """Background save in flight; poll it on all ranks the same number of times.
 
     Args:
-        save: Parameters of the save.
+        job: Commit of the save, which rank 0 submits to its writer.
+        began: Start time of the save on `clock`.
+        is_rank_zero: Whether this rank commits.
         writer: Writer that has the data of this rank as its job.
         barrier: Agreement with the other ranks.
-        clock: Clock of `save.began`.
+        clock: Monotonic clock in seconds.
         sleep: Function that waits for a number of seconds.
     """
 
     def __init__(
         self,
-        save: InFlightSave,
+        job: FinalizeJob,
         *,
+        began: float,
+        is_rank_zero: bool,
         writer: AsyncWriterLike,
         barrier: CommitBarrier,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._save = save
+        self._job = job
+        self._began = began
+        self._is_rank_zero = is_rank_zero
         self._writer = writer
         self._barrier = barrier
         self._clock = clock
@@ -73,7 +65,7 @@ class AsyncSave:
     @property
     def step(self) -> int:
         """Step of the save."""
-        return self._save.step
+        return self._job.step
 
     def poll(self, *, blocking: bool) -> SavedCheckpoint | FailedSave | None:
         """Return the result of the save, at the same poll on all ranks; None while it is in progress.
@@ -97,22 +89,22 @@ class AsyncSave:
 
     def _outcome(self) -> str | None:
         """Return on rank 0, once known, the outcome as JSON: reasons of a failure, and the number of bytes written."""
-        if self._save.job is None:
+        if not self._is_rank_zero:
             return None
-        failures = self._commit() if self._finishing else self._begin_commit(self._save.job)
+        failures = self._commit() if self._finishing else self._begin_commit()
         if failures is None:
             return None
         written = 0 if self._finished is None else self._finished.total_bytes
         return json.dumps({"failures": failures, "total_bytes": written})
 
-    def _begin_commit(self, job: FinalizeJob) -> list[str] | None:
+    def _begin_commit(self) -> list[str] | None:
         reports = self._barrier.reports()
         if reports is None:
             return None
         failures = [f"rank {rank}: {failure}" for rank, failure in enumerate(reports) if failure]
         if not failures:
             try:
-                self._writer.submit(job)
+                self._writer.submit(self._job)
                 self._finishing = True
             except OSError as error:
                 failures = [f"rank 0: {cause_of(error)}"]
@@ -126,31 +118,17 @@ class AsyncSave:
         return [] if result.failure is None else [f"rank 0: {result.failure}"]
 
     def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
-        save, seconds = self._save, self._clock() - self._save.began
+        job, seconds = self._job, self._clock() - self._began
         failures = outcome["failures"]
         if failures:
-            if save.job is not None:
-                discard(save.staging)
-            message = describe_failure(save.root, save.step, "; ".join(failures))
-            return FailedSave(root=save.root, step=save.step, message=message, seconds=seconds)
-        return describe_saved(save, self._finished, seconds=seconds, total_bytes=outcome["total_bytes"])
-
-
-def describe_saved(
-    save: InFlightSave, finished: FinalizedSave | None, *, seconds: float, total_bytes: int = 0
-) -> SavedCheckpoint:
-    """Return the record of a committed save; on ranks without `finished`, the size is `total_bytes`."""
-    if finished is None:
+            if self._is_rank_zero:
+                discard(job.staging)
+            message = describe_failure(job.root, job.step, "; ".join(failures))
+            return FailedSave(root=job.root, step=job.step, message=message, seconds=seconds)
         return SavedCheckpoint(
-            path=iteration_directory(save.root, save.step),
-            step=save.step,
+            path=iteration_directory(job.root, job.step),
+            step=job.step,
             seconds=seconds,
-            total_bytes=total_bytes,
+            total_bytes=outcome["total_bytes"],
+            pruned=PruneResult() if self._finished is None else self._finished.pruned,
         )
-    return SavedCheckpoint(
-        path=finished.path,
-        step=save.step,
-        seconds=seconds,
-        total_bytes=finished.total_bytes,
-        pruned=finished.pruned,
-    )

@@ -129,15 +129,14 @@ def check_writable(path: Path | str) -> None:
         ) from error
 
 
-def open_staging(root: Path, step: int, *, attempt: str | None = None) -> Path:
+def open_staging(root: Path, step: int) -> Path:
     """Create the empty staging folder of a step and remove the remains of interrupted saves.
 
-    A root has a single writer: the caller owns every staging folder in it. `attempt` is the name of this attempt; None
-    generates one.
+    A root has a single writer: the caller owns every staging folder in it.
     """
     root.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(root)
-    staging = staging_directory(root, step, attempt or secrets.token_hex(4))
+    staging = staging_directory(root, step, attempt=secrets.token_hex(4))
     staging.mkdir()
     return staging
 

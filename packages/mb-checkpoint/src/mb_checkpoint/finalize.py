@@ -16,15 +16,18 @@ from mb_checkpoint.writing import collect_results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalizeJob:
-    """Arguments of `finalize_save`; can be sent to another process."""
+    """Commit of one save: the arguments of `finalize_save`.
+
+    Every rank has it; rank 0 runs it, in this process or, for a background save, in its writer process.
+    """
 
     root: Path
     staging: Path
     world_size: int
     """Number of ranks that left their results in the staging folder."""
     index: Metadata | None
-    """Tensors and objects of all ranks, without their positions in files; None if another writer wrote data and
-    index."""
+    """Tensors and objects of all ranks, without their positions in files; None on other ranks than 0, and if another
+    writer wrote data and index."""
     facts: Manifest
     """The manifest without the list of files."""
     keep: int
@@ -34,6 +37,11 @@ class FinalizeJob:
     contents: bool = True
     """Before deleting, verify the hashes of the remaining checkpoints, once in the lifetime of a process; False
     compares only the sizes of those that this process has not verified."""
+
+    @property
+    def step(self) -> int:
+        """Step of the save."""
+        return self.facts.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

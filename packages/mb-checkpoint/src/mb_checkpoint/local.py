@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint import fsdp, mcore
-from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank, require_process_group
+from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CheckpointLoadContext,
@@ -22,7 +22,7 @@ from mb_checkpoint.layout import iteration_directory
 from mb_checkpoint.local_state import LocalState
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
-from mb_checkpoint.save import reject_module_name, sharded_state
+from mb_checkpoint.save_state import collect_state
 from mb_checkpoint.select import SelectedCheckpoint, SkippedCheckpoint
 from mb_checkpoint.train_state import FLOPS
 
@@ -62,6 +62,11 @@ def open_local_store(config: CheckpointConfig, group: Any) -> LocalStoreLike:
     return store
 
 
+def local_root(config: CheckpointConfig) -> Path:
+    """Return the folder of local checkpoints on each node."""
+    return Path(config.non_persistent_local_ckpt_dir or "")
+
+
 def save_local(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
@@ -76,22 +81,14 @@ def save_local(
         CheckpointLayoutError, NotImplementedError: See `save_checkpoint`.
     """
     began = clock()
-    require_process_group()
-    reject_module_name(ctx)
-    fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
-    counters = {**ctx.state.train_state.state_dict(), FLOPS: int(ctx.num_floating_point_operations_so_far)}
-    step = int(counters["step"])
-    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
-    metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.reject_padded_buckets(ctx.optimizer, metadata)
-    root = Path(config.non_persistent_local_ckpt_dir or "")
-    state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
-    state |= {"content_metadata": metadata, COUNTERS: counters}
+    state = collect_state(ctx, config)
+    step, counters = state.step, {**state.counters, FLOPS: int(state.counters[FLOPS])}
+    entries = {**state.entries, "content_metadata": state.metadata, COUNTERS: counters}
     try:
-        state |= _position(ctx, groups)
-        path = on_every_rank(lambda: store.save(state, step))
+        entries |= _position(ctx, state.groups)
+        path = on_every_rank(lambda: store.save(entries, step))
     except RanksFailedError as error:
-        raise CheckpointSaveError(describe_failure(root, step, str(error))) from error
+        raise CheckpointSaveError(describe_failure(local_root(config), step, str(error))) from error
     return SavedCheckpoint(
         path=iteration_directory(path, step),
         step=step,

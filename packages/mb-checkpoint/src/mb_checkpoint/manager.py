@@ -26,14 +26,14 @@ from mb_checkpoint.context import (
 )
 from mb_checkpoint.errors import CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
-from mb_checkpoint.local import LocalStoreLike, open_local_store, save_local
+from mb_checkpoint.local import LocalStoreLike, local_root, open_local_store, save_local
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save import (
     PlannerLike,
     cleaned_up,
     destination,
     new_planner,
-    prepare,
+    plan_save,
     save_checkpoint,
     writing_group,
 )
@@ -143,7 +143,7 @@ class DefaultCheckpointManager:
             done = self._begin(ctx, options)
         except CheckpointSaveError as error:
             failed = FailedSave(
-                root=destination(ctx, self._config),
+                root=self._destination(ctx),
                 step=int(ctx.state.train_state.state_dict()["step"]),
                 message=str(error),
                 seconds=self._clock() - began,
@@ -243,24 +243,29 @@ class DefaultCheckpointManager:
     def _schedule(
         self, ctx: CheckpointSaveContext, writer: BackgroundWriterLike, options: dict[str, Any]
     ) -> ScheduledSave:
-        prepared = prepare(ctx, self._config, **options)
-        save = prepared.save
-        with cleaned_up(save.root, save.step, save.staging):
-            on_every_rank(lambda: writer.write(save.staging, dist.get_rank(), prepared.files))
-        world = dist.get_world_size()
+        plan = plan_save(ctx, self._config, **options)
+        job, rank = plan.job, dist.get_rank()
+        with cleaned_up(job.root, job.step, job.staging):
+            on_every_rank(lambda: writer.write(job.staging, rank, plan.files))
         barrier = CommitBarrier(
-            dist.distributed_c10d._get_default_store() if world > 1 else None,
-            rank=dist.get_rank(),
-            world_size=world,
-            name=save.staging.name,
+            dist.distributed_c10d._get_default_store() if job.world_size > 1 else None,
+            rank=rank,
+            world_size=job.world_size,
+            name=job.staging.name,
         )
-        self._pending = AsyncSave(save, writer=writer, barrier=barrier, clock=self._clock)
+        self._pending = AsyncSave(
+            job, began=plan.began, is_rank_zero=rank == 0, writer=writer, barrier=barrier, clock=self._clock
+        )
         return ScheduledSave(
-            root=save.root,
-            step=save.step,
-            seconds=self._clock() - save.began,
+            root=job.root,
+            step=job.step,
+            seconds=self._clock() - plan.began,
             staged_bytes=writer.staged_bytes,
         )
+
+    def _destination(self, ctx: CheckpointSaveContext) -> Path:
+        is_local = ctx.non_persistent_ckpt and self._config.non_persistent_ckpt_type == "local"
+        return local_root(self._config) if is_local else destination(ctx, self._config)
 
     def _report(self, saved: SavedCheckpoint) -> None:
         if dist.get_rank() == 0:

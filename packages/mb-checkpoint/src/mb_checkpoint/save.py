@@ -1,9 +1,10 @@
 """Saving: the sequence of a save, and the steps that precede the commit.
 
-1. **Plan** (`prepare` here; `mcore_plan.py`, `save_shards.py`): collect the sharded state and assign each piece to one
-   rank. Collective, because it needs the state of all ranks at this step.
-2. **Stage**: create the hidden folder `.saving_iter_*` (`commit.open_staging`) and write the small files to it. A
-   background save also copies the tensors to host memory (`staging_buffer.py`), so that training can change them.
+1. **Collect** (`save_state.py`): the state of this rank in the form of the layout. Collective, because it needs the
+   state of all ranks at this step.
+2. **Stage** (`plan_save` here): create the hidden folder `.saving_iter_*` (`commit.open_staging`), assign each piece of
+   the state to one rank (`mcore_plan.py`, `save_shards.py`), and write the small files. A background save also copies
+   the tensors to host memory (`staging_buffer.py`), so that training can change them.
 3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
    save does this in the writer process (`background_writer.py`, `worker.py`).
 4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of
@@ -20,9 +21,8 @@
 A process that dies before step 8 leaves the previous checkpoint current.
 """
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -32,31 +32,21 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from mb_checkpoint import fsdp, mcore, mcore_plan
-from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
-from mb_checkpoint.async_save import InFlightSave, describe_saved
-from mb_checkpoint.collectives import (
-    RanksFailedError,
-    gather,
-    on_every_rank,
-    on_rank_zero,
-    require_process_group,
-)
+from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
 from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
 from mb_checkpoint.finalize import FinalizeJob, finalize_save
-from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots, staging_directory
+from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots
 from mb_checkpoint.manifest import Manifest
-from mb_checkpoint.rerun_state import rerun_entry
-from mb_checkpoint.rng import collect_rng_state, rng_digest
-from mb_checkpoint.save_shards import ShardSavePlanner, entries_to_save
-from mb_checkpoint.train_state import FLOPS, encode_train_state
+from mb_checkpoint.save_shards import ShardSavePlanner
+from mb_checkpoint.save_state import SaveState, collect_state
+from mb_checkpoint.train_state import encode_train_state
 from mb_checkpoint.verified_cache import VerifiedCache
 from mb_checkpoint.writing import DataFile, Piece, write_files, write_result
 
-CHECKPOINT_VERSION = 3.0
 KEPT_NON_PERSISTENT = 2
 """Number of non-persistent checkpoints to keep if all persistent ones are kept."""
 WRITERS = ("mb-checkpoint", "megatron-core", "torch")
@@ -73,12 +63,15 @@ class PlannerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedSave:
+class SavePlan:
     """Save that depends on the running training only through its tensors."""
 
-    save: InFlightSave
+    job: FinalizeJob
+    """Destination and commit."""
     files: tuple[DataFile, ...]
     """Data that this rank writes; the tensors are those of the training."""
+    began: float
+    """Start time on the clock of the save."""
 
 
 def save_checkpoint(
@@ -115,20 +108,23 @@ def save_checkpoint(
         NotImplementedError: `module_name` is set.
         ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
-    prepared = prepare(
-        ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock
-    )
-    save, job = prepared.save, prepared.save.job
-    rank = dist.get_rank()
-    with cleaned_up(save.root, save.step, save.staging):
-        on_every_rank(lambda: write_result(save.staging, rank, write_files(save.staging, prepared.files)))
-        finished = on_rank_zero(
-            lambda: finalize_save(replace(job, contents=False), verified) if job is not None else None
+    plan = plan_save(ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock)
+    job = replace(plan.job, contents=False)
+    with cleaned_up(job.root, job.step, job.staging):
+        on_every_rank(
+            lambda: write_result(job.staging, dist.get_rank(), write_files(job.staging, plan.files))
         )
-    return describe_saved(save, finished, seconds=clock() - save.began)
+        done = on_rank_zero(lambda: finalize_save(job, verified))
+    return SavedCheckpoint(
+        path=done.path,
+        step=job.step,
+        seconds=clock() - plan.began,
+        total_bytes=done.total_bytes,
+        pruned=done.pruned,
+    )
 
 
-def prepare(
+def plan_save(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
     *,
@@ -136,67 +132,59 @@ def prepare(
     planner: PlannerLike | None,
     validate: bool,
     clock: Callable[[], float],
-) -> PreparedSave:
-    """Run the steps that need all ranks and the current state: plan, create the staging folder, write the small files.
+) -> SavePlan:
+    """Run steps 1 and 2, which need all ranks and the current state; return what remains to be written.
 
     Collective over all ranks. Arguments and errors as `save_checkpoint`.
     """
     began = clock()
-    target = _destination(ctx, config)
-    root = target.root
-    require_process_group()
-    counters = {**ctx.state.train_state.state_dict(), FLOPS: ctx.num_floating_point_operations_so_far}
-    train_state = encode_train_state(counters)
-    step = int(counters["step"])
-    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
-    fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
-    metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.reject_padded_buckets(ctx.optimizer, metadata)
-    planner = planner or new_planner(config, groups)
-    facts = _facts(ctx, config, groups, step=step, metadata=metadata)
-
-    attempt = on_rank_zero(lambda: secrets.token_hex(4))
-    staging = staging_directory(root, step, attempt)
-
-    def describe() -> None:
-        (staging / TRAIN_STATE).write_bytes(train_state)
-        ctx.state.cfg.to_yaml(str(staging / RUN_CONFIG))
-        if config.ckpt_format != fsdp.FORMAT:
-            mcore_plan.write_format_marker(staging)
-        if write_assets is not None and config.save_tokenizer_assets:
-            write_assets(staging)
-
-    with cleaned_up(root, step, staging):
-        on_rank_zero(lambda: open_staging(root, step, attempt=attempt))
-        state = sharded_state(ctx, config, step, groups=groups, metadata=metadata)
-        plan = planner.plan(state, staging, metadata=metadata, validate=validate)
-        position = on_every_rank(lambda: _position(ctx, groups, trust=config.trust))
-        on_rank_zero(describe)
-    job = None
-    if dist.get_rank() == 0:
-        job = FinalizeJob(
-            root=root,
-            staging=staging,
-            world_size=dist.get_world_size(),
-            index=plan.index,
-            facts=facts,
-            keep=target.keep,
-            retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
-            contents=config.verify_integrity,
-        )
-    save = InFlightSave(root=root, step=step, staging=staging, began=began, job=job)
-    return PreparedSave(save=save, files=(*plan.files, *position))
+    root = destination(ctx, config)
+    state = collect_state(ctx, config)
+    planner = planner or new_planner(config, state.groups)
+    with cleaned_up(root, state.step):
+        staging = on_rank_zero(lambda: open_staging(root, state.step))
+    with cleaned_up(root, state.step, staging):
+        plan = planner.plan(state.entries, staging, metadata=state.metadata, validate=validate)
+        position = on_every_rank(lambda: _position(ctx, state.groups, trust=config.trust))
+        on_rank_zero(lambda: _write_small_files(staging, ctx, config, state.counters, write_assets))
+    job = FinalizeJob(
+        root=root,
+        staging=staging,
+        world_size=dist.get_world_size(),
+        index=plan.index,
+        facts=_facts(ctx, config, state),
+        keep=_number_to_keep(ctx, config),
+        retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
+        contents=config.verify_integrity,
+    )
+    return SavePlan(job=job, files=(*plan.files, *position), began=began)
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:
-    """Return the destination folder of a save, including that of local checkpoints.
+    """Return the destination folder of a save on the shared file system.
 
     Raises:
-        NotImplementedError, ValueError: See `save_checkpoint`.
+        ValueError: See `save_checkpoint`.
     """
-    if ctx.non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
-        return Path(config.non_persistent_local_ckpt_dir or "")
-    return _destination(ctx, config).root
+    if config.save is None:
+        raise ValueError(
+            "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
+        )
+    if not ctx.non_persistent_ckpt:
+        return Path(config.save)
+    if config.non_persistent_ckpt_type != "global":
+        raise ValueError(
+            f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a non-persistent checkpoint "
+            "on the shared file system was requested. Set it to global."
+        )
+    return non_persistent_roots(config)[0]
+
+
+def _number_to_keep(ctx: CheckpointSaveContext, config: CheckpointConfig) -> int:
+    keep = -1 if config.most_recent_k is None else config.most_recent_k
+    if not ctx.non_persistent_ckpt:
+        return keep
+    return KEPT_NON_PERSISTENT if keep < 0 else max(1, keep)
 
 
 def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> PlannerLike:
@@ -218,12 +206,12 @@ def writing_group(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> A
 
 
 @contextmanager
-def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
-    """Remove the staging folder if the block fails, and convert an OSError to a CheckpointSaveError."""
+def cleaned_up(root: Path, step: int, staging: Path | None = None) -> Iterator[None]:
+    """If the block fails, remove the staging folder, and convert an OSError to a CheckpointSaveError."""
     try:
         yield
     except BaseException as error:
-        if dist.get_rank() == 0:
+        if staging is not None and dist.get_rank() == 0:
             discard(staging)
         if not isinstance(error, OSError):
             raise
@@ -231,47 +219,20 @@ def cleaned_up(root: Path, step: int, staging: Path) -> Iterator[None]:
         raise CheckpointSaveError(describe_failure(root, step, reason)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveDestination:
-    """Destination of a checkpoint."""
-
-    root: Path
-    keep: int
-    """Number of checkpoints to keep there; -1 keeps all."""
-
-
-def _destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveDestination:
-    if config.save is None:
-        raise ValueError(
-            "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
-        )
-    reject_module_name(ctx)
-    if not ctx.non_persistent_ckpt:
-        return SaveDestination(root=Path(config.save), keep=_kept(config))
-    if config.non_persistent_ckpt_type != "global":
-        raise ValueError(
-            f"checkpoint.non_persistent_ckpt_type: {config.non_persistent_ckpt_type}, and a non-persistent checkpoint "
-            "on the shared file system was requested. Set it to global."
-        )
-    keep = KEPT_NON_PERSISTENT if _kept(config) < 0 else max(1, _kept(config))
-    return SaveDestination(root=non_persistent_roots(config)[0], keep=keep)
-
-
-def reject_module_name(ctx: CheckpointSaveContext) -> None:
-    """Reject a context that selects one module of several.
-
-    Raises:
-        NotImplementedError: `module_name` is set.
-    """
-    if ctx.module_name is not None:
-        raise NotImplementedError(
-            "checkpoint save: module_name (one module of several) is not supported. The checkpoint would lack the "
-            "other modules without notice. Omit it from the context."
-        )
-
-
-def _kept(config: CheckpointConfig) -> int:
-    return -1 if config.most_recent_k is None else config.most_recent_k
+def _write_small_files(
+    staging: Path,
+    ctx: CheckpointSaveContext,
+    config: CheckpointConfig,
+    counters: Mapping[str, object],
+    write_assets: Callable[[Path], None] | None,
+) -> None:
+    """Write counters, configuration, the marker of the layout and the assets; for rank 0."""
+    (staging / TRAIN_STATE).write_bytes(encode_train_state(counters))
+    ctx.state.cfg.to_yaml(str(staging / RUN_CONFIG))
+    if config.ckpt_format != fsdp.FORMAT:
+        mcore_plan.write_format_marker(staging)
+    if write_assets is not None and config.save_tokenizer_assets:
+        write_assets(staging)
 
 
 def _position(
@@ -285,64 +246,18 @@ def _position(
     return (DataFile(name=position_file_name(groups.dp_rank), pieces=(piece,)),)
 
 
-def sharded_state(
-    ctx: CheckpointSaveContext,
-    config: CheckpointConfig,
-    step: int,
-    *,
-    groups: mcore.CheckpointGroups,
-    metadata: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the state of this rank in the form that the layout requires. Collective."""
-    common: dict[str, Any] = {
-        "checkpoint_version": CHECKPOINT_VERSION,
-        "iteration": step,
-        mcore.EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
-        "parallel_layout": groups.layout(ctx.model),
-    }
-    if config.ckpt_format == fsdp.FORMAT:
-        return entries_to_save(ctx, config, common, groups=groups, metadata=metadata)
-    all_sections = mcore.model_sections(ctx.model, groups, metadata)
-    keep = ctx.adapter_key_filter
-    sections = all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
-    state = {**common, **sections}
-    if config.save_optim and mcore.has_state(ctx.optimizer):
-        state["optimizer"] = mcore.optimizer_section(
-            ctx.optimizer, all_sections, groups, metadata, is_loading=False
-        )
-    if ctx.opt_param_scheduler is not None:
-        state["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
-    if config.save_rng:
-        state[mcore.RNG_KEY] = _rng(groups)
-    return {**state, **rerun_entry(ctx.rerun_state_machine)}
-
-
-def _rng(groups: mcore.CheckpointGroups) -> Any:
-    """Return one random state per (pp, tp) if the data-parallel replicas agree, else that of each rank."""
-    own = collect_rng_state(mcore.MegatronRng())
-    positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(own)))
-    differ = len(set(positions)) > len({position[:2] for position in positions})
-    return mcore.rng_object(own, groups, per_replica=differ)
-
-
-def _facts(
-    ctx: CheckpointSaveContext,
-    config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
-    *,
-    step: int,
-    metadata: dict[str, Any],
-) -> Manifest:
+def _facts(ctx: CheckpointSaveContext, config: CheckpointConfig, state: SaveState) -> Manifest:
+    """Return the manifest of a save without the list of files."""
     return Manifest(
-        step=step,
+        step=state.step,
         files=(),
         ckpt_format=config.ckpt_format,
-        layout=groups.described(ctx.model),
+        layout=state.groups.described(ctx.model),
         content={
             "optimizer": config.save_optim and ctx.optimizer is not None,
             "scheduler": ctx.opt_param_scheduler is not None,
             "random_states": config.save_rng,
-            **metadata,
+            **state.metadata,
         },
         versions={name: version(name) for name in WRITERS},
     )

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 
@@ -22,13 +23,23 @@ def encode_train_state(counters: Mapping[str, object]) -> bytes:
     Raises:
         TrainStateError: A counter is neither a number nor a bool, or the step is missing.
     """
+    step_in(counters)
+    buffer = io.BytesIO()
+    torch.save({name: _to_tensor(name, value) for name, value in counters.items()}, buffer)
+    return buffer.getvalue()
+
+
+def step_in(counters: Mapping[str, Any]) -> int:
+    """Return the step of a run's counters.
+
+    Raises:
+        TrainStateError: It is missing.
+    """
     if "step" not in counters:
         raise TrainStateError(
             f"train state: needs 'step', has only {sorted(counters)}. Add it to state_dict()."
         )
-    buffer = io.BytesIO()
-    torch.save({name: _to_tensor(name, value) for name, value in counters.items()}, buffer)
-    return buffer.getvalue()
+    return int(counters["step"])
 
 
 def _to_tensor(name: str, value: object) -> torch.Tensor:

@@ -76,10 +76,11 @@ def offsets(shape):
         gather_and_compute_chunk_metadata,
     )
 
-    from mb_checkpoint import fsdp, mcore
+    from mb_checkpoint import fsdp
+    from mb_checkpoint.mcore_groups import CheckpointGroups
 
     run = new_run(shape)
-    groups = mcore.CheckpointGroups.of(None)
+    groups = CheckpointGroups.of(None)
     ours = fsdp.weights(run.model, groups)
     theirs, missing = {}, []
     for name, parameter in run.weights().items():
@@ -121,13 +122,14 @@ def mismatched_slices():
     """Collect weights of which the second rank has other slices than Megatron-FSDP reports."""
     import torch
 
-    from mb_checkpoint import fsdp, mcore
+    from mb_checkpoint import fsdp
+    from mb_checkpoint.mcore_groups import CheckpointGroups
 
     run = new_run({"fsdp": "optim_grads_params"})
     for parameter in run.weights().values():
         if torch.distributed.get_rank() == 1:
             parameter.megatron_fsdp_slice = slice(0, 1)
-    fsdp.weights(run.model, mcore.CheckpointGroups.of(None))
+    fsdp.weights(run.model, CheckpointGroups.of(None))
 
 
 def read_missing_object(folder):
@@ -157,6 +159,7 @@ def fused_layer_of_other_tp_size():
     import torch
 
     from mb_checkpoint import mcore
+    from mb_checkpoint.mcore_groups import CheckpointGroups
     from mb_checkpoint.restore_shards import reject_fused_layer_resharding
 
     model = torch.nn.Sequential()
@@ -164,7 +167,7 @@ def fused_layer_of_other_tp_size():
     new_run({})
     layout = {"parallel_layout": {"tensor_model_parallel_size": 2}}
     contents = mcore.CheckpointContents(common=layout, shapes={}, objects=frozenset())
-    reject_fused_layer_resharding(Path("run"), [model], mcore.CheckpointGroups.of(None), contents)
+    reject_fused_layer_resharding(Path("run"), [model], CheckpointGroups.of(None), contents)
 
 
 def reject_before_making_state(folder):
@@ -175,6 +178,7 @@ def reject_before_making_state(folder):
     from rank_work import error_of
 
     from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, mcore
+    from mb_checkpoint.mcore_groups import CheckpointGroups
     from mb_checkpoint.metadata import read_contents
     from mb_checkpoint.restore_shards import ShardRestorer
 
@@ -187,7 +191,7 @@ def reject_before_making_state(folder):
 
     def load(lacking):
         shapes = {name: shape for name, shape in stored.shapes.items() if lacking not in name}
-        groups, contents = mcore.CheckpointGroups.of(None), replace(stored, shapes=shapes)
+        groups, contents = CheckpointGroups.of(None), replace(stored, shapes=shapes)
         ShardRestorer(context, section, groups, Path(folder), contents=contents, resume=True).run()
 
     found = [error_of(load, name)[:2] for name in ("model.module.embedding", "word_embeddings.weight.exp")]

@@ -6,7 +6,7 @@ import pytest
 
 from mb_checkpoint.rerun_state import RERUN_KEY, rerun_entry, rerun_request, take_over
 
-SHARD = SimpleNamespace(unique_key="machine/shard_0_2")
+SHARD = SimpleNamespace(unique_key="machine/shard_0_2", data=b"waiting")
 
 
 class Machine:

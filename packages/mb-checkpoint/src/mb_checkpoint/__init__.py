@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import SavedCheckpoint as SavedCheckpoint
     from mb_checkpoint.context import ScheduledSave as ScheduledSave
     from mb_checkpoint.dataloader import read_dataloader_state as read_dataloader_state
+    from mb_checkpoint.difference import CheckpointDifference as CheckpointDifference
+    from mb_checkpoint.difference import diff_checkpoints as diff_checkpoints
     from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
     from mb_checkpoint.errors import CheckpointError as CheckpointError
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
@@ -57,11 +59,9 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
     from mb_checkpoint.inspection import CheckpointDescription as CheckpointDescription
-    from mb_checkpoint.inspection import CheckpointDifference as CheckpointDifference
     from mb_checkpoint.inspection import ListedCheckpoint as ListedCheckpoint
     from mb_checkpoint.inspection import StoredTensor as StoredTensor
     from mb_checkpoint.inspection import describe_checkpoint as describe_checkpoint
-    from mb_checkpoint.inspection import diff_checkpoints as diff_checkpoints
     from mb_checkpoint.inspection import list_checkpoints as list_checkpoints
     from mb_checkpoint.inspection import verify_checkpoint as verify_checkpoint
     from mb_checkpoint.layout import checkpoints_in as checkpoints_in
@@ -89,7 +89,7 @@ _HOMES = {
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
     "CheckpointDescription": "inspection",
-    "CheckpointDifference": "inspection",
+    "CheckpointDifference": "difference",
     "CheckpointError": "errors",
     "CheckpointFolderError": "errors",
     "CheckpointLayoutError": "errors",
@@ -129,7 +129,7 @@ _HOMES = {
     "checkpoints_in": "layout",
     "create_checkpoint_manager": "factory",
     "describe_checkpoint": "inspection",
-    "diff_checkpoints": "inspection",
+    "diff_checkpoints": "difference",
     "list_checkpoints": "inspection",
     "load_checkpoint": "load",
     "load_model_weights": "load",

@@ -11,14 +11,13 @@ from mb_checkpoint.cli_text import (
     print_result,
     skipped_lines,
 )
+from mb_checkpoint.difference import CheckpointDifference, diff_checkpoints
 from mb_checkpoint.errors import CheckpointNotFoundError
 from mb_checkpoint.foreign_formats import recognize_foreign
 from mb_checkpoint.inspection import (
     NAME_A_FOLDER,
     CheckpointDescription,
-    CheckpointDifference,
     describe_checkpoint,
-    diff_checkpoints,
     list_checkpoints,
     verify_checkpoint,
 )

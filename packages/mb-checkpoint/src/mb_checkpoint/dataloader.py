@@ -30,10 +30,16 @@ class PositionedIterable(Protocol):
         ...
 
 
+@runtime_checkable
+class _HasIterable(Protocol):
+    @property
+    def iterable(self) -> object: ...
+
+
 def positioned(iterator: Any | None) -> PositionedIterable | None:
     """Return the stateful iterable of a data iterator, or of the first of several; None if there is none."""
     first = iterator[0] if isinstance(iterator, (list, tuple)) and iterator else iterator
-    iterable = getattr(first, "iterable", None)
+    iterable = first.iterable if isinstance(first, _HasIterable) else None
     return iterable if isinstance(iterable, PositionedIterable) else None
 
 

@@ -23,6 +23,7 @@ from mb_checkpoint import mcore
 from mb_checkpoint.adapters import KeyFilter
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.param_groups import Policy, changes_of, fit_group
 from mb_checkpoint.shards import Shard, full_shard
 
@@ -77,7 +78,7 @@ def reject_torch_dist_checkpoint(model: Sequence[Any], path: Path) -> None:
 
 
 def weights(
-    model: Sequence[Any], groups: mcore.CheckpointGroups, *, keep: KeyFilter | None = None
+    model: Sequence[Any], groups: CheckpointGroups, *, keep: KeyFilter | None = None
 ) -> dict[str, Shard]:
     """Return the weights and buffers of this rank by their names in a checkpoint.
 
@@ -119,8 +120,8 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
                 for key, value in part.optimizer.state.get(parameter, {}).items():
                     for piece, shard in _of_state(name, value, parameter, gated=gated):
                         entries[f"{STATE_PREFIX}{piece}.{key}"] = shard
-        if getattr(part, "grad_scaler", None):  # only of half precision
-            entries[SCALER_NAME] = part.grad_scaler.state_dict()
+        if scaler := mcore.grad_scaler(part):
+            entries[SCALER_NAME] = scaler.state_dict()
     return _with_global_expert_ids(inner, entries)
 
 
@@ -178,8 +179,9 @@ def restore_settings(
             if stored is not None:
                 changed |= changes_of(stored, group)
                 group.update(fit_group(stored, group, policy=policy))
-        if getattr(part, "grad_scaler", None) and SCALER_NAME in loaded:
-            part.grad_scaler.load_state_dict(loaded[SCALER_NAME])
+        scaler = mcore.grad_scaler(part)
+        if scaler and SCALER_NAME in loaded:
+            scaler.load_state_dict(loaded[SCALER_NAME])
     return sorted(changed)
 
 
@@ -196,7 +198,7 @@ def fused_layers(model: Sequence[Any]) -> bool:
     return any(hasattr(module, "in_proj") for module in _unwrapped(model).modules())
 
 
-def _reject_model_parallel(model: Sequence[Any], groups: mcore.CheckpointGroups) -> None:
+def _reject_model_parallel(model: Sequence[Any], groups: CheckpointGroups) -> None:
     sizes = {"tensor": groups.tp.size(), "pipeline": groups.pp.size(), "expert": groups.ep_size}
     if len(model) > 1 or any(size > 1 for size in sizes.values()):
         raise CheckpointLayoutError(
@@ -336,7 +338,7 @@ class _ShardLayout:
 
 def _with_global_expert_ids(inner: Any, entries: dict[str, Any]) -> dict[str, Any]:
     """Rename experts to their global numbers."""
-    experts = getattr(inner.config, "num_moe_experts", None)
+    experts = inner.config.num_moe_experts
     if not experts:
         return entries
     renamed: dict[str, Any] = handle_experts_in_state_dict(entries, experts)

@@ -14,6 +14,7 @@ from mb_checkpoint.dataloader import read_dataloader_state
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalStoreLike, load_local
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents, read_on_all_ranks
 from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
 from mb_checkpoint.restore_dataloader import restore_position
@@ -78,7 +79,7 @@ def trusted_folders(config: CheckpointConfig) -> tuple[Path, ...]:
 def _find_and_load(
     ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None
 ) -> LoadedCheckpoint:
-    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
+    groups = CheckpointGroups.of(ctx.pg_collection)
     mcore.reject_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
     base, pretrained = None, config.pretrained_checkpoint
     if ctx.adapter_key_filter is not None and pretrained is not None:
@@ -106,7 +107,7 @@ def _step(chosen: SelectedCheckpoint | None) -> int:
 def _load_base(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     pretrained: str,
     *,
     adapters: KeyFilter,
@@ -126,7 +127,7 @@ def _load_base(
 def _load(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     chosen: SelectedCheckpoint,
     *,
     resume: bool,
@@ -214,7 +215,7 @@ def load_model_weights(
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
         chunks = list(model) if isinstance(model, Sequence) else [model]
-        groups = mcore.CheckpointGroups.of(pg_collection)
+        groups = CheckpointGroups.of(pg_collection)
         read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
         shards = is_fsdp_dtensor(chosen.path)
         contents = read_contents(chosen.path, shards=shards)
@@ -226,7 +227,7 @@ def load_model_weights(
 def _load_sections(
     path: Path,
     chunks: Sequence[Any],
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     *,
     contents: mcore.CheckpointContents,
     strict: bool,

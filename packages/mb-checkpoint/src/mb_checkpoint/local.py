@@ -20,6 +20,7 @@ from mb_checkpoint.dataloader import positioned, read_dataloader_state
 from mb_checkpoint.errors import CheckpointSaveError, LocalStoreError
 from mb_checkpoint.layout import iteration_directory
 from mb_checkpoint.local_state import LocalState
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
 from mb_checkpoint.save_state import collect_state
@@ -102,7 +103,7 @@ def _local_bytes(folder: Path, step: int) -> int:
     return sum(file.stat().st_size for file in folder.glob(f"iter_{step:07d}_*local.pt"))
 
 
-def _position(ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups) -> dict[str, Any]:
+def _position(ctx: CheckpointSaveContext, groups: CheckpointGroups) -> dict[str, Any]:
     """Return the position of each rank's data loader; empty if no rank has a stateful one. Collective."""
     iterable = positioned(ctx.train_data_iterator)
     if not any(gather(iterable is not None)):
@@ -114,7 +115,7 @@ def _position(ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups) -> dic
 def load_local(
     ctx: CheckpointLoadContext,
     config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     stored: LocalState,
     *,
     passed: SelectedCheckpoint | None,
@@ -163,7 +164,7 @@ def load_local(
 
 
 def _position_of(
-    ctx: CheckpointLoadContext, groups: mcore.CheckpointGroups, stored: Any | None, *, step: int
+    ctx: CheckpointLoadContext, groups: CheckpointGroups, stored: Any | None, *, step: int
 ) -> Any | None:
     """Return the position in the folder that the context names, else that in the checkpoint."""
     if ctx.dataloader_load is None:

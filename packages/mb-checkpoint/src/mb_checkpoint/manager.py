@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from mb_checkpoint import mcore
 from mb_checkpoint.async_save import AsyncSave
 from mb_checkpoint.background_writer import BackgroundWriter
 from mb_checkpoint.collectives import on_every_rank
@@ -27,6 +26,7 @@ from mb_checkpoint.context import (
 from mb_checkpoint.errors import CheckpointSaveError
 from mb_checkpoint.load import load_checkpoint
 from mb_checkpoint.local import LocalStoreLike, local_root, open_local_store, save_local
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save import (
     PlannerLike,
@@ -132,7 +132,7 @@ class DefaultCheckpointManager:
         began = self._clock()
         self.finalize_async_saves(blocking=True)
         self._events = callback_manager
-        self._choose_planner(mcore.CheckpointGroups.of(ctx.pg_collection))
+        self._choose_planner(CheckpointGroups.of(ctx.pg_collection))
         options: dict[str, Any] = {
             "write_assets": self._write_assets,
             "planner": self._planner,
@@ -206,7 +206,7 @@ class DefaultCheckpointManager:
         """
         return find_checkpoint(self._config)[1] is not None
 
-    def _choose_planner(self, groups: mcore.CheckpointGroups) -> None:
+    def _choose_planner(self, groups: CheckpointGroups) -> None:
         """Select planner and writer at the first save: nvidia-resiliency-ext if configured and installed."""
         if self._planner is not None:
             return
@@ -237,7 +237,7 @@ class DefaultCheckpointManager:
     def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
         """Return the store of local checkpoints, opened on first use; None if they are not configured."""
         if self._local is None and self._config.non_persistent_ckpt_type == "local":
-            self._local = open_local_store(self._config, mcore.CheckpointGroups.of(pg_collection).dp_cp)
+            self._local = open_local_store(self._config, CheckpointGroups.of(pg_collection).dp_cp)
         return self._local
 
     def _schedule(

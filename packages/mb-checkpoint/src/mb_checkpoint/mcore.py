@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -19,8 +18,13 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import verify_checkpoint
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MixedPrecisionOptimizer,
+)
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import Call, Caller, QuickStats, RerunValidationStatus
 from megatron.core.tensor_parallel.random import (
     convert_cuda_rng_state,
@@ -30,8 +34,8 @@ from megatron.core.tensor_parallel.random import (
 from megatron.core.utils import unwrap_model
 
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.context import GroupLike
 from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
 from mb_checkpoint.shards import read_index
 from mb_checkpoint.unpickling import weights_only
@@ -43,83 +47,6 @@ EXACT_FLOPS = "num_floating_point_operations_so_far"
 """Entry with the exact integer number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointGroups:
-    """Process groups that determine the part of the state that this rank stores."""
-
-    tp: GroupLike
-    pp: GroupLike
-    dp_cp: Any
-    expt_dp: Any | None
-    """Ranks that hold the same experts; None if that group was not created."""
-    ep_size: int
-    dp_rank: int
-    dp_size: int
-    is_first_of_replica: bool
-    """Whether this rank is the first of those that work on the same data."""
-    module_layouts: Mapping[str, Mapping[str, int]] | None = None
-    """Module -> its parallel sizes, if modules have separate ranks; the groups above then belong to no module."""
-
-    @classmethod
-    def of(cls, pg_collection: Any | None) -> "CheckpointGroups":
-        """Create from a collection, or from Megatron's own groups if there is none."""
-        names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
-        found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        # a collection lacks the attributes of groups that were not created
-        expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
-        firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
-        return cls(
-            tp=found.tp,
-            pp=found.pp,
-            dp_cp=found.dp_cp,
-            expt_dp=getattr(found, "expt_dp", None),
-            ep_size=expert.size() if expert else 1,
-            dp_rank=(data or found.dp_cp).rank(),
-            dp_size=(data or found.dp_cp).size(),
-            is_first_of_replica=not any(firsts),
-            module_layouts=getattr(found, "module_layouts", None),
-        )
-
-    def sharing(self, kind: str) -> Any:
-        """Return the ranks that share the writing or reading: `dp` with context-parallel, or `ep_dp`.
-
-        Raises:
-            ValueError: The requested group is not in the collection.
-        """
-        if kind == "dp":
-            return self.dp_cp
-        if self.expt_dp is None:
-            raise ValueError(
-                "checkpoint.ckpt_fully_parallel_*_process_group: ep_dp, and the process groups that were passed have "
-                "no expt_dp. Pass it, or set it to dp."
-            )
-        return self.expt_dp
-
-    def layout(self, model: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes that must match for a layout-bound optimizer state to be readable.
-
-        If modules have separate ranks, that is the full layout of each, as `<module>.<size>`.
-        """
-        if self.module_layouts is not None:
-            sizes = {
-                f"{module}.{name}": size
-                for module, own in self.module_layouts.items()
-                for name, size in own.items()
-            }
-            return {**sizes, "model_chunks": len(model)}
-        return {
-            "tensor_model_parallel_size": self.tp.size(),
-            "pipeline_model_parallel_size": self.pp.size(),
-            "expert_model_parallel_size": self.ep_size,
-            "model_chunks": len(model),
-        }
-
-    def described(self, model: Sequence[Any]) -> dict[str, int]:
-        """Return the layout to record in the manifest: `layout`, and the sizes that may differ."""
-        sizes = {"data_parallel_size": self.dp_cp.size()} if self.module_layouts is None else {}
-        return {**self.layout(model), **sizes, "world_size": dist.get_world_size()}
 
 
 def section_names(model: Sequence[Any]) -> list[str]:
@@ -157,14 +84,23 @@ def optimizer_section(
     return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
 
 
+_MAY_BE_STUBS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
+
+
 def has_state(optimizer: Any | None) -> bool:
     """Return whether there is an optimizer other than the stub of a rank without parameters."""
-    return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
+    stub = isinstance(optimizer, _MAY_BE_STUBS) and optimizer.is_stub_optimizer
+    return optimizer is not None and not stub
 
 
 def optimizer_parts(optimizer: Any | None) -> list[Any]:
     """Return the chained optimizers, or the single optimizer, as a list."""
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))  # only Megatron's chain has the list
+    return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+
+
+def grad_scaler(part: Any) -> Any | None:
+    """Return the gradient scaler of an optimizer, which only half precision has."""
+    return part.grad_scaler if isinstance(part, MixedPrecisionOptimizer) else None
 
 
 def distributed_parts(optimizer: Any | None) -> list[Any]:

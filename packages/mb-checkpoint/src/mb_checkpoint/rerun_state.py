@@ -1,11 +1,24 @@
 """State of the rerun state machine in a checkpoint: storing it, and the conditions for restoring it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from mb_checkpoint.context import RerunStateMachineLike
 
 RERUN_KEY = "rerun_state_machine"
+
+
+@runtime_checkable
+class ShardedEntry(Protocol):
+    """Entry of which each rank stores its own value; Megatron's `ShardedObject` matches."""
+
+    @property
+    def unique_key(self) -> str:
+        """Name of this rank's value."""
+
+    @property
+    def data(self) -> Any:
+        """The value."""
 
 
 def rerun_entry(machine: RerunStateMachineLike | None) -> dict[str, Any]:
@@ -47,12 +60,15 @@ def take_over(machine: RerunStateMachineLike | None, loaded: Mapping[str, Any], 
 
 def _shards(state: Mapping[str, Any] | None) -> set[str]:
     """Return the unique keys of the sharded objects in a state."""
-    return {str(value.unique_key) for value in (state or {}).values() if hasattr(value, "unique_key")}
+    return {str(value.unique_key) for value in (state or {}).values() if isinstance(value, ShardedEntry)}
 
 
 def entries_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a machine as separate entries; per-rank state has a per-rank name."""
-    return {_entry(name, value): getattr(value, "data", value) for name, value in state.items()}
+    return {
+        _entry(name, value): value.data if isinstance(value, ShardedEntry) else value
+        for name, value in state.items()
+    }
 
 
 def rebuilt(template: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,4 +77,4 @@ def rebuilt(template: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str,
 
 
 def _entry(name: str, value: Any) -> str:
-    return str(value.unique_key) if hasattr(value, "unique_key") else f"{RERUN_KEY}.{name}"
+    return str(value.unique_key) if isinstance(value, ShardedEntry) else f"{RERUN_KEY}.{name}"

@@ -11,6 +11,7 @@ from mb_checkpoint.collectives import gather
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.param_groups import (
     Policy,
     describe,
@@ -76,7 +77,7 @@ class StateRestorer:
         self,
         ctx: CheckpointLoadContext,
         config: CheckpointConfig,
-        groups: mcore.CheckpointGroups,
+        groups: CheckpointGroups,
         path: Path,
         *,
         contents: mcore.CheckpointContents,

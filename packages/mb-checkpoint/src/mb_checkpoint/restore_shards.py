@@ -7,6 +7,7 @@ from typing import Any
 from mb_checkpoint import fsdp, main_params, mcore
 from mb_checkpoint.adapters import reject_empty_selection
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.metadata import read_on_all_ranks
 from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
@@ -17,7 +18,7 @@ from mb_checkpoint.shards import Shard, read_entries
 def load_shards(
     path: Path,
     model: Sequence[Any],
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     *,
     contents: mcore.CheckpointContents,
     strict: bool,
@@ -76,7 +77,7 @@ def shown(names: Iterable[str]) -> str:
 
 
 def reject_fused_layer_resharding(
-    path: Path, model: Sequence[Any], groups: mcore.CheckpointGroups, contents: mcore.CheckpointContents
+    path: Path, model: Sequence[Any], groups: CheckpointGroups, contents: mcore.CheckpointContents
 ) -> None:
     """Reject another tensor-parallel size for layers that are stored as that size splits them.
 
@@ -226,6 +227,6 @@ class ShardRestorer(StateRestorer):
         return rng_name(self._groups, self._groups.dp_cp.rank() if self._rng_count() > 1 else 0)
 
 
-def rng_name(groups: mcore.CheckpointGroups, replica: int | str) -> str:
+def rng_name(groups: CheckpointGroups, replica: int | str) -> str:
     """Return the name of a random state, by pipeline and tensor rank and replica."""
     return f"{mcore.RNG_KEY}.({groups.pp.rank()}, {groups.tp.rank()}).{replica}"

@@ -55,14 +55,7 @@ def steps_to_remove(
     >>> steps_to_remove([10, 20, 30, 40], keep=2, protected=40, is_intact=lambda step: step != 30)
     [10]
     """
-    if keep != -1 and keep < 1:
-        raise ValueError(
-            f"checkpoint.most_recent_k: {keep} would delete the newest one. Use -1, or 1 or more."
-        )
-    if retain_interval is not None and retain_interval < 1:
-        raise ValueError(
-            f"checkpoint.save_retain_interval: {retain_interval} is no spacing in steps. Use 1 or more."
-        )
+    _reject_invalid(keep, retain_interval)
     candidates = sorted((step for step in steps if step <= protected), reverse=True)
     may_go = {
         step
@@ -77,6 +70,17 @@ def steps_to_remove(
         if counted == keep:
             return sorted(may_go & set(candidates[index + 1 :]))
     return []
+
+
+def _reject_invalid(keep: int, retain_interval: int | None) -> None:
+    if keep != -1 and keep < 1:
+        raise ValueError(
+            f"checkpoint.most_recent_k: {keep} would delete the newest one. Use -1, or 1 or more."
+        )
+    if retain_interval is not None and retain_interval < 1:
+        raise ValueError(
+            f"checkpoint.save_retain_interval: {retain_interval} is no spacing in steps. Use 1 or more."
+        )
 
 
 def prune(
@@ -124,17 +128,10 @@ def prune(
         retain_interval=retain_interval,
         is_intact=lambda step: pruning.is_intact(found[step]),
     ):
-        if step in tracked:
-            pruning.not_removed.append((found[step], TRACKED))
-        else:
-            pruning.remove(found[step])
+        pruning.remove(found[step], is_tracked=step in tracked)
     if unfinished:
         pruning.remove_unfinished(root)
-    return PruneResult(
-        removed=tuple(pruning.removed),
-        not_removed=tuple(pruning.not_removed),
-        damaged=tuple(pruning.damaged),
-    )
+    return pruning.result()
 
 
 TRACKED = "a tracker names it"
@@ -178,10 +175,12 @@ class _Pruning:
             )
         return newest
 
-    def remove(self, path: Path) -> None:
-        """Delete a checkpoint unless a process reads it, and record the result."""
+    def remove(self, path: Path, *, is_tracked: bool) -> None:
+        """Delete a checkpoint unless a tracker names it or a process reads it, and record the result."""
         try:
-            if _remove(path, dry_run=self._dry_run):
+            if is_tracked:
+                self.not_removed.append((path, TRACKED))
+            elif _remove(path, dry_run=self._dry_run):
                 self.removed.append(path)
             else:
                 self.not_removed.append((path, "it is being read"))
@@ -201,6 +200,12 @@ class _Pruning:
                     self.removed.append(path)
                 except OSError as error:
                     self.not_removed.append((path, cause_of(error)))
+
+    def result(self) -> PruneResult:
+        """Return the results recorded so far."""
+        return PruneResult(
+            removed=tuple(self.removed), not_removed=tuple(self.not_removed), damaged=tuple(self.damaged)
+        )
 
 
 def _remove(path: Path, *, dry_run: bool) -> bool:

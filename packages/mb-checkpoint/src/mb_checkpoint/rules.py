@@ -29,82 +29,9 @@ from mb_checkpoint.conditions import (
 )
 from mb_checkpoint.errors import CheckpointRulesError
 from mb_checkpoint.paths import path_rule
+from mb_checkpoint.range_rules import MAX_THREADS, NUMBERS
 from mb_checkpoint.unsupported import UNSUPPORTED_OPTIONS
 from mb_checkpoint.versions import incompatible_with_megatron, too_old_for_local, torch_cannot_load
-
-MAX_THREADS = 1024
-"""Upper bound of the number of threads of one rank; larger values are typing errors."""
-
-
-NUMBERS = (
-    in_range(
-        "CK16",
-        "checkpoint.save_retain_interval",
-        1,
-        why="it is the interval in steps of the checkpoints that are never deleted",
-        fix="Set checkpoint.save_retain_interval to 1 or more, or to null.",
-        passes=1000,
-    ),
-    in_range(
-        "CK17",
-        "checkpoint.async_hang_seconds",
-        1,
-        why="a background process that writes nothing for this time is killed, and a disk may pause briefly",
-        fix="Set checkpoint.async_hang_seconds to 1 or more, such as 600.",
-        passes=600,
-    ),
-    in_range(
-        "CK18",
-        "checkpoint.async_ckpt_cpu_priority",
-        0,
-        19,
-        why="it is a nice value, and a process can only lower its own priority",
-        fix="Set checkpoint.async_ckpt_cpu_priority to 0 to 19.",
-        passes=10,
-    ),
-    in_range(
-        "CK21",
-        "checkpoint.async_ckpt_io_priority",
-        0,
-        3,
-        why="the classes are 0 to 3",
-        fix="Set checkpoint.async_ckpt_io_priority to 0 to 3, or to null for the default of the system.",
-        passes=3,
-    ),
-    in_range(
-        "CK37",
-        "checkpoint.dist_ckpt_workers",
-        1,
-        MAX_THREADS,
-        why="each rank that writes starts that many threads",
-        fix=f"Set checkpoint.dist_ckpt_workers to 1 to {MAX_THREADS}.",
-        passes=1,
-    ),
-    in_range(
-        "CK38",
-        "checkpoint.ckpt_step",
-        0,
-        why="steps are counted from 0",
-        fix="Set checkpoint.ckpt_step to the step of a checkpoint, or leave it out for the newest.",
-        passes=100,
-    ),
-    in_range(
-        "CK39",
-        "checkpoint.replication_jump",
-        1,
-        why="it is the distance in ranks between two holders of the same copy",
-        fix="Set checkpoint.replication_jump to the number of ranks on a node, or to null.",
-        passes=8,
-    ),
-    in_range(
-        "CK40",
-        "checkpoint.replication_factor",
-        1,
-        why="it counts the nodes that hold each copy",
-        fix="Set checkpoint.replication_factor to 2 or more.",
-        passes=2,
-    ),
-)
 
 _MANAGER = "checkpoint.custom_manager_class"
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mb_checkpoint.adapters import KeyFilter
 from mb_checkpoint.context import (
@@ -50,6 +50,14 @@ class RunStateLike(Protocol):
     def cfg(self) -> ConfigLike:
         """The configuration, which is stored with each checkpoint."""
         ...
+
+
+@runtime_checkable
+class _HasMessage(Protocol):
+    """Outcome with a log line; the record of a custom manager may lack it."""
+
+    @property
+    def message(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +230,7 @@ class RunCheckpointer:
         A custom manager may return records of other classes, or None.
         """
         last = self._last
-        message = getattr(outcome, "message", None)  # a custom manager's record may lack a message
+        message = outcome.message if isinstance(outcome, _HasMessage) else None
         if isinstance(outcome, FailedSave):
             self._retry.on_failed(outcome.message)
             self._log(f"error: {message}")

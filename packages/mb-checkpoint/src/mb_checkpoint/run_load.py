@@ -62,7 +62,7 @@ def load_run(
         return LoadedCheckpoint(source="nothing")
     step, operations = manager.load(context)
     align_chunk_positions(context.train_data_iterator)
-    loaded = getattr(manager, "loaded", None)
+    loaded = manager.loaded if isinstance(manager, LoadReporter) else None
     if isinstance(loaded, LoadedCheckpoint):
         _log_loaded(loaded, log)
         return loaded

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from mb_checkpoint import fsdp, mcore, mcore_plan
+from mb_checkpoint import fsdp, mcore_plan
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
@@ -41,6 +41,7 @@ from mb_checkpoint.errors import CheckpointSaveError, cause_of
 from mb_checkpoint.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots
 from mb_checkpoint.manifest import Manifest
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.save_shards import ShardSavePlanner
 from mb_checkpoint.save_state import SaveState, collect_state
 from mb_checkpoint.train_state import encode_train_state
@@ -187,7 +188,7 @@ def _number_to_keep(ctx: CheckpointSaveContext, config: CheckpointConfig) -> int
     return KEPT_NON_PERSISTENT if keep < 0 else max(1, keep)
 
 
-def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> PlannerLike:
+def new_planner(config: CheckpointConfig, groups: CheckpointGroups) -> PlannerLike:
     """Return the planner for the layout of the section."""
     if config.ckpt_format == fsdp.FORMAT:
         return ShardSavePlanner(config)
@@ -198,7 +199,7 @@ def new_planner(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> Pla
     )
 
 
-def writing_group(config: CheckpointConfig, groups: mcore.CheckpointGroups) -> Any | None:
+def writing_group(config: CheckpointConfig, groups: CheckpointGroups) -> Any | None:
     """Return the ranks that share the writing of replicated data; None if the first of them writes it."""
     if not config.fully_parallel_save:
         return None
@@ -235,9 +236,7 @@ def _write_small_files(
         write_assets(staging)
 
 
-def _position(
-    ctx: CheckpointSaveContext, groups: mcore.CheckpointGroups, *, trust: bool
-) -> tuple[DataFile, ...]:
+def _position(ctx: CheckpointSaveContext, groups: CheckpointGroups, *, trust: bool) -> tuple[DataFile, ...]:
     """Return the file with the position of the data loader, on one rank of each data-parallel replica."""
     iterable = positioned(ctx.train_data_iterator)
     if iterable is None or not groups.is_first_of_replica:

@@ -8,6 +8,7 @@ from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
 from mb_checkpoint.collectives import gather, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
+from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rerun_entry
 from mb_checkpoint.restore_shards import rng_name
 from mb_checkpoint.rng import collect_rng_state, rng_digest
@@ -23,7 +24,7 @@ class SaveState:
     step: int
     counters: dict[str, Any]
     """Content of train_state.pt."""
-    groups: mcore.CheckpointGroups
+    groups: CheckpointGroups
     metadata: dict[str, Any]
     """Layout of the content, which is stored with it."""
     entries: dict[str, Any]
@@ -45,7 +46,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
     require_process_group()
     counters = {**ctx.state.train_state.state_dict(), FLOPS: ctx.num_floating_point_operations_so_far}
     step = step_in(counters)
-    groups = mcore.CheckpointGroups.of(ctx.pg_collection)
+    groups = CheckpointGroups.of(ctx.pg_collection)
     fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
     metadata = mcore.content_metadata(ctx.optimizer, config)
     mcore.reject_padded_buckets(ctx.optimizer, metadata)
@@ -65,7 +66,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
 def _torch_dist_entries(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
     all_sections = mcore.model_sections(ctx.model, groups, metadata)
@@ -85,7 +86,7 @@ def _torch_dist_entries(
 def _fsdp_entries(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
-    groups: mcore.CheckpointGroups,
+    groups: CheckpointGroups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the state of this rank by its names in a checkpoint of Megatron-FSDP."""
@@ -99,7 +100,7 @@ def _fsdp_entries(
     return entries | entries_of(rerun_entry(ctx.rerun_state_machine).get(RERUN_KEY, {}))
 
 
-def _random_state(groups: mcore.CheckpointGroups) -> tuple[dict[str, object], bool]:
+def _random_state(groups: CheckpointGroups) -> tuple[dict[str, object], bool]:
     """Return the random state of this rank, and whether data-parallel replicas differ; else one of them is stored."""
     state = collect_rng_state(mcore.MegatronRng())
     positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(state)))

@@ -89,7 +89,7 @@ def read_metadata(directory: Path) -> Metadata:
         _checked[path] = identity
     if not isinstance(found, Metadata):
         raise pickle.UnpicklingError(f"holds a {type(found).__name__} instead of an index")
-    if getattr(found, "storage_meta", None) is None:
+    if found.storage_meta is None:
         found.storage_meta = StorageMeta()
     return found
 
@@ -177,7 +177,7 @@ class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
         raise _unsafe(self._path, f"{module}.{name}")
 

@@ -1,0 +1,154 @@
+"""Comparison of two checkpoints without a model. Single process, without Megatron."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from mb_checkpoint.errors import IncompleteCheckpointError
+from mb_checkpoint.inspection import CheckpointDescription, StoredTensor, describe_checkpoint
+from mb_checkpoint.layout import RUN_CONFIG
+from mb_checkpoint.select import DAMAGED, SkippedCheckpoint, read_tensor_index
+from mb_checkpoint.unpickling import SafeFileSystemReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDifference:
+    """Differences between two checkpoints; false if there are none."""
+
+    train_state: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    layout: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    config: tuple[str, ...] = ()
+    """Lines that only one of the two run_config.yaml files has, prefixed with - or +."""
+    tensors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Name -> shape and dtype in the old and in the new checkpoint; "absent" if one lacks the tensor."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Name -> largest absolute difference of an element, if values were compared."""
+    objects: Mapping[str, str] = field(default_factory=dict)
+    """Name of an entry that is not a tensor, such as random states -> kind of difference, if values were compared."""
+    paths: tuple[Path, ...] = ()
+    """Folders of the two checkpoints."""
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+    """Candidates that were not selected for one of the two, with reasons."""
+
+    def __bool__(self) -> bool:
+        return any((self.train_state, self.layout, self.config, self.tensors, self.values, self.objects))
+
+
+def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) -> CheckpointDifference:
+    """Return the differences between two checkpoints.
+
+    Args:
+        old: A checkpoint, as for `describe_checkpoint`.
+        new: Another one.
+        values: Also read the tensors that both have and compare them, one at a time, and the bytes of all other
+            entries.
+
+    Raises:
+        CheckpointNotFoundError, IncompleteCheckpointError: See `describe_checkpoint`; the latter also if a value cannot
+            be read.
+    """
+    first, second = describe_checkpoint(old), describe_checkpoint(new)
+    layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (first, second)]
+    same = [name for name, tensor in first.tensors.items() if second.tensors.get(name) == tensor]
+    return CheckpointDifference(
+        train_state=_differing(first.train_state, second.train_state),
+        layout=_differing(*layouts),
+        config=_changed_lines(first.path / RUN_CONFIG, second.path / RUN_CONFIG),
+        tensors={
+            name: (_shown(one), _shown(other))
+            for name, (one, other) in _differing(first.tensors, second.tensors).items()
+        },
+        values=_changed_values(first, second, same) if values else {},
+        objects=_changed_objects(first.path, second.path) if values else {},
+        paths=(first.path, second.path),
+        skipped=(*first.skipped, *second.skipped),
+    )
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
+
+
+def _changed_lines(old: Path, new: Path) -> tuple[str, ...]:
+    lines = [path.read_text(errors="replace").splitlines() if path.is_file() else [] for path in (old, new)]
+    gone = [f"- {line}" for line in lines[0] if line not in lines[1]]
+    return (*gone, *(f"+ {line}" for line in lines[1] if line not in lines[0]))
+
+
+def _shown(tensor: StoredTensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _changed_values(
+    old: CheckpointDescription, new: CheckpointDescription, names: list[str]
+) -> dict[str, float]:
+    changed = {}
+    for name in names:
+        one, other = (_tensor(each, name) for each in (old, new))
+        if not torch.equal(one, other):
+            changed[name] = float((one.double() - other.double()).abs().max())
+    return changed
+
+
+def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
+    stored = checkpoint.tensors[name]
+    into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it runs in one process
+        with _named(checkpoint.path, name):
+            load(into, storage_reader=SafeFileSystemReader(checkpoint.path), no_dist=True)
+    return into[name]
+
+
+@contextmanager
+def _named(folder: Path, name: str) -> Iterator[None]:
+    """Raise an error that names entry and checkpoint. torch's own exception does not derive from `Exception`."""
+    try:
+        yield
+    except (CheckpointException, RuntimeError, OSError, *DAMAGED) as error:
+        causes = error.failures.values() if isinstance(error, CheckpointException) else ()
+        reason = next((str(each[0]) for each in causes), str(error))
+        raise IncompleteCheckpointError(
+            f"{folder}: {name} cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
+        ) from error
+
+
+def _changed_objects(old: Path, new: Path) -> dict[str, str]:
+    """Compare the stored bytes of entries that are not tensors; nothing is unpickled."""
+    first, second = (_objects(folder) for folder in (old, new))
+    changed = {}
+    for name in sorted(first.keys() | second.keys()):
+        if name not in first or name not in second:
+            changed[name] = "absent in new" if name in first else "absent in old"
+        elif _stored_bytes(old, name, first[name]) != _stored_bytes(new, name, second[name]):
+            changed[name] = "stored bytes differ"
+    return changed
+
+
+def _objects(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Return file, offset and length of each entry that is not a tensor."""
+    index = read_tensor_index(folder)
+    return {
+        each.fqn: (position.relative_path, position.offset, position.length)
+        for each, position in (index.storage_data or {}).items()
+        if not isinstance(index.state_dict_metadata.get(each.fqn), TensorStorageMetadata)
+    }
+
+
+def _stored_bytes(folder: Path, name: str, position: tuple[str, int, int]) -> bytes:
+    file, offset, length = position
+    with _named(folder, name), (folder / file).open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(length)

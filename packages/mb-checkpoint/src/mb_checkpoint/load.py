@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import extra_state, fsdp, mcore
+from mb_checkpoint import fsdp, mcore
 from mb_checkpoint.adapters import KeyFilter, all_but
 from mb_checkpoint.collectives import require_process_group
 from mb_checkpoint.config import CheckpointConfig
@@ -16,9 +16,9 @@ from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalStoreLike, load_local
 from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents, read_on_all_ranks
-from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
+from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
-from mb_checkpoint.restore_shards import ShardRestorer, load_shards
+from mb_checkpoint.restore_shards import ShardRestorer
 from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.sources import (
     Source,
@@ -211,44 +211,16 @@ def load_model_weights(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return "weights", select_checkpoint(path, step=step, wanted=WEIGHTS, rejected=rejected)
 
-    with intact_checkpoint(find, CheckpointConfig(verify_integrity=verify_integrity)) as (_, chosen):
+    config = CheckpointConfig(verify_integrity=verify_integrity, strict_fsdp_dtensor_load=strict)
+    with intact_checkpoint(find, config) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
-        chunks = list(model) if isinstance(model, Sequence) else [model]
-        groups = CheckpointGroups.of(pg_collection)
-        read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
-        shards = is_fsdp_dtensor(chosen.path)
-        contents = read_contents(chosen.path, shards=shards)
-        load = load_shards if shards else _load_sections
-        load(chosen.path, chunks, groups, contents=contents, strict=strict)
+        context = CheckpointLoadContext(
+            state=None,  # type: ignore[arg-type]  # of a run; weights have none
+            model=list(model) if isinstance(model, Sequence) else [model],
+            optimizer=None,
+            opt_param_scheduler=None,
+            strict=strict,
+        )
+        _load(context, config, CheckpointGroups.of(pg_collection), chosen, resume=False)
     return chosen
-
-
-def _load_sections(
-    path: Path,
-    chunks: Sequence[Any],
-    groups: CheckpointGroups,
-    *,
-    contents: mcore.CheckpointContents,
-    strict: bool,
-) -> None:
-    """Load only weights from Megatron Core's torch_dist layout. Collective; raises as `load_model_weights`."""
-    fsdp.reject_torch_dist_checkpoint(chunks, path)
-    sections = mcore.model_sections(chunks, groups, contents.metadata)
-    check_shapes(
-        merge_over_ranks(mcore.shapes_of(sections)),
-        contents.model_shapes,
-        path=path,
-        may_lack=not strict,
-        may_have_more=not strict,
-    )
-    left = extra_state.missing_entries(sections, contents) if strict else {}
-    requested = (
-        extra_state.without_entries(sections, left)
-        if strict
-        else mcore.entries_in_checkpoint(sections, contents)
-    )
-    loaded = mcore.read(dict(requested), path, groups, config=CheckpointConfig())
-    for section, values in left.items():
-        loaded[section] |= values
-    mcore.load_model_sections(chunks, loaded, strict=strict)

@@ -172,10 +172,9 @@ class StateRestorer:
             return False
         if not self._config.load_rng:
             return self._leave("random state: load_rng is off")
-        keys = {self._rng_key(per_replica=False), self._rng_key(per_replica=True)}
-        if keys & self._contents.objects:
+        if self._has_own_rng():
             return True
-        if any(key.startswith(f"{mcore.RNG_KEY}/") for key in self._contents.objects):
+        if any(key.startswith(mcore.RNG_KEY) for key in self._contents.objects):
             return self._leave("random state: stored for another parallel layout; this run keeps its own")
         return self._leave("random state: the checkpoint holds none")
 
@@ -188,6 +187,10 @@ class StateRestorer:
         if note is not None:
             self._leave(note)
         return request
+
+    def _has_own_rng(self) -> bool:
+        """Return whether a random state for this rank is stored: its own, or the one that its replicas share."""
+        return any(self._rng_key(per_replica=each) in self._contents.objects for each in (False, True))
 
     def _rng_key(self, *, per_replica: bool) -> str:
         return str(mcore.rng_object(None, self._groups, per_replica=per_replica).unique_key)

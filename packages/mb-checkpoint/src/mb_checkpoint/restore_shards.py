@@ -15,24 +15,6 @@ from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.shards import Shard, read_entries
 
 
-def load_shards(
-    path: Path,
-    model: Sequence[Any],
-    groups: CheckpointGroups,
-    *,
-    contents: mcore.CheckpointContents,
-    strict: bool,
-) -> None:
-    """Load only weights, into Megatron-FSDP or an unsharded model. Collective; raises as `load_model_weights`."""
-    reject_fused_layer_resharding(path, model, groups, contents)
-    requested = fsdp.weights(model, groups)
-    compare(
-        shapes_of(requested), contents.model_shapes, path=path, may_lack=not strict, may_have_more=not strict
-    )
-    read_in_place(path, {name: shard for name, shard in requested.items() if name in contents.model_shapes})
-    fsdp.install_weights(model)
-
-
 def read_in_place(path: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
     """Read as `read_entries`. Collective.
 
@@ -200,19 +182,7 @@ class ShardRestorer(StateRestorer):
             )
         return wants
 
-    def _wants_rng(self) -> bool:
-        if not self._resume:
-            return False
-        if not self._config.load_rng:
-            return self._leave("random state: load_rng is off")
-        if self._has_own_rng():
-            return True
-        if any(name.startswith(f"{mcore.RNG_KEY}.") for name in self._contents.objects):
-            return self._leave("random state: stored for another parallel layout; this run keeps its own")
-        return self._leave("random state: the checkpoint holds none")
-
     def _has_own_rng(self) -> bool:
-        """Return whether a random state for this rank is stored: its own, or the one that its replicas share."""
         here, stored = self._groups.layout(self._ctx.model), self._contents.layout
         return (stored is None or dict(stored) == here) and self._rng_count() in (
             1,

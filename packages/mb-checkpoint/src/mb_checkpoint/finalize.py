@@ -1,7 +1,7 @@
 """End of a save, after every rank has written its data: index, manifest, commit, and deletion of old checkpoints."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -78,6 +78,9 @@ def finalize_save(
     path = commit(job.root, job.facts.step, job.staging)
     known = verified or VerifiedCache()
     known.trust(path)
+    finalized = FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=PruneResult())
+    if job.keep == -1:
+        return finalized  # all are kept: nothing to list, and no tracker to read
     pruned = prune(
         job.root,
         keep=job.keep,
@@ -86,4 +89,4 @@ def finalize_save(
         verified=known,
         contents=job.contents,
     )
-    return FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=pruned)
+    return replace(finalized, pruned=pruned)

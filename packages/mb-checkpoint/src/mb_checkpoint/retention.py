@@ -117,9 +117,6 @@ def prune(
         ValueError: See `steps_to_remove`.
         CheckpointNotFoundError: `protected` is None, and no checkpoint is intact (NoIntactCheckpointError).
     """
-    _reject_invalid(keep, retain_interval)
-    if keep == -1 and protected is not None and not unfinished:
-        return PruneResult()  # all are kept: nothing to list, and no tracker to read
     found = steps_in(root)
     pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
     newest = pruning.newest_intact(root, found) if protected is None else protected

@@ -2,12 +2,13 @@
 
 from typer.testing import CliRunner
 
+from mb_checkpoint.inspection import NAME_A_FOLDER
 from mb_trainer.cli import app
 
 
 def test_the_commands_of_mb_checkpoint_are_mounted(tmp_path):
     done = CliRunner().invoke(app, ["ckpt", "ls", str(tmp_path)])
-    assert (done.exit_code, done.stderr) == (2, f"error: {tmp_path}: has no checkpoint.\n")
+    assert (done.exit_code, done.stderr) == (2, f"error: {tmp_path}: no checkpoint. {NAME_A_FOLDER}\n")
     shown = CliRunner().invoke(app, ["ckpt", "prune", "--help"], prog_name="mb").stdout
     assert "Example: mb ckpt prune runs/gpt_tiny --keep 2 --dry-run" in shown
 

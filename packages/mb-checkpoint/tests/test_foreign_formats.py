@@ -62,9 +62,9 @@ FOREIGN = {
 @pytest.mark.parametrize(("files", "kind", "advice"), FOREIGN.values(), ids=FOREIGN)
 def test_the_error_of_a_foreign_checkpoint_names_its_kind_and_the_fix(tmp_path, files, kind, advice):
     make(tmp_path, *files, "latest_checkpointed_iteration.txt", text="100")
-    with pytest.raises(CheckpointNotFoundError) as refused:
+    with pytest.raises(CheckpointNotFoundError) as rejected:
         find_checkpoint(CheckpointConfig(load=str(tmp_path)))
-    message = str(refused.value)
+    message = str(rejected.value)
     assert (kind in message, advice in message, "Remove" in message) == (True, True, False)
     assert kind in why_no_source(str(tmp_path), resume=True)
 

@@ -76,9 +76,9 @@ def test_one_process_at_a_time_saves_below_a_folder_and_describes_itself(tmp_pat
     with writer_lock(root, run="runs/a"):
         complete_checkpoint.save(root, 10)
         with reader_lock(root / "iter_0000010"):
-            refused = rf"{root}: process {os.getpid()} on .* \(runs/a\) saves there"
+            rejected = rf"{root}: process {os.getpid()} on .* \(runs/a\) saves there"
             with (
-                pytest.raises(CheckpointFolderError, match=refused),
+                pytest.raises(CheckpointFolderError, match=rejected),
                 writer_lock(root, run="runs/b", timeout_seconds=0),
             ):
                 pass
@@ -109,7 +109,7 @@ def test_a_writer_waits_for_a_lock_that_is_about_to_be_released(tmp_path):
 def test_a_writer_waits_for_a_limited_time(tmp_path):
     waits = []
     timing = {"timeout_seconds": 5, "clock": lambda: sum(waits), "sleep": waits.append}
-    refused = pytest.raises(CheckpointFolderError, match=r"\(runs/a\) saves there")
-    with writer_lock(tmp_path, run="runs/a"), refused, writer_lock(tmp_path, run="runs/b", **timing):
+    rejected = pytest.raises(CheckpointFolderError, match=r"\(runs/a\) saves there")
+    with writer_lock(tmp_path, run="runs/a"), rejected, writer_lock(tmp_path, run="runs/b", **timing):
         pass
     assert 5 <= sum(waits) < 6

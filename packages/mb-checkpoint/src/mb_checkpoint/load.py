@@ -214,7 +214,7 @@ def load_model_weights(
     config = CheckpointConfig(verify_integrity=verify_integrity, strict_fsdp_dtensor_load=strict)
     with intact_checkpoint(find, config) as (_, chosen):
         if chosen is None:
-            raise CheckpointNotFoundError(f"{path}: no checkpoint there. Name a run's checkpoint folder.")
+            raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")
         context = CheckpointLoadContext(
             state=None,  # type: ignore[arg-type]  # of a run; weights have none
             model=list(model) if isinstance(model, Sequence) else [model],

@@ -95,7 +95,7 @@ def find_checkpoint(
             fresh = config.finetune or chosen.path.name == "release"
             return ("weights" if fresh else "resumed"), chosen
         if not may_be_empty and not is_same_folder(config.load, config.save):
-            reason = why_no_source(config.load, resume=not config.finetune) or "no checkpoint there"
+            reason = why_no_source(config.load, resume=not config.finetune) or "no checkpoint"
             raise CheckpointNotFoundError(
                 f"checkpoint.load: {reason}. A run that names its source does not start from random weights: correct "
                 "the path, or set checkpoint.load to the folder of checkpoint.save, which may be empty."

@@ -126,6 +126,7 @@ def test_rejection_for_one_model_does_not_affect_the_next():
     assert (small.tp_comm_overlap, large.tp_comm_overlap) == (False, True)
 
 
+@pytest.mark.usefixtures("without_transformer_engine")
 def test_transformer_engine_is_detected_by_default(monkeypatch, tmp_path):
     config, sections = CommOverlapConfig(tp_comm_overlap=True), (optimizer_section(), ddp_section())
     (tmp_path / "transformer_engine").mkdir()

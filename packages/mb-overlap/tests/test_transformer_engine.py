@@ -140,7 +140,7 @@ def initialize_ub(**arguments):
 
 
 @pytest.fixture
-def te_stub(monkeypatch, tmp_path):
+def te_stub(without_transformer_engine, monkeypatch, tmp_path):
     """Import a stub of Transformer Engine, and remove it from `sys.modules` afterwards."""
     folder = tmp_path / "transformer_engine" / "pytorch" / "module"
     folder.mkdir(parents=True)

@@ -230,3 +230,26 @@ def save_fsdp_to_local_store(ckpt_format):
         num_floating_point_operations_so_far=0,
     )
     save_local(context, CheckpointConfig(ckpt_format=ckpt_format), MemoryLocalStore())
+
+
+def local_shards():
+    """Return whether shards have one identity outside and inside the block, as torch 2.15 would return them."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from mb_checkpoint.local_shards import same_local_shards
+
+    mesh = init_device_mesh("cpu", (1,))
+    parameter = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Shard(0)]))
+    to_local = DTensor.to_local
+    DTensor.to_local = lambda self: self._local_tensor.view_as(self._local_tensor)
+    try:
+        with torch.no_grad():
+            outside = parameter.to_local() is parameter.to_local()
+            with same_local_shards():
+                inside = parameter.to_local() is parameter.to_local()
+    finally:
+        DTensor.to_local = to_local
+    with same_local_shards():
+        return outside, inside, parameter.to_local().requires_grad

@@ -231,3 +231,7 @@ def test_a_model_in_megatron_fsdp_is_not_saved_locally(one_rank):
     ((kind, message, _),) = one_rank.run(rank_work.error_of, fsdp_work.save_fsdp_to_local_store, "torch_dist")
     expected = "checkpoint.ckpt_format: torch_dist, and the model is sharded by Megatron-FSDP"
     assert (kind, message.startswith(expected)) == ("CheckpointLayoutError", True)
+
+
+def test_local_shards_keep_their_identity_within_the_block(one_rank):
+    assert one_rank.run(fsdp_work.local_shards) == [(False, True, True)]

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from packaging.version import Version
 
 from mb_host import function_in
 
@@ -85,6 +87,10 @@ def test_half_precision_within_its_tolerance(pool, tiny, reference, kind, ddp):
     agree(pool, {**tiny, **BF16}, kind, ddp, reference, tolerance=2e-3)
 
 
+@pytest.mark.skipif(
+    Version(torch.__version__) >= Version("2.15.dev0"),
+    reason="Megatron Core 0.19 cannot save FSDP2's optimizer with torch 2.15; mb-checkpoint can",
+)
 @pytest.mark.parametrize("settings", [{}, BF16], ids=["float32", "bf16"])
 @pytest.mark.parametrize(("saving", "kind"), [("torch", "torch"), ("torch", "ddp"), ("ddp", "torch")])
 def test_resuming_matches_an_uninterrupted_run(pool, tiny, tmp_path, settings, saving, kind):

@@ -35,6 +35,7 @@ from megatron.core.utils import unwrap_model
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.local_shards import same_local_shards
 from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
 from mb_checkpoint.shards import read_index
@@ -59,10 +60,9 @@ def model_sections(
 ) -> dict[str, Any]:
     """Return the sharded weights of each chunk."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
-    return {
-        name: chunk.sharded_state_dict(metadata=metadata)
-        for name, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True)
-    }
+    chunks = zip(section_names(model), unwrap_model(list(model)), strict=True)
+    with same_local_shards():
+        return {name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in chunks}
 
 
 def load_model_sections(model: Sequence[Any], loaded: Mapping[str, Any], *, strict: bool) -> None:
@@ -81,7 +81,8 @@ def optimizer_section(
 ) -> Any:
     """Return the sharded optimizer state that corresponds to sharded weights. Collective in some formats."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
-    return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
+    with same_local_shards():
+        return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
 
 
 _MAY_BE_STUBS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)

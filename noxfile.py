@@ -77,6 +77,8 @@ FURTHER_PYTHONS = [
     for python in LIGHT_PYTHONS[1:-1]
 ]
 
+IN_PARALLEL = ("--numprocesses=auto", "--dist=loadfile")
+"""Options of pytest-xdist: a process per core, each test file in one of them."""
 SLOWEST = ("--durations=15", "--durations-min=4")
 """Options of pytest that print the tests which take longest."""
 WITHOUT_CONSTRAINTS = "--no-config"
@@ -407,9 +409,18 @@ def quick(session: nox.Session) -> None:
     """Lint, and the fast tests of the light packages and of the architecture, in the workspace's environment."""
     session.notify("lint")
     tests = [*(f"packages/{package}/tests" for package in LIGHT), "tests/architecture"]
-    environment = {"OMP_NUM_THREADS": "1"}
+    # some tests are parametrized by sets, whose order all processes must share
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     session.run(
-        "uv", "run", "pytest", "-m", "not slow and not matrix", *tests, env=environment, external=True
+        "uv",
+        "run",
+        "pytest",
+        *IN_PARALLEL,
+        "-m",
+        "not slow and not matrix",
+        *tests,
+        env=environment,
+        external=True,
     )
 
 

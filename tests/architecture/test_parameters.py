@@ -20,7 +20,6 @@ ALLOWED = {
     "mb_checkpoint.manager.DefaultCheckpointManager.finalize_async_saves.state": f"{SEED}; the manager has the saves",
     "mb_loop.bridge_api.checkpoint_and_decide_exit.train_data_iterator": f"{SEED}; the checkpointer has the position",
     "mb_loop.bridge_api.save_checkpoint_and_time.train_data_iterator": f"{SEED}; the checkpointer has the position",
-    "mb_loop.exit_conditions.no_stop_requested.step": "the empty stop request source",
     "mb_loop.result.no_flops.result": "the empty operation count",
     "mb_loop.rerun_machine.NoRerunMachine.begin.step": "the rerun machine that never runs again",
     "mb_loop.rerun_machine.NoRerunMachine.discarding.data_iterator": "the rerun machine that never runs again",

@@ -271,7 +271,7 @@ if TYPE_CHECKING:
     def _(dist: DistributedInitConfig) -> TimeoutSettings:
         return dist
 
-    def _(detectors: StragglerDetectors) -> StopRequested:
+    def _(detectors: StragglerDetectors) -> StopRequested | None:
         return detectors.stop_requested
 
     def _(stops: StopRequests) -> StopEvaluation:

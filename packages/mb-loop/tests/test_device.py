@@ -13,8 +13,7 @@ from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
 from mb_loop.device import wait_for_device  # noqa: E402
 from mb_loop.evaluation import run_evaluation  # noqa: E402
 from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
-from mb_loop.hooks import forward_pre_hooks  # noqa: E402
-from mb_loop.maintenance import StepMaintenance  # noqa: E402
+from mb_loop.maintenance import maintenance_tasks  # noqa: E402
 from mb_loop.manual_gc import ManualGC  # noqa: E402
 from mb_loop.settings import LoopConfig, TrainSection, ValidationSection, batch_plan  # noqa: E402
 from mb_loop.step import TrainStep  # noqa: E402
@@ -85,21 +84,25 @@ def test_an_evaluation_releases_memory_after_each_batch(level, releases):
     assert len(log) == releases
 
 
-@pytest.mark.parametrize(("interval", "steps"), [(None, []), (2, [2, 4])])
-def test_the_loop_synchronises_at_the_interval(interval, steps):
-    waited, train = [], TrainSection(train_sync_interval=interval)
-    state = mb_loop.LoopState.of(train_iters=1)
-    due = StepMaintenance(
-        train,
-        [],
-        groups=None,
-        hooks=forward_pre_hooks(state.cfg, []),
-        manual_gc=ManualGC(train),
-        synchronize=lambda: waited.append(step),
+def test_maintenance_has_a_task_for_each_interval():
+    log = []
+    train = TrainSection(
+        train_sync_interval=2,
+        manual_gc=True,
+        manual_gc_interval=3,
+        check_weight_hash_across_dp_replicas_interval=5,
     )
-    for step in range(1, 6):
-        due(step)
-    assert waited == steps
+    tasks = maintenance_tasks(
+        train,
+        replicas=lambda step: log.append(f"replicas {step}"),
+        manual_gc=ManualGC(train, collect=lambda generation: log.append(f"generation {generation}")),
+        synchronize=lambda: log.append("synchronize"),
+    )
+    assert [task.interval for task in tasks] == [2, 5, 3]
+    for task in tasks:
+        task.run(30)
+    assert log == ["synchronize", "replicas 30", "generation 2"]
+    assert maintenance_tasks(TrainSection(), replicas=None, manual_gc=ManualGC(TrainSection())) == []
 
 
 def test_synchronisation_requires_a_gpu(waits):

@@ -14,8 +14,9 @@ def test_collections_happen_at_the_interval_and_around_evaluations():
     manual_gc = ManualGC(TrainSection(manual_gc=True, manual_gc_interval=2), collect=collected.append)
     with manual_gc.managed():
         assert not gc.isenabled()
-        for step in (1, 2, 3, 4):
-            manual_gc.after_step(step)
+        assert manual_gc.interval == 2
+        for step in (2, 4):
+            manual_gc.collect(step)
         with manual_gc.around_evaluation():
             pass
     assert gc.isenabled()
@@ -31,8 +32,8 @@ def test_the_collector_is_automatic_again_after_an_error():
 def test_the_collector_is_unchanged_by_default():
     manual_gc = ManualGC(TrainSection(manual_gc_interval=1), collect=lambda generation: 1 / 0)
     with manual_gc.managed(), manual_gc.around_evaluation():
-        manual_gc.after_step(1)
         assert gc.isenabled()
+    assert manual_gc.interval == 0
 
 
 def test_a_negative_interval_is_rejected():

@@ -1,6 +1,6 @@
 import pytest
 
-from mb_loop.optimizers import decoupled_learning_rate, learning_rate
+from mb_loop.optimizers import learning_rates
 
 
 class Optimizer:
@@ -26,5 +26,4 @@ COMMON = {"is_decoupled_lr": False, "default_config": True}
     ],
 )
 def test_rates_of_groups_on_the_common_and_on_a_separate_schedule(groups, rates):
-    optimizer = Optimizer(*groups)
-    assert (learning_rate(optimizer), decoupled_learning_rate(optimizer)) == rates
+    assert learning_rates(Optimizer(*groups)) == rates

@@ -7,7 +7,7 @@ from mb_loop import BatchPlan, CallbackManager, StepResult, TrainState
 from mb_loop.callbacks import EventDispatcher
 from mb_loop.exit_conditions import ExitConditions
 from mb_loop.outcome import LoopExit
-from mb_loop.train_loop import TrainLoop, run_train_loop
+from mb_loop.train_loop import PeriodicTask, TrainLoop, run_train_loop
 
 
 @dataclass
@@ -57,7 +57,9 @@ def make_loop(
         graphs=log,
         flops=lambda result: 2.5 * result.samples,
         evaluate=lambda step: log.lines.append(f"evaluate after {step}"),
-        maintenance=lambda step: log.lines.append(f"maintenance after {step}"),
+        maintenance=[
+            PeriodicTask(interval=1, run=lambda step: log.lines.append(f"maintenance after {step}"))
+        ],
         saves=log,
         exits=ExitConditions(interval=interval, stop_requested=stop_requested),
     )

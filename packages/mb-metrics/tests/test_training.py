@@ -182,8 +182,11 @@ def test_profilers_write_the_trace_of_their_window(tmp_path):
     assert (tmp_path / "torch_profile" / "rank-0.json.gz").is_file()
 
 
-def test_without_sections_there_are_no_profilers(tmp_path):
-    assert start_profilers(None, None, folder=tmp_path).attach([]) == []
+@pytest.mark.parametrize(
+    "settings", [None, ProfilingConfig(), ProfilingConfig(use_pytorch_profiler=True, profile_ranks=[1])]
+)
+def test_without_a_profiler_on_this_rank_nothing_is_called(tmp_path, settings):
+    assert start_profilers(settings, None, folder=tmp_path).attach([]) == []
 
 
 def test_tensor_inspection_that_cannot_start_is_an_error(tmp_path):

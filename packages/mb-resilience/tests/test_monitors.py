@@ -178,7 +178,7 @@ def test_ranks_are_compared_at_each_log_interval(group):
         for _ in range(4):
             loop.step(forward, flops=10**9)
             rows.append(found.metrics())
-        assert found.stop_requested(4) is None
+        assert found.stop_requested is None
     assert [sorted(row)[:2] for row in rows[::2]] == [[], []]
     assert [row["straggler/slowest-rank"] for row in rows[1::2]] == [0.0, 0.0]
     for row in rows[1::2]:  # two steps of 1e9 operations, a third of them in the forward pass
@@ -275,6 +275,6 @@ def test_a_port_in_use_is_logged_and_the_run_continues_without_a_switch(group):
 def test_sections_that_are_absent_or_disabled_change_nothing(sections):
     with build_straggler_detectors(world=ALONE, straggler=sections[0], nvrx_straggler=sections[1]) as found:
         assert found == StragglerDetectors()
-        assert (found.callbacks, found.metrics(), found.stop_requested(1)) == ([], {}, None)
+        assert (found.callbacks, found.metrics(), found.stop_requested) == ([], {}, None)
         assert found.wrap_forward_step(len) is len
         assert found.wrap_data(data := iter([1])) is data

@@ -207,6 +207,8 @@ class RunCheckpointer:
         Raises:
             CheckpointSaveError: blocking, and the last save and its retry at the end of the run failed.
         """
+        if not blocking and not self._in_flight:
+            return []
         ended = self._finalize(blocking=blocking, terminate=blocking)
         if blocking:
             self._retry.raise_if_exhausted(self._state.train_state.step)

@@ -14,7 +14,7 @@ from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, SaveResultLi
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
-from mb_loop.exit_conditions import ExitConditions, StopRequested, no_stop_requested
+from mb_loop.exit_conditions import ExitConditions, StopRequested
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.losses import LossGroups
 from mb_loop.manual_gc import ManualGC
@@ -132,16 +132,15 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     if reporting and straggler_timer is not None and iteration % config.logger.log_interval == 0:
         straggler_timer.report(operations, config.logger.log_interval)
         operations = 0.0
-    ReplicaCheck(
-        model,
-        interval=train.check_weight_hash_across_dp_replicas_interval,
-        groups=pg_collection,
-        hooks=ForwardPreHooks(model, used=should_toggle_forward_pre_hook),
-        any_rank=any_rank,
-    )(iteration)
+    interval = train.check_weight_hash_across_dp_replicas_interval
+    if interval and pg_collection is not None and iteration % interval == 0:
+        hooks = ForwardPreHooks(model, used=should_toggle_forward_pre_hook)
+        ReplicaCheck(model, groups=pg_collection, hooks=hooks, any_rank=any_rank)(iteration)
     if config.profiling is not None and iteration == config.profiling.profile_step_end:
         _end_profiles(prof, nsys_nvtx_context)
-    ManualGC(train).after_step(iteration)
+    manual_gc = ManualGC(train)
+    if manual_gc.interval and iteration % manual_gc.interval == 0:
+        manual_gc.collect(iteration)
     return operations
 
 
@@ -258,7 +257,7 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     checkpointer: Checkpointer | None = None,
     callbacks: CallbackManager | None = None,
     stop_requested: StopRequested | None = None,
-    straggler_stop_requested: StopRequested = no_stop_requested,
+    straggler_stop_requested: StopRequested | None = None,
     clock: Callable[[], float] = time.time,
     write: Callable[[str], object] = print,
 ) -> bool:
@@ -317,9 +316,9 @@ def _no_checkpointer(reason: str) -> TrainSettingsError:
     )
 
 
-def _stop_request_source(state: SaveState) -> StopRequested:
+def _stop_request_source(state: SaveState) -> StopRequested | None:
     if not state.cfg.train.exit_signal_handler:
-        return no_stop_requested
+        return None
     handler: SignalHandler | None = getattr(state, "signal_handler", None)
     if handler is None:
         raise TrainSettingsError(

@@ -241,7 +241,8 @@ class EventDispatcher:
         checkpoint_work: CheckpointWork | None = None,
     ) -> None:
         """Fire an event. Builds no context if the event has no listeners."""
-        if not self.manager.has_listeners(event):
+        listeners = self.manager._listeners[event]
+        if not listeners:
             return
         context = CallbackContext(
             state=self.state,
@@ -259,4 +260,5 @@ class EventDispatcher:
             save=save,
             checkpoint_work=checkpoint_work,
         )
-        self.manager.fire(event, context)
+        for listener in listeners:
+            listener(context)

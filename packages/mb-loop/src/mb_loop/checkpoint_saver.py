@@ -179,9 +179,10 @@ class CheckpointSaver:
 
     def after_step(self, step: int, *, leaving: bool) -> None:
         """Save if due after `step`. Persistent saves take precedence; leaving always writes a persistent checkpoint."""
-        if leaving or _divides(self._settings.save_interval, step):
+        persistent, local = self._settings.save_interval, self._settings.non_persistent_save_interval
+        if leaving or (persistent and step % persistent == 0):
             self.save(step)
-        elif _divides(self._settings.non_persistent_save_interval, step):
+        elif local and step % local == 0:
             self.save_now(step, non_persistent=True)
 
     def finish(self, step: int) -> None:
@@ -212,7 +213,8 @@ class CheckpointSaver:
                 ended = checkpointer.poll(blocking=blocking)
         else:
             ended = checkpointer.poll(blocking=False)
-        self._on_saved(ended)
+        if ended:
+            self._on_saved(ended)
 
     @contextmanager
     def _holding(self, work: CheckpointWork) -> Iterator[None]:
@@ -227,7 +229,3 @@ class CheckpointSaver:
             if save.written and not save.non_persistent:
                 self._written = save.step
             self._events("on_checkpoint_save" if save.written else "on_checkpoint_failed", save=save)
-
-
-def _divides(interval: int | None, step: int) -> bool:
-    return bool(interval) and step % interval == 0  # type: ignore[operator]

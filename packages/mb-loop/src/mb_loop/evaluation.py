@@ -12,7 +12,6 @@ from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
 from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
-from mb_loop.mxfp8 import do_nothing
 from mb_loop.non_loss import EvaluationForward, NonLossData
 from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.schedule import ForwardBackward
@@ -120,7 +119,7 @@ def run_evaluation(
     With `train.empty_unused_memory_level` of 1 or more, `empty_cache` releases unused device memory after each batch.
     """
     state: GlobalState = events.state
-    release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else do_nothing
+    release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else None
     sets = [
         each for each in validation_sets(forward_backward.data_iterator, state.cfg.validation) if each.batches
     ]
@@ -256,7 +255,7 @@ def _run_batches(
     batches: int,
     kind: EvaluationKind,
     stop_evaluation: StopEvaluation,
-    after_batch: Callable[[], object],
+    after_batch: Callable[[], object] | None,
 ) -> tuple[list[str], Tensor | None] | None:
     """Return loss names and [sum, count] rows over all batches; None if the evaluation was stopped early."""
     state: GlobalState = events.state
@@ -273,7 +272,8 @@ def _run_batches(
             batch_rows = sum_and_count(microbatches)
             rows = batch_rows if rows is None else rows + batch_rows
         state.train_state.consumed_valid_samples += forward_backward.batch.samples
-        after_batch()
+        if after_batch is not None:
+            after_batch()
         events(step_end)
     return names, rows
 

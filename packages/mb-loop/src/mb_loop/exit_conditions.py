@@ -12,11 +12,6 @@ StopRequested = Callable[[int], str | None]
 that the ranks agree which further conditions are evaluated. It may therefore be collective."""
 
 
-def no_stop_requested(step: int) -> str | None:
-    """Return None: no stop is requested."""
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitConditions:
     """Exit conditions. The first that holds decides, in the order stop request, duration, interval, stragglers."""
@@ -25,17 +20,17 @@ class ExitConditions:
     """Limit on the time that the job runs on any rank. Ranks compare their clocks by collectives. None: no limit other
     than `duration_stop_requested`."""
 
-    duration_stop_requested: StopRequested = no_stop_requested
+    duration_stop_requested: StopRequested | None = None
     """Duration limit that the caller implements, such as over a store. Called after every step unless a stop was
     requested; the text names the rank."""
 
     interval: int | None = None
     """Leave after steps that are multiples of it; None: never."""
 
-    stop_requested: StopRequested = no_stop_requested
+    stop_requested: StopRequested | None = None
     """Called after every step. A reason leads to the exit reason "signal", whatever the source is."""
 
-    straggler_stop_requested: StopRequested = no_stop_requested
+    straggler_stop_requested: StopRequested | None = None
     """Called after every step at which no other condition holds; the text names the slow ranks."""
 
     @classmethod
@@ -46,8 +41,8 @@ class ExitConditions:
         clock: Callable[[], float],
         start_time: float | None,
         max_across_ranks: MaxAcrossRanks,
-        stop_requested: StopRequested,
-        straggler_stop_requested: StopRequested,
+        stop_requested: StopRequested | None,
+        straggler_stop_requested: StopRequested | None,
         duration_stop_requested: StopRequested | None = None,
     ) -> "ExitConditions":
         """Return the conditions that the settings define, with one duration limit at most.
@@ -74,7 +69,7 @@ class ExitConditions:
             interval=train.exit_interval,
             stop_requested=stop_requested,
             straggler_stop_requested=straggler_stop_requested,
-            duration_stop_requested=duration_stop_requested or no_stop_requested,
+            duration_stop_requested=duration_stop_requested,
         )
 
     def duration_reached(self) -> bool:
@@ -90,10 +85,10 @@ class ExitConditions:
 
         All ranks must call it after every step.
         """
-        text = self.stop_requested(step)
+        text = None if self.stop_requested is None else self.stop_requested(step)
         if text is not None:
             return LoopExit(reason="signal", message=f"stopped after step {step}: {text}")
-        text = self.duration_stop_requested(step)
+        text = None if self.duration_stop_requested is None else self.duration_stop_requested(step)
         if text is not None:
             return LoopExit(reason="duration", message=f"stopped after step {step}: {text}")
         if self.duration is not None and self.duration.reached_after(step):
@@ -106,7 +101,7 @@ class ExitConditions:
                 reason="interval",
                 message=f"stopped after step {step}: train.exit_interval={self.interval} divides it",
             )
-        text = self.straggler_stop_requested(step)
+        text = None if self.straggler_stop_requested is None else self.straggler_stop_requested(step)
         if text is not None:
             return LoopExit(reason="stragglers", message=f"stopped after step {step}: {text}")
         return None

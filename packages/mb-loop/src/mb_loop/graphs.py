@@ -26,12 +26,12 @@ class GraphCapture:
     """One-time capture of CUDA graphs, before the first step after the warm-up of this process.
 
     Args:
-        graphs: graphs to capture; None: nothing is captured.
+        graphs: graphs to capture.
         hooks: disabled during the capture.
         start_step: step at which this run starts.
     """
 
-    def __init__(self, graphs: CudaGraphs | None, *, hooks: ForwardPreHooks, start_step: int) -> None:
+    def __init__(self, graphs: CudaGraphs, *, hooks: ForwardPreHooks, start_step: int) -> None:
         self._graphs = graphs
         self._hooks = hooks
         self._start_step = start_step
@@ -40,8 +40,6 @@ class GraphCapture:
 
     def before_step(self, step: int) -> None:
         """Capture if the warm-up is complete. `step`: finished steps."""
-        if self._graphs is None:
-            return
         if not self._captured and step - self._start_step >= self._graphs.warmup_steps:
             with self._hooks.paused():
                 self._graphs.capture()
@@ -52,5 +50,5 @@ class GraphCapture:
 
     def end(self) -> None:
         """Delete captured graphs."""
-        if self._graphs is not None and self._captured:
+        if self._captured:
             self._graphs.delete()

@@ -34,7 +34,8 @@ class ManualGC:
                 "of it. Use 0 (only around evaluations) or a number of steps."
             )
         self._manual = settings.manual_gc
-        self._interval = settings.manual_gc_interval
+        self.interval = settings.manual_gc_interval if settings.manual_gc else 0
+        """Steps between two collections; 0: none between steps."""
         self._around_evaluation = settings.manual_gc and settings.manual_gc_eval
         self._collect = collect
 
@@ -53,10 +54,9 @@ class ManualGC:
             if was_automatic:
                 gc.enable()
 
-    def after_step(self, step: int) -> None:
-        """Run a collection if `step` is a multiple of the interval."""
-        if self._manual and self._interval and step % self._interval == 0:
-            self._collect(2)
+    def collect(self, _step: int) -> None:
+        """Collect all generations."""
+        self._collect(2)
 
     @contextmanager
     def around_evaluation(self) -> Iterator[None]:

@@ -30,18 +30,14 @@ class ChainedOptimizerLike(Protocol):
         """Chained optimizers."""
 
 
-def do_nothing() -> None:
-    """Do nothing."""
-
-
-def parameter_copy(cfg: LoopSettings, optimizer: Any, *, hooks: HookState) -> Callable[[], None]:
+def parameter_copy(cfg: LoopSettings, optimizer: Any, *, hooks: HookState) -> Callable[[], None] | None:
     """Return a function that copies the parameters into the gradient buffer; call it after zeroing the gradients.
 
-    Does nothing unless both settings are enabled. While the hooks are disabled (first step), nothing is copied: the
+    None unless both settings are enabled. While the hooks are disabled (first step), nothing is copied: the
     parameters would not be gathered from the buffer and would be used as gradients.
     """
     if not (cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag and cfg.ddp.overlap_param_gather):
-        return do_nothing
+        return None
     members = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizerLike) else [optimizer]
     sharded = [member for member in members if isinstance(member, ShardedOptimizer)]
 

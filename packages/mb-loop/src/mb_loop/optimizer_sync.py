@@ -21,13 +21,10 @@ class ModelParallelGroup(Protocol):
         """Ranks that share one replica of the model."""
 
 
-def unchanged(update: OptimizerUpdate) -> OptimizerUpdate:
-    """Return the update of this rank without synchronisation."""
-    return update
+def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync | None:
+    """Return a function that makes optimizer results equal on all ranks of `groups.mp`; None if they always are.
 
-
-def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync:
-    """Return a function that makes optimizer results equal on all ranks of `groups.mp`. Collective over `groups.mp`.
+    Collective over `groups.mp`.
 
     Megatron's optimizer already agrees on success and norm if every rank trains weights of the same kinds. Results can
     differ only if a rank trains no dense or no expert weights while another rank does (frozen parts). One collective
@@ -35,10 +32,10 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
     """
     wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
     if not (wanted and isinstance(groups, ModelParallelGroup)):
-        return unchanged
+        return None
     group = groups.mp
     if group.size() == 1 or _same_kinds_on_all_ranks(optimizer, group):
-        return unchanged
+        return None
 
     def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
         own = [not update.successful, *_present(update.grad_norm), *_present(update.num_zeros_in_grad)]

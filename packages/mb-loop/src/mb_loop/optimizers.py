@@ -46,29 +46,25 @@ def step_optimizer(optimizer: Optimizer) -> OptimizerUpdate:
     return OptimizerUpdate()
 
 
-def learning_rate(optimizer: Optimizer) -> Any:
-    """Return the learning rate of the last group on the common schedule, preferably one with parameters; else None.
+def learning_rates(optimizer: Optimizer) -> tuple[Any, Any]:
+    """Return the learning rates of the groups on the common schedule and of those on a separate one; None: no group.
 
-    A rate that is stored in a tensor is returned as a tensor, without synchronisation.
+    Each is the rate of the last group, preferably one with parameters: with sharding, a rank may have none. Embedding
+    and output layer may have a separate schedule (`decoupled_lr`). A rate in a tensor is returned as a tensor, without
+    synchronisation.
     """
-    groups = optimizer.param_groups
-    common = [group for group in groups if not _is_decoupled(group)]
-    return _rate(common or [group for group in groups if not group.get("is_decoupled_lr", False)])
-
-
-def decoupled_learning_rate(optimizer: Optimizer) -> Any:
-    """Return the learning rate of groups with a separate schedule, such as embedding and output layer; else None."""
-    return _rate([group for group in optimizer.param_groups if _is_decoupled(group)])
-
-
-def _is_decoupled(group: Mapping[str, Any]) -> bool:
-    """Read Megatron's flags. Megatron 0.19 sets only `default_config`; torch's groups have neither flag."""
-    return group.get("is_decoupled_lr", False) or not group.get("default_config", True)
-
-
-def _rate(groups: Sequence[Mapping[str, Any]]) -> Any:
-    own = [group for group in groups if group["params"]]  # with sharding, a rank may have none
-    return (own or groups)[-1]["lr"] if groups else None
+    common, decoupled, unflagged = None, None, None
+    # groups with parameters last, so that they win
+    for group in sorted(optimizer.param_groups, key=lambda group: bool(group["params"])):
+        flagged = group.get("is_decoupled_lr", False)
+        if flagged or not group.get("default_config", True):  # Megatron 0.19 sets only `default_config`
+            decoupled = group
+        else:
+            common = group
+        if not flagged:
+            unflagged = group
+    chosen = unflagged if common is None else common
+    return None if chosen is None else chosen["lr"], None if decoupled is None else decoupled["lr"]
 
 
 def scheduler_step(scheduler: Scheduler | None) -> Callable[[int], object]:

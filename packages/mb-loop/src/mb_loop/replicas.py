@@ -67,11 +67,10 @@ def different_weights(model: Sequence[Any], *, dense: ProcessGroup, expert: Proc
 
 
 class ReplicaCheck:
-    """Periodic comparison of the weights of replicas.
+    """Comparison of the weights of replicas.
 
     Args:
         model: model chunks of this rank.
-        interval: steps between comparisons; None: never.
         groups: dense weights are compared over its `dp_cp` group, experts over its `expt_dp` group, if present.
         hooks: disabled during the check, so that all parameters are gathered.
         any_rank: returns whether a flag is set on any rank of the world.
@@ -81,36 +80,22 @@ class ReplicaCheck:
         self,
         model: Sequence[Any],
         *,
-        interval: int | None,
-        groups: LossGroups | None,
+        groups: LossGroups,
         hooks: ForwardPreHooks,
         any_rank: Callable[[bool], bool],
     ) -> None:
         self._model = model
-        self._interval = interval if groups is not None else None
         self._groups = groups
         self._hooks = hooks
         self._any_rank = any_rank
 
-    def at_start(self, step: int) -> None:
-        """Compare once before the first step, if an interval is set; collective over the world in that case.
-
-        Raises:
-            ReplicaMismatchError: on all ranks, if replicas differ anywhere.
-        """
-        if self._interval and self._groups is not None:
-            self._check(step, self._groups)
-
     def __call__(self, step: int) -> None:
-        """Compare if `step` is a multiple of the interval; collective over the world in that case.
+        """Compare after `step` finished steps. Collective over the world.
 
         Raises:
             ReplicaMismatchError: on all ranks, if replicas differ anywhere.
         """
-        if self._interval and self._groups is not None and step % self._interval == 0:
-            self._check(step, self._groups)
-
-    def _check(self, step: int, groups: LossGroups) -> None:
+        groups = self._groups
         expert = groups.expt_dp if isinstance(groups, ExpertGroups) else None
         with self._hooks.paused():
             names = different_weights(self._model, dense=groups.dp_cp, expert=expert)

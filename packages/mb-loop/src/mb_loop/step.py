@@ -12,13 +12,12 @@ from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, reduce_losses
 from mb_loop.microbatches import StepBatch
-from mb_loop.mxfp8 import do_nothing, parameter_copy
+from mb_loop.mxfp8 import parameter_copy
 from mb_loop.optimizer_sync import update_sync
 from mb_loop.optimizers import (
     Optimizer,
     Scheduler,
-    decoupled_learning_rate,
-    learning_rate,
+    learning_rates,
     scheduler_step,
     step_optimizer,
 )
@@ -42,9 +41,9 @@ class TrainStep:
         groups: losses are averaged over its `dp_cp` group; None: over microbatches only.
         cfg: `model.seq_length` and some fields of `train` are read, once.
         rerun_machine: decides whether the passes are repeated.
-        after_zeroing: called each time the gradients have been zeroed.
+        after_zeroing: called each time the gradients have been zeroed; None: nothing is.
         before_update: called once per step after the gradients are reduced, before the optimizer unscales and clips
-            them.
+            them; None: nothing is.
         attention_logits: reads the largest attention logits; None: they are not read.
         empty_cache: releases unused device memory, according to `train.empty_unused_memory_level`.
     """
@@ -59,8 +58,8 @@ class TrainStep:
         groups: LossGroups | None,
         cfg: LoopSettings,
         rerun_machine: RerunMachine | None = None,
-        after_zeroing: Callable[[], None] = do_nothing,
-        before_update: Callable[[], None] = do_nothing,
+        after_zeroing: Callable[[], None] | None = None,
+        before_update: Callable[[], None] | None = None,
         attention_logits: AttentionLogits | None = None,
         empty_cache: Callable[[], object] = torch.cuda.empty_cache,
     ) -> None:
@@ -82,12 +81,7 @@ class TrainStep:
         """Train step number `step` on one batch. Collective over all ranks of the model."""
         microbatches = []
         while self._rerun_machine.should_run_forward_backward(self._forward_backward.data_iterator):
-            for buffer in self._buffers:
-                buffer.zero_grad_buffer()
-            self._optimizer.zero_grad()
-            self._after_zeroing()
-            if self._logits is not None:
-                self._logits.reset()
+            self._zero_gradients()
             microbatches = self._forward_backward(batch, forward_only=False)
         save, leave, exit_code = self._rerun_machine.should_checkpoint_and_exit()
         if leave:
@@ -96,9 +90,12 @@ class TrainStep:
             self._empty_cache()
 
         # Read before the scheduler advances: the result holds the rate that this step was made with.
-        rate, decoupled = learning_rate(self._optimizer), decoupled_learning_rate(self._optimizer)
-        self._before_update()
-        update = self._synchronize(step_optimizer(self._optimizer))
+        rate, decoupled = learning_rates(self._optimizer)
+        if self._before_update is not None:
+            self._before_update()
+        update = step_optimizer(self._optimizer)
+        if self._synchronize is not None:
+            update = self._synchronize(update)
         largest = None if self._logits is None else self._logits(successful=update.successful)
         if update.successful:
             self._advance(batch.samples)
@@ -118,6 +115,15 @@ class TrainStep:
             tokens=None if self._seq_length is None else batch.samples * self._seq_length,
             should_checkpoint=save,
         )
+
+    def _zero_gradients(self) -> None:
+        for buffer in self._buffers:
+            buffer.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        if self._after_zeroing is not None:
+            self._after_zeroing()
+        if self._logits is not None:
+            self._logits.reset()
 
     @staticmethod
     def _rejected(step: int, batch: StepBatch, *, save: bool, exit_code: int) -> StepResult:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from mb_loop.collectives import any_rank
 from mb_loop.errors import TrainSettingsError
-from mb_loop.exit_conditions import StopRequested, no_stop_requested
+from mb_loop.exit_conditions import StopRequested
 from mb_loop.settings import TrainSettings
 
 
@@ -106,7 +106,7 @@ class StopRequestSource:
 
     def __call__(self, step: int) -> str | None:
         """Return the reason to stop after this step, or None. Collective while the loop handles the signal."""
-        text = (self._stop_requested or no_stop_requested)(step)
+        text = None if self._stop_requested is None else self._stop_requested(step)
         if self._handler is None:
             return text
         received = stop_message(self._handler.sig, self._handler.signals_received())

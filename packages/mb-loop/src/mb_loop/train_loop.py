@@ -5,7 +5,7 @@ loop calls, so that the order can be tested with fakes. `mb_loop.training.train`
 work before the first and after the last iteration, such as the final checkpoint.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +61,15 @@ class StepEndHandler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicTask:
+    """Work after each trained step whose number is a multiple of `interval`."""
+
+    interval: int
+    run: Callable[[int], object]
+    """Called with the number of finished steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLoop:
     """Components of the training loop of one run."""
 
@@ -78,13 +87,14 @@ class TrainLoop:
     """Consume the data of a step in `skip_steps`."""
     events: EventDispatcher
     hooks: HookController
-    graphs: GraphController
+    graphs: GraphController | None = None
+    """None: no graphs are captured."""
     flops: Callable[[StepResult], float]
     """Floating-point operations of a step, summed over all ranks."""
     evaluate: StepEndHandler
     """Validation."""
-    maintenance: StepEndHandler
-    """Periodic work such as garbage collection; see `StepMaintenance`."""
+    maintenance: Sequence[PeriodicTask] = ()
+    """Periodic work such as garbage collection; see `maintenance_tasks`."""
     saves: SaveController
     exits: ExitController
 
@@ -112,7 +122,8 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
             advance_counters(state, batch, trained=False)
             loop.events("on_train_step_skipped")
         else:
-            loop.graphs.before_step(state.step)
+            if loop.graphs is not None:
+                loop.graphs.before_step(state.step)
             loop.events("on_train_step_start")
             result = loop.step(state.step + 1, batch)
             if result.should_checkpoint:
@@ -126,7 +137,9 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
             state.floating_point_operations_so_far += int(loop.flops(result))
             loop.events("on_train_step_end", result=result)
             loop.evaluate(state.step)
-            loop.maintenance(state.step)
+            for task in loop.maintenance:
+                if state.step % task.interval == 0:
+                    task.run(state.step)
 
         leave = loop.exits.decide(state.step)
         loop.saves.after_step(state.step, leaving=leave is not None)

@@ -8,20 +8,21 @@ from mb_loop.assembly import LoopAssembly
 from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import Callback, CallbackManager
 from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of
-from mb_loop.collectives import max_across_ranks
+from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation import StopEvaluation
-from mb_loop.exit_conditions import ExitConditions, StopRequested, no_stop_requested
+from mb_loop.exit_conditions import ExitConditions, StopRequested
 from mb_loop.forward_backward import ParallelSetup
 from mb_loop.graphs import CudaGraphs, GraphCapture
 from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.injection import ForwardStep
 from mb_loop.losses import LossGroups
-from mb_loop.maintenance import StepMaintenance
+from mb_loop.maintenance import maintenance_tasks
 from mb_loop.manual_gc import ManualGC
 from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
+from mb_loop.replicas import ReplicaCheck
 from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
 from mb_loop.result import StepResult, no_flops
 from mb_loop.schedule import ForwardBackward
@@ -49,7 +50,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     callbacks: Iterable[Callback] | CallbackManager = (),
     checkpointer: Checkpointer | None = None,
     stop_requested: StopRequested | None = None,
-    straggler_stop_requested: StopRequested = no_stop_requested,
+    straggler_stop_requested: StopRequested | None = None,
     duration_stop_requested: StopRequested | None = None,
     stop_evaluation: StopEvaluation | None = None,
     rerun_machine: RerunMachine | None = None,
@@ -90,7 +91,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
             any rank receives it. That costs one gloo collective per step and no device synchronisation. If a source is
             passed as well, the loop handles the signal unless the signal already has a handler.
-        straggler_stop_requested: stop request source for slow ranks.
+        straggler_stop_requested: stop request source for slow ranks; None: there is none.
         duration_stop_requested: stop request source for `train.exit_duration_in_mins`; None: ranks compare their clocks
             by a collective.
         stop_evaluation: called before each batch of a validation but the first; must return the same on all ranks. True
@@ -158,10 +159,12 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     saver = CheckpointSaver(
         checkpointer, settings=cfg.checkpoint, hooks=build.hooks, events=events, start_step=state.step
     )
-    graphs = GraphCapture(cuda_graphs, hooks=build.hooks, start_step=state.step)
-    maintenance = StepMaintenance(
-        cfg.train, model, groups=pg_collection, hooks=build.hooks, manual_gc=build.manual_gc
-    )
+    graphs = None
+    if cuda_graphs is not None:
+        graphs = GraphCapture(cuda_graphs, hooks=build.hooks, start_step=state.step)
+    replicas = None
+    if pg_collection is not None and cfg.train.check_weight_hash_across_dp_replicas_interval:
+        replicas = ReplicaCheck(model, groups=pg_collection, hooks=build.hooks, any_rank=any_rank)
     forward_backward = build.forward_backward(forward_step_func, train_data_iterator)
     loop = TrainLoop(
         train_iters=train_iters,
@@ -180,14 +183,14 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
             non_loss=non_loss,
             reads_data=train_data_iterator is not None,
         ),
-        maintenance=maintenance,
+        maintenance=maintenance_tasks(cfg.train, replicas=replicas, manual_gc=build.manual_gc),
         saves=saver,
         exits=exits,
     )
     for chunk in model:
         chunk.train()
     with build.manual_gc.managed(), stop.handling_signal():
-        return _run(loop, hooks=build.hooks, saver=saver, maintenance=maintenance, graphs=graphs)
+        return _run(loop, hooks=build.hooks, saver=saver, replicas=replicas, graphs=graphs)
 
 
 def _last_step(train: TrainSettings) -> int:
@@ -216,18 +219,20 @@ def _run(
     *,
     hooks: ForwardPreHooks,
     saver: CheckpointSaver,
-    maintenance: StepMaintenance,
-    graphs: GraphCapture,
+    replicas: ReplicaCheck | None,
+    graphs: GraphCapture | None,
 ) -> TrainOutcome:
     """Run the loop, save the last step if configured, and fire `on_train_end` on every exit."""
     outcome = None
     try:
-        maintenance.at_start(loop.state.step)
+        if replicas is not None:
+            replicas(loop.state.step)
         loop.events("on_train_start")
         hooks.begin()
         leave = run_train_loop(loop)
         hooks.end()
-        graphs.end()
+        if graphs is not None:
+            graphs.end()
         if leave.reason == "finished":
             saver.finish(loop.state.step)
         saver.poll(blocking=True)  # before the outcome is built: only a completed save makes the step "saved"

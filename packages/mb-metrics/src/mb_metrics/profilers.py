@@ -34,9 +34,11 @@ class RunProfilers:
             self.inspection.attach(list(chunks))
             callbacks.append(self.inspection)
         if self.profiling is not None:
-            callbacks.append(
-                build_profiling(self.profiling, folder=self.folder, rank=self.rank, memory=self.memory)
+            profiling = build_profiling(
+                self.profiling, folder=self.folder, rank=self.rank, memory=self.memory
             )
+            if profiling.is_active:
+                callbacks.append(profiling)
         return callbacks
 
 

@@ -72,6 +72,11 @@ class ProfilingCallback:
         self._waiting = list(profilers) if chosen else []
         self._running: list[StepProfiler] = []
 
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank has a profiler that runs or will run."""
+        return bool(self._waiting or self._running)
+
     def step_begin(self, step: int) -> None:
         """Start the profilers that are due; `step` is the number of completed steps."""
         for profiler in list(self._waiting):

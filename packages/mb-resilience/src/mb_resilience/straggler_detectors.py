@@ -48,9 +48,13 @@ class StragglerDetectors:
         """Return the data (an iterator, a list with one per chunk, or None), timed if the timer is enabled."""
         return self.speeds.wrap_data(data) if self.speeds else data
 
-    def stop_requested(self, step: int) -> str | None:
-        """Return the reason why all ranks should stop after this step, slow GPUs, or None. Identical on all ranks."""
-        return self.gpus.stop_requested(step) if self.gpus else None
+    @property
+    def stop_requested(self) -> Callable[[int], str | None] | None:
+        """Function that returns why all ranks should stop after a step, slow GPUs, or None; None: no detector stops.
+
+        The result is identical on all ranks.
+        """
+        return None if self.gpus is None else self.gpus.stop_requested
 
 
 @contextmanager

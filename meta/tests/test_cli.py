@@ -191,7 +191,7 @@ def test_data_build_writes_what_the_trainer_reads(empty_folder):
     assert verify_prefix("out/tokens").documents == 1
     assert "1 documents" in result.stdout
     again = mb("data", "build", *words)
-    assert (again.exit_code, "is there already" in again.stderr) == (1, True)
+    assert (again.exit_code, "exists already" in again.stderr) == (1, True)
     assert mb("data", "build", *words, "--overwrite").exit_code == 0
 
 

@@ -11,7 +11,7 @@ True
 >>> write_atomically(root / "latest_checkpointed_iteration.txt", b"100")
 >>> select_checkpoint(root)  # doctest: +IGNORE_EXCEPTION_DETAIL
 Traceback (most recent call last):
-mb_checkpoint.errors.CheckpointNotFoundError: no complete checkpoint (iter_0000100: no such folder)
+mb_checkpoint.errors.NoIntactCheckpointError: no complete checkpoint (iter_0000100: no such folder)
 """
 
 from typing import TYPE_CHECKING

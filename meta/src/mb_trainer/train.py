@@ -5,7 +5,7 @@ those of `mb_loop.train`.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -110,12 +110,12 @@ class Run:
             stops = stack.enter_context(self.stop_requests())
             events = self.event_recorder()
             stragglers = stack.enter_context(self.straggler_detectors())
-            metrics = stack.enter_context(self.metrics(stragglers.metrics))
+            metrics = stack.enter_context(self.metrics(stragglers))
             total = config.train.train_iters or 0
             bar = stack.enter_context(self.console.progress("training", total, done=counters.step))
             recorders: list[object] = [metrics, *(stack.enter_context(recorder) for recorder in events)]
             trainer_callbacks += [
-                ProgressBar(bar),
+                *([] if bar.progress is None else [ProgressBar(bar)]),
                 *recorders,
                 *self.progress_recorder(),
                 *self.memory_report(),
@@ -306,10 +306,10 @@ class Run:
         )
         return [recorder]
 
-    def metrics(self, step_values: Callable[[], Mapping[str, float]]) -> TrainingMetrics:
+    def metrics(self, stragglers: StragglerDetectors) -> TrainingMetrics:
         """Return the callback that records the metrics of this rank from the next step on. Collective.
 
-        `step_values` returns additional metrics of each step, those of the straggler detectors.
+        The metrics of the straggler detectors are recorded with each step.
         """
         job, config, training_model = self.job, self.job.config, self.training_model
         modules = training_model.modules
@@ -335,5 +335,5 @@ class Run:
             else ModuleNorms(wrapped=modules.wrapped, groups=modules.groups.local, paths=MODULE_PATHS),
             megatron_fsdp=config.ddp.use_megatron_fsdp,
             decoupled_rate=config.optimizer.decoupled_lr is not None,
-            step_values=[step_values],
+            step_values=[stragglers.metrics] if stragglers.callbacks else [],
         )

@@ -151,7 +151,8 @@ class RunCheckpointer:
         self._clock = clock
         self._retry = SaveRetry()
         self._last = _StartedSave(step=0, non_persistent=False, seconds=0.0)
-        self._in_flight = False
+        self.may_wait = False
+        """Whether the next poll may block, because a background save is in flight."""
 
     def load(self, *, dataloader_load: Path | str | None = None) -> LoadedCheckpoint:
         """Resume from the newest intact checkpoint, or load weights, as the manager is configured; log the result.
@@ -169,11 +170,6 @@ class RunCheckpointer:
         )
         return load_run(self._manager, context, counters=self._state.train_state, log=self._log)
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether the next poll may block, because a background save is in flight."""
-        return self._in_flight
-
     def save(self, step: int, *, non_persistent: bool) -> list[SaveOutcome]:
         """Write a checkpoint, or start a background save; return the saves that have ended, oldest first.
 
@@ -189,7 +185,7 @@ class RunCheckpointer:
         start = self._clock()
         outcome = self._manager.save(context, None)
         self._last = _StartedSave(step=step, non_persistent=non_persistent, seconds=self._clock() - start)
-        self._in_flight = not isinstance(outcome, SavedCheckpoint | FailedSave)
+        self.may_wait = not isinstance(outcome, SavedCheckpoint | FailedSave)
         if not isinstance(outcome, ScheduledSave):
             return [*ended, self._on_ended(outcome)]
         self._log(f"  {outcome.message}")
@@ -207,7 +203,7 @@ class RunCheckpointer:
         Raises:
             CheckpointSaveError: blocking, and the last save and its retry at the end of the run failed.
         """
-        if not blocking and not self._in_flight:
+        if not blocking and not self.may_wait:
             return []
         ended = self._finalize(blocking=blocking, terminate=blocking)
         if blocking:
@@ -223,7 +219,7 @@ class RunCheckpointer:
         outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
         if outcome is None:
             return []
-        self._in_flight = False
+        self.may_wait = False
         return [self._on_ended(outcome)]
 
     def _on_ended(self, outcome: object) -> SaveOutcome:

@@ -1,6 +1,7 @@
 """Construction of the parts of a training loop from their common components. Imports torch."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from mb_loop.microbatches import StepBatch
 from mb_loop.mxfp8 import parameter_copy
 from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
-from mb_loop.rerun_machine import RerunMachine
+from mb_loop.rerun_machine import RerunMachine, checks_paused
 from mb_loop.settings import GlobalState, evaluation_batch
 from mb_loop.step import TrainStep
 from mb_loop.train_loop import StepEndHandler
@@ -35,7 +36,7 @@ class LoopAssembly:
     callbacks: CallbackManager
     hooks: ForwardPreHooks
     manual_gc: ManualGC
-    rerun_machine: RerunMachine
+    rerun_machine: RerunMachine | None
 
     @property
     def evaluation_events(self) -> EventDispatcher:
@@ -51,9 +52,12 @@ class LoopAssembly:
         self, forward_step_func: ForwardStep, train_data_iterator: Any
     ) -> ForwardBackwardRunner:
         """Return the forward-backward passes on training data, which the rerun machine can repeat."""
+        machine = self.rerun_machine
+        if machine is not None:
+            train_data_iterator = machine.begin(self.state.train_state.step, train_data_iterator)
         return ForwardBackwardRunner(
             prepare_forward_step_func(forward_step_func, self.state),
-            data_iterator=self.rerun_machine.begin(self.state.train_state.step, train_data_iterator),
+            data_iterator=train_data_iterator,
             model=self.model,
             seq_length=self.state.cfg.model.seq_length,
             parallel=self.parallel,
@@ -90,7 +94,8 @@ class LoopAssembly:
         end = object()
 
         def discard(batch: StepBatch) -> None:
-            with self.rerun_machine.discarding(data_iterator):
+            machine = self.rerun_machine
+            with nullcontext() if machine is None else machine.discarding(data_iterator):
                 for iterator in iterators:
                     for _ in range(batch.num_microbatches if iterator is not None else 0):
                         if next(iterator, end) is end:
@@ -135,7 +140,7 @@ class LoopAssembly:
 
         def run(step: int) -> None:
             if evaluation_due(cfg.validation, counters):
-                with self.manual_gc.around_evaluation(), self.rerun_machine.paused():
+                with self.manual_gc.around_evaluation(), checks_paused(self.rerun_machine):
                     run_evaluation(
                         forward_backward,
                         events,

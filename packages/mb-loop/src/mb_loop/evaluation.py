@@ -13,7 +13,7 @@ from mb_loop.hooks import forward_pre_hooks
 from mb_loop.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.losses import LossGroups, sum_and_count
 from mb_loop.non_loss import EvaluationForward, NonLossData
-from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
+from mb_loop.rerun_machine import RerunMachine, checks_paused
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, evaluation_batch
 from mb_loop.validation import validation_line, validation_sets
@@ -233,7 +233,6 @@ def evaluate_after_training(
         The two lines; an empty string for an evaluation that did not run.
     """
     counters = global_state.train_state
-    machine = NoRerunMachine() if rerun_machine is None else rerun_machine
 
     def line(name: str, data: Any, kind: EvaluationKind) -> str:
         prefix = f"iteration {counters.step} on {name} set"
@@ -241,7 +240,7 @@ def evaluate_after_training(
             prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
         )
 
-    with machine.paused():
+    with checks_paused(rerun_machine):
         return (
             line("validation", valid_data_iterator, "eval") if counters.do_valid and not validated else "",
             line("test", test_data_iterator, "test") if counters.do_test else "",

@@ -1,7 +1,6 @@
 """Interface of machines that repeat steps with suspicious results. Does not import torch."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 
@@ -24,31 +23,6 @@ class RerunMachine(Protocol):
         """Check no results within the block, such as an evaluation."""
 
 
-class NoRerunMachine:
-    """Rerun machine that runs every step once and accepts every result."""
-
-    def __init__(self) -> None:
-        self._run = False
-
-    def begin(self, step: int, data_iterator: Any) -> Any:
-        """Return the iterator itself."""
-        return data_iterator
-
-    def should_run_forward_backward(self, data_iterator: Any) -> bool:
-        """Return True and False alternately."""
-        self._run = not self._run
-        return self._run
-
-    def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """Return that training continues."""
-        return False, False, 0
-
-    @contextmanager
-    def discarding(self, data_iterator: Any) -> Iterator[None]:
-        """Do nothing."""
-        yield
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do nothing."""
-        yield
+def checks_paused(machine: RerunMachine | None) -> AbstractContextManager[None]:
+    """Return a context manager in which results are not checked; `machine` is None if they never are."""
+    return nullcontext() if machine is None else machine.paused()

@@ -1,6 +1,6 @@
 """One training step. Imports torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from mb_loop.optimizers import (
     scheduler_step,
     step_optimizer,
 )
-from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
+from mb_loop.rerun_machine import RerunMachine
 from mb_loop.result import StepResult
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, LoopSettings, batch_plan
@@ -40,7 +40,7 @@ class TrainStep:
         scheduler: Megatron's or torch's learning rate scheduler, or None.
         groups: losses are averaged over its `dp_cp` group; None: over microbatches only.
         cfg: `model.seq_length` and some fields of `train` are read, once.
-        rerun_machine: decides whether the passes are repeated.
+        rerun_machine: decides whether the passes are repeated; None: they never are.
         after_zeroing: called each time the gradients have been zeroed; None: nothing is.
         before_update: called once per step after the gradients are reduced, before the optimizer unscales and clips
             them; None: nothing is.
@@ -71,7 +71,7 @@ class TrainStep:
         self._seq_length = cfg.model.seq_length
         self._empty_cache = empty_cache
         self._empty_cache_level = cfg.train.empty_unused_memory_level
-        self._rerun_machine = NoRerunMachine() if rerun_machine is None else rerun_machine
+        self._rerun_machine = rerun_machine
         self._after_zeroing = after_zeroing
         self._before_update = before_update
         self._logits = attention_logits
@@ -79,13 +79,16 @@ class TrainStep:
 
     def __call__(self, step: int, batch: StepBatch) -> StepResult:
         """Train step number `step` on one batch. Collective over all ranks of the model."""
-        microbatches = []
-        while self._rerun_machine.should_run_forward_backward(self._forward_backward.data_iterator):
-            self._zero_gradients()
-            microbatches = self._forward_backward(batch, forward_only=False)
-        save, leave, exit_code = self._rerun_machine.should_checkpoint_and_exit()
-        if leave:
-            return self._rejected(step, batch, save=save, exit_code=exit_code)
+        save = False
+        if self._rerun_machine is None:
+            microbatches = self._run_passes(batch)
+        else:
+            microbatches = []
+            while self._rerun_machine.should_run_forward_backward(self._forward_backward.data_iterator):
+                microbatches = self._run_passes(batch)
+            save, leave, exit_code = self._rerun_machine.should_checkpoint_and_exit()
+            if leave:
+                return self._rejected(step, batch, save=save, exit_code=exit_code)
         if self._empty_cache_level >= 1:
             self._empty_cache()
 
@@ -116,7 +119,8 @@ class TrainStep:
             should_checkpoint=save,
         )
 
-    def _zero_gradients(self) -> None:
+    def _run_passes(self, batch: StepBatch) -> Sequence[Mapping[str, Tensor]]:
+        """Zero the gradients and run the passes of all microbatches; return the losses of each."""
         for buffer in self._buffers:
             buffer.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -124,6 +128,7 @@ class TrainStep:
             self._after_zeroing()
         if self._logits is not None:
             self._logits.reset()
+        return self._forward_backward(batch, forward_only=False)
 
     @staticmethod
     def _rejected(step: int, batch: StepBatch, *, save: bool, exit_code: int) -> StepResult:

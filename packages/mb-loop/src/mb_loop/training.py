@@ -23,7 +23,7 @@ from mb_loop.non_loss import NonLossData
 from mb_loop.optimizers import Optimizer, Scheduler
 from mb_loop.outcome import TrainOutcome
 from mb_loop.replicas import ReplicaCheck
-from mb_loop.rerun_machine import NoRerunMachine, RerunMachine
+from mb_loop.rerun_machine import RerunMachine
 from mb_loop.result import StepResult, no_flops
 from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan
@@ -143,7 +143,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         callbacks=callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks),
         hooks=forward_pre_hooks(cfg, model),
         manual_gc=ManualGC(cfg.train),
-        rerun_machine=NoRerunMachine() if rerun_machine is None else rerun_machine,
+        rerun_machine=rerun_machine,
     )
     events, checkpointer = build.events, checkpointer_of(checkpointing_context, checkpointer)
     stop = StopRequestSource(cfg.train, stop_requested)

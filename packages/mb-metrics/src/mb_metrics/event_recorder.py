@@ -124,7 +124,7 @@ class EventRecorder:
 
     def on_train_step_end(self, context: EventContext) -> None:
         """Store the step, for a stop by an exception."""
-        self._step = _step(context)
+        self._step = context.state.train_state.step
 
     def on_eval_start(self, context: EventContext) -> None:
         """Store the start time of the evaluation."""

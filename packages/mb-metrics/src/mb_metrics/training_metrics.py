@@ -90,6 +90,7 @@ class TrainingMetrics:
         decoupled_rate: bool = False,
     ) -> None:
         self.metrics = metrics
+        self._log_interval = metrics.log_interval
         self._samples_per_microbatch = samples_per_microbatch
         self._flops_per_token = flops_per_token
         self._tokens_per_sample = tokens_per_sample
@@ -137,7 +138,7 @@ class TrainingMetrics:
         if self._measure_gradients is None:
             return
         self._gradient_norms = {}
-        if self._ends_interval(context.state.train_state.step + 1):
+        if (context.state.train_state.step + 1) % self._log_interval == 0:
             scale = _loss_scale(context.optimizer)
             self._gradient_norms = self._measure_gradients(loss_scale=1.0 if scale is None else scale)
 
@@ -148,7 +149,8 @@ class TrainingMetrics:
             return
         counters: TrainCounters = context.state.train_state
         self._microbatches += result.samples // self._samples_per_microbatch
-        at_interval = self._at_interval(result.step) if self._ends_interval(result.step) else {}
+        ends_interval = result.step % self._log_interval == 0
+        at_interval = self._at_interval(result.step) if ends_interval else {}
         self.metrics.record(
             result.step,
             {
@@ -203,9 +205,6 @@ class TrainingMetrics:
     def on_checkpoint_failed(self, context: MetricsContext) -> None:
         """Count a failed save; the number is recorded with each step from now on."""
         self._failed_saves += 1
-
-    def _ends_interval(self, step: int) -> bool:
-        return step % self.metrics.log_interval == 0
 
     def _at_interval(self, step: int) -> dict[str, Value]:
         """Return the metrics that are measured at the end of a log interval only. Collective."""

@@ -180,6 +180,15 @@ def test_work_that_holds_the_loop_is_enclosed_by_its_start_and_its_end():
     ]
 
 
+def test_the_wait_for_a_save_in_flight_is_no_second_save():
+    writes = ScriptedCheckpointer(polls=[[end(4)]], in_flight=True)
+    saver_with_all_events(writes).save(6)
+    assert writes.lines == [
+        *("start finalize", "wait for the previous save", "end finalize", "save None"),
+        *("start save", "6", "end save", "save None"),
+    ]
+
+
 def test_work_that_raises_has_an_end():
     writes = ScriptedCheckpointer(saves=[])
     writes.save = lambda step, *, non_persistent: 1 / 0

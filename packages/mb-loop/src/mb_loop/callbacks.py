@@ -38,7 +38,7 @@ EventName = Literal[
     "on_checkpoint_failed",
 ]
 CheckpointWork = Literal["save", "finalize"]
-"""Checkpoint work that holds the loop: a save (or its retry), or a poll that may wait for background saves."""
+"""Checkpoint work that holds the loop: a save (or its retry), or a wait for background saves."""
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 

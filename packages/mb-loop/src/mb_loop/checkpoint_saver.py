@@ -197,7 +197,7 @@ class CheckpointSaver:
         if not non_persistent:
             self._begun = step
         if self._checkpointer.may_wait:
-            with self._holding("save"):
+            with self._holding("finalize"):
                 ended = self._checkpointer.wait()
             self._on_saved(ended)
         with self._holding("save"), self._hooks.paused():

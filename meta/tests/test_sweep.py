@@ -33,12 +33,12 @@ def test_every_point_is_shown_or_counted_with_the_rules_that_refuse_it():
         {TP: 2, MICRO: 4},
         {TP: 2, MICRO: 8},
     ]
-    assert [(group["count"], group["example"]) for group in found["refused"]] == [
+    assert [(group["count"], group["example"]) for group in found["rejected"]] == [
         (2, {TP: 3, MICRO: 4}),
         (1, {TP: 1, MICRO: 8}),
     ]
-    assert "V030" in found["refused"][0]["rules"]
-    assert found["refused"][1]["rules"] == ["V242"]
+    assert "V030" in found["rejected"][0]["rules"]
+    assert found["rejected"][1]["rules"] == ["V242"]
     assert set(found["rules"]["V242"]) == {"message", "why", "fix"}
 
 
@@ -50,7 +50,7 @@ def test_a_point_has_the_figures_of_its_plan():
         "num_microbatches": 2,
         "bytes_per_rank": True,
         "bubble_fraction": 0.0,
-        "refused_when_resolved": [],
+        "rejected_when_resolved": [],
     }
 
 
@@ -66,8 +66,8 @@ def test_tables_for_people():
     assert lines[1].split() == ["tp", "dp", "microbatches", "MiB", "per", "rank", "waiting"]
     assert any(line.startswith("P02  model.num_attention_heads: 8 attention heads") for line in lines)
     assert lines[-2:] == [
-        "3 points: 1 pass the rules, 2 are refused",
-        "1 of those that pass were resolved and are shown",
+        "3 points: 1 pass the rules as written, 2 rejected by them",
+        "1 point resolved, 1 shown",
     ]
 
 
@@ -82,8 +82,8 @@ def test_what_passes_beyond_the_limit_is_counted():
 def test_a_problem_that_only_resolution_shows_is_reported():
     words = ("mixed_precision=bf16_mixed", "optimizer.bf16=false,true")
     one, two = answer(*words)["shown"]
-    assert (len(one["refused_when_resolved"]), two["refused_when_resolved"]) == (1, [])
-    assert f"refused when resolved: {one['refused_when_resolved'][0]}" in mb(*words).stdout
+    assert (len(one["rejected_when_resolved"]), two["rejected_when_resolved"]) == (1, [])
+    assert f"rejected as resolved: {one['rejected_when_resolved'][0]}" in mb(*words).stdout
 
 
 def test_a_precision_and_a_list_are_values_of_their_own():
@@ -115,7 +115,7 @@ def test_a_point_without_a_tokenizer_is_refused_and_has_no_figures():
     unknown = ("tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=nowhere")
     (point,) = answer(*unknown, f"{MICRO}=[4]")["shown"]
     assert (point["values"], point["bytes_per_rank"], point["num_microbatches"]) == ({MICRO: 4}, None, None)
-    assert point["refused_when_resolved"] == ["D99"]
+    assert point["rejected_when_resolved"] == ["D99"]
     result = mb(*unknown, f"{MICRO}=[4]")
     assert (result.exit_code, result.stdout.splitlines()[3].split()[:5]) == (1, ["4", *"????"])
 
@@ -150,7 +150,7 @@ def test_a_sweep_over_nothing_reports_that():
 @pytest.mark.parametrize("world_size", ["2", "1,2"])
 def test_modules_with_per_module_parallelism_are_checked_as_one_configuration_is(world_size):
     found = answer("mimo_tiny", "model.language_rank_offset=0,1,2", f"{TP}=1,2", "--world-size", world_size)
-    points = [point["values"] for point in found["shown"] if not point["refused_when_resolved"]]
+    points = [point["values"] for point in found["shown"] if not point["rejected_when_resolved"]]
     assert {(point["model.language_rank_offset"], point[TP]) for point in points} == {(0, 1), (0, 2), (1, 1)}
     assert len(found["shown"]) == found["passing"]
-    assert not any(point["refused_when_resolved"] for point in found["shown"])
+    assert not any(point["rejected_when_resolved"] for point in found["shown"])

@@ -1,8 +1,11 @@
 """Tests of the command line with plain YAML."""
 
 import json
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("rich", reason="needs mb-config[cli]")
 pytest.importorskip("typer", reason="needs mb-config[cli]")
@@ -199,6 +202,61 @@ def test_show_resolved(run):
     assert "# scheduler.lr_decay_steps: 800 # resolve: V202" in lines
 
 
+def test_show_states_that_a_configuration_is_not_resolved(run):
+    note = "printed as written, not as resolved: the number of processes is not known. Pass --world-size\n"
+    assert run("show")[2] == note
+    assert run("show", "--world-size", "2")[2] == ""
+
+
+def test_show_values_that_differ_from_the_defaults(run):
+    code, out, _ = run("show", "--diff", "rng.seed=1234")
+    assert (code, yaml.safe_load(out)["train"]) == (
+        0,
+        {"train_iters": 100, "global_batch_size": 8, "micro_batch_size": 2},
+    )
+    assert "rng" not in yaml.safe_load(out)
+    resolved = yaml.safe_load(run("show", "--diff", "--world-size", "2")[1])
+    assert resolved["validation"]["eval_global_batch_size"] == 8
+
+
+def test_what_differs_loads_back(run, tmp_path):
+    without_secrets = "~logger.comet_api_key"
+    (tmp_path / "diff.yaml").write_text(run("show", "--diff", without_secrets)[1])
+    assert mb_config("show", tmp_path / "diff.yaml")[1] == run("show", without_secrets)[1]
+
+
+def test_show_one_section(run):
+    code, out, _ = run("show", "--section", "scheduler", "--diff", "--origin", "--world-size", "2")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert (code, lines[0], lines[1].startswith("lr_warmup_iters: 10 # ")) == (0, "scheduler:", True)
+    assert "# scheduler.lr_decay_steps: 800 # resolve: V202" in lines
+    assert [line for line in out.splitlines() if line.startswith("# ") and ".lr_" not in line] == [
+        line for line in out.splitlines() if line.startswith("# scheduler.") and ".lr_" not in line
+    ]
+    out = run("show", "--section", "optimizer", "--non-default")[1]
+    assert [line for line in out.splitlines() if line.endswith(":")] == ["optimizer:"]
+
+
+def test_two_comparisons_at_once_are_wrong_usage(run):
+    assert run("show", "--diff", "--non-default")[0] == 2
+
+
+def test_the_version():
+    assert mb_config("--version") == (0, f"mb-config {version('mb-config')}\n", "")
+
+
+def test_settings_that_are_rejected_are_named_where_resolving_stops(run):
+    words = ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=false")
+    err = run("check", *words, "--world-size", "2")[2]
+    assert "checked as written, not as resolved: V143 rejects the settings" in err.splitlines()
+
+
+def test_more_processes_on_a_machine_than_in_the_run_are_wrong_usage(run):
+    for command in ("check", "plan", "show"):
+        assert run(command, "--nproc", "4", "--world-size", "2")[0] == 2
+    assert run("check", "--nproc", "2", "--world-size", "4")[0] == 0
+
+
 def test_show_differences_from_megatron(run):
     code, out, _ = run("show", "--non-default")
     assert code == 0
@@ -224,8 +282,9 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
         (("explain", "V24"), "V24: is no rule. Nearest: V24"),
         (("explain", "whatever"), "whatever: is no rule. Rules look like V242. `mb-config rules` lists all."),
-        (("rules", "--package", "mb-data"), "mb-data: has no rules here. Packages with rules: mb-config."),
+        (("rules", "--package", "mb-data"), "mb-data: has no rules. Packages with rules: mb-config."),
         (("plan", "train.lr=1"), "train.lr: no such field"),
+        (("show", "--section", "trian"), "trian: is no section. Nearest: train."),
         (("sweep", "train.micro_batch_size=interval(0,1)"), "has no finite list of values"),
     ],
 )
@@ -233,6 +292,13 @@ def test_unreadable_input_has_exit_code_two(run, arguments, message):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    message = (
+        f"error: {tmp_path}: cannot be read (Is a directory). Name a YAML file that this user can read.\n"
+    )
+    assert mb_config("check", tmp_path) == (2, "", message)
 
 
 def test_a_missing_file():
@@ -243,7 +309,7 @@ def test_a_name_without_a_file_cannot_be_read():
     assert mb_config("check", "train.train_iters=1") == (
         2,
         "",
-        "error: no recipe and no file is given. Name one before the overrides.\n",
+        "error: no file is given. Name one before the overrides.\n",
     )
 
 
@@ -292,17 +358,73 @@ def test_a_model_without_sizes_cannot_be_planned(run):
     assert (code, out, err.startswith("error: model.")) == (1, "", True)
 
 
-def test_a_file_that_cannot_be_resolved_cannot_be_planned(tmp_path):
-    (tmp_path / "part.yaml").write_text("model: {num_layers: 4}\n")
-    code, _, err = mb_config("plan", tmp_path / "part.yaml")
-    assert (code, "cannot be planned, because a section that resolving requires" in err) == (1, True)
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("model: {num_layers: 4}", "sections train, optimizer, scheduler"),
+        (VALID.replace("model:", "logger:").replace("logger: {c", "dataset: {c"), "section model"),
+        (  # rules on the other sections do not hide what is missing
+            "train: {}\nscheduler: {}\nddp: {use_distributed_optimizer: true}\n"
+            "optimizer: {use_distributed_optimizer: false}",
+            "section model",
+        ),
+    ],
+    ids=["three", "one", "rules"],
+)
+def test_a_plan_names_the_sections_that_the_file_lacks(tmp_path, text, missing):
+    (tmp_path / "part.yaml").write_text(text)
+    message = f"error: the run cannot be planned, because the file has no {missing}. Add what is missing.\n"
+    assert mb_config("plan", tmp_path / "part.yaml") == (1, "", message)
+
+
+def test_a_point_that_cannot_be_planned_has_a_reason(tmp_path):
+    (tmp_path / "part.yaml").write_text(
+        "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: [1, 2]}\n"
+    )
+    out = mb_config("sweep", tmp_path / "part.yaml")[1].splitlines()
+    assert out[-3:] == [
+        "2 points: 2 pass the rules as written, 0 rejected by them",
+        "2 points resolved, 2 shown",
+        "not planned: the file has no sections model, optimizer, scheduler",
+    ]
+
+
+def test_the_best_points_of_a_sweep(run):
+    code, out, _ = run("sweep", "train.micro_batch_size=4,1,2", *PLANNED, "--top", "2", "--json")
+    found = json.loads(out)
+    assert (code, found["passing"], found["resolved"]) == (0, 3, 3)
+    assert [point["values"]["train.micro_batch_size"] for point in found["shown"]] == [1, 2]
+    lines = run("sweep", "train.micro_batch_size=4,1,2", *PLANNED, "--top", "1")[1].splitlines()
+    assert lines[-2:] == [
+        "3 points: 3 pass the rules as written, 0 rejected by them",
+        "3 points resolved, 1 shown",
+    ]
+
+
+def test_top_resolves_all_points_and_limit_some(run):
+    values = ",".join(f"{number}e-3" for number in range(1, 23))
+    for options, resolved, shown in [
+        ((), 20, 20),
+        (("--top", "1"), 22, 1),
+        (("--top", "2", "--limit", "3"), 3, 2),
+    ]:
+        found = json.loads(run("sweep", f"optimizer.lr={values}", *PLANNED, *options, "--json")[1])
+        assert (found["resolved"], len(found["shown"])) == (resolved, shown)
+
+
+def test_one_point_is_singular(run):
+    out = run("sweep", *PLANNED)[1].splitlines()
+    assert out[-2:] == [
+        "1 point: 1 pass the rules as written, 0 rejected by them",
+        "1 point resolved, 1 shown",
+    ]
 
 
 def test_a_sweep(run):
     code, out, _ = run("sweep", "train.micro_batch_size=1,3", "--json")
     found = json.loads(out)
     assert (code, found["points"], found["passing"]) == (0, 2, 1)
-    assert [(group["count"], group["rules"]) for group in found["refused"]] == [(1, ["V242"])]
+    assert [(group["count"], group["rules"]) for group in found["rejected"]] == [(1, ["V242"])]
     assert run("sweep", "train.micro_batch_size=3,5")[0] == 1
 
 
@@ -325,7 +447,12 @@ def test_the_catalogue_of_rules(run):
     assert [rule["id"] for rule in every] == [rule.id for rule in RULES]
     assert set(every[0]) == {"id", "package", "severity", "fields", "why", "fix"}
     assert json.loads(run("rules", "v242", "--package", "mb-config", "--json")[1])[0]["id"] == "V242"
-    assert run("rules", "no such text")[:2] == (0, "")
+
+
+@pytest.mark.parametrize(("options", "out"), [((), ""), (("--json",), "[]\n")])
+def test_a_search_without_a_match_is_exit_code_one(run, options, out):
+    message = "no rule matches; `mb-config rules` lists all\n"
+    assert run("rules", "no such text", *options) == (1, out, message)
 
 
 def test_a_program_mounts_the_commands_with_its_rules(tmp_path):
@@ -379,6 +506,15 @@ def test_an_interrupt_is_exit_code_130(run, monkeypatch):
     assert run("check") == (130, "", "interrupted\n")
 
 
+def test_the_path_of_a_chart_is_printed(run, tmp_path):
+    for option in ("--chart", "--picture"):
+        file = tmp_path / option / "memory.svg"
+        code, _, err = run("plan", *PLANNED, option, file)
+        assert (code, file.read_text()[:4]) == (0, "<svg")
+        assert f"memory chart written to {file}" in err.splitlines()
+    assert "--picture" not in run("plan", "--help")[1]
+
+
 def test_a_chart_is_svg(run):
     assert run("plan", "--chart", "p.png")[0] == run("plan", "--picture", "p.png")[0] == 2
 
@@ -397,3 +533,11 @@ def test_a_run_folder_is_a_local_path(folder):
 
 def test_a_world_size_to_sweep_over_is_positive(run):
     assert run("sweep", "--world-size", "0")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "show"])
+def test_the_file_of_the_readme_is_valid(tmp_path, command):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (tmp_path / "run.yaml").write_text(readme.partition("```yaml\n")[2].partition("```")[0])
+    code, _, err = mb_config(command, tmp_path / "run.yaml", "--world-size", "8", "model.num_layers=12")
+    assert (code, "warning" in err.replace("0 warnings", "")) == (0, False)

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import Axis, Rule, run_sweep
-from mb_config.module_layouts import has_module_layouts, one_replica, rules_per_point
+from mb_config.module_layouts import has_parallelism_per_module, one_replica, rules_per_point
 
 TP, OFFSET = "tensor_model_parallel_size", "language_rank_offset"
 
@@ -19,7 +19,7 @@ TP, OFFSET = "tensor_model_parallel_size", "language_rank_offset"
     ],
 )
 def test_modules_have_layouts_if_their_ranks_or_sizes_differ(model, different):
-    assert has_module_layouts(model) is different
+    assert has_parallelism_per_module(model) is different
 
 
 def test_modules_count_as_one_replica():

@@ -47,7 +47,7 @@ def test_a_section_that_was_not_read_is_not_checked(make):
     config = make()
     config.train.global_batch_size = 7
     result = preflight(config, facts={"world_size": 2}, sections=["optimizer"])
-    assert (ids(result), result.unresolved) == ([], "a section that resolving requires is not in the file")
+    assert (ids(result), result.unresolved) == ([], "the file has no sections train, model, scheduler")
 
 
 def test_what_only_the_resolved_configuration_violates_is_found(make):
@@ -60,7 +60,7 @@ def test_settings_that_exclude_each_other(make):
     config = make()
     config.mixed_precision, config.optimizer.bf16 = "bf16_mixed", False
     result = preflight(config, facts={"world_size": 2})
-    assert (ids(result), result.unresolved) == (["V017"], "settings exclude each other")
+    assert (ids(result), result.unresolved) == (["V017"], "V017 rejects the settings")
 
 
 def test_an_unknown_precision_recipe_is_one_problem(make):

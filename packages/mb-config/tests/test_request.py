@@ -33,7 +33,7 @@ def test_files_override_the_recipe_and_arguments_override_files(reader, tmp_path
 
 def test_without_a_name_the_default_is_read(reader):
     assert reader.read(["optimizer.lr=0.25"]).name == "tiny"
-    with pytest.raises(ConfigReadError, match="no recipe and no file is given"):
+    with pytest.raises(ConfigReadError, match="no file is given"):
         PlainReader().read(["optimizer.lr=0.25"])
 
 

@@ -17,15 +17,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mb_config.cli_options import (
-    Apex,
-    Arguments,
-    ConfigFiles,
-    Engine,
-    Gpu,
     Json,
-    Out,
-    Processes,
-    WorldSize,
+    MachineOptions,
+    ProcessOptions,
+    RequestOptions,
+    common_options,
+    read_chart,
+    read_world_sizes,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from mb_config.program import ConfigProgram
 
 _BAD_INPUT = 2
+_SHOWN_POINTS = 20
 _MOUNT = "mb_config.program"
 
 
@@ -132,30 +131,27 @@ def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgr
     raise typer.Exit(mounted.exit_codes(lambda: command(import_module(f"mb_config.{name}"), mounted.load())))
 
 
-def _given(arguments: list[str] | None, files: list[Path] | None, out: Path | None) -> Any:
+def _given(request: RequestOptions) -> Any:
     """Return the arguments that the commands on a configuration have in common."""
     given = import_module("mb_config.cli_check").CommandInput
-    return given(arguments=arguments or [], files=files or [], out=out)
+    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
 
 
-def _target(**known: Any) -> Any:
-    return import_module("mb_config.facts").TargetMachine(**known)
+def _target(machine: MachineOptions, **processes: Any) -> Any:
+    target = import_module("mb_config.facts").TargetMachine
+    return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)
 
 
 @checks.command(
     cls=ConfigCommand,
     epilog="{source} model.tensor_model_parallel_size=4 --world-size 64 --gpu h100",
 )
-def check(  # noqa: PLR0913 - options of a command
+@common_options
+def check(
     context: typer.Context,
-    arguments: Arguments = None,
-    config: ConfigFiles = None,
-    out: Out = None,
-    nproc: Processes = None,
-    world_size: WorldSize = None,
-    gpu: Gpu = None,
-    te: Engine = None,
-    apex: Apex = False,
+    request: RequestOptions,
+    processes: ProcessOptions,
+    machine: MachineOptions,
     as_json: Json = False,
 ) -> None:
     """Report every mistake of a configuration at once, for any number of processes and any GPU.
@@ -170,13 +166,11 @@ def check(  # noqa: PLR0913 - options of a command
         "cli_check",
         lambda module, program: module.check(
             program,
-            _given(arguments, config, out),
+            _given(request),
             target=_target(
-                world_size=world_size or nproc or program.world_size,
-                gpu=gpu,
-                transformer_engine=te,
-                apex=apex,
-                local_world_size=nproc,
+                machine,
+                world_size=processes.world_size or processes.nproc or program.world_size,
+                local_world_size=processes.nproc,
             ),
             as_json=as_json,
         ),
@@ -187,25 +181,23 @@ def check(  # noqa: PLR0913 - options of a command
     cls=ConfigCommand,
     epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
 )
-def plan(  # noqa: PLR0913 - options of a command
+@common_options
+def plan(
     context: typer.Context,
-    arguments: Arguments = None,
-    config: ConfigFiles = None,
-    out: Out = None,
-    nproc: Processes = None,
-    world_size: WorldSize = None,
-    gpu: Gpu = None,
-    te: Engine = None,
-    apex: Apex = False,
+    request: RequestOptions,
+    processes: ProcessOptions,
+    machine: MachineOptions,
     chart: Annotated[
         Path | None,
         typer.Option(
-            "--chart",
-            "--picture",
             metavar="FILE.svg",
-            help="Write a bar chart of the memory of each pipeline stage.",
+            help="Write a bar chart of the memory of each pipeline stage; folders are created.",
+            callback=read_chart,
             show_default=False,
         ),
+    ] = None,
+    previous_chart: Annotated[
+        Path | None, typer.Option("--picture", hidden=True, callback=read_chart)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -214,14 +206,16 @@ def plan(  # noqa: PLR0913 - options of a command
     Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
     processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
     """
-    if chart is not None and chart.suffix.lower() != ".svg":
-        raise typer.BadParameter("draws SVG: give a name that ends in .svg", param_hint="--chart")
-    target = _target(world_size=world_size or nproc, gpu=gpu, transformer_engine=te, apex=apex)
-    given = _given(arguments, config, out)
     _run(
         context,
         "cli_plan",
-        lambda module, program: module.plan(program, given, target=target, chart=chart, as_json=as_json),
+        lambda module, program: module.plan(
+            program,
+            _given(request),
+            target=_target(machine, world_size=processes.world_size or processes.nproc),
+            chart=chart or previous_chart,
+            as_json=as_json,
+        ),
     )
 
 
@@ -229,23 +223,37 @@ def plan(  # noqa: PLR0913 - options of a command
     cls=ConfigCommand,
     epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
 )
-def sweep(  # noqa: PLR0913 - options of a command
+@common_options
+def sweep(
     context: typer.Context,
-    arguments: Arguments = None,
-    config: ConfigFiles = None,
-    out: Out = None,
+    request: RequestOptions,
+    machine: MachineOptions,
     world_size: Annotated[
         str,
         typer.Option(
-            "--world-size", metavar="N[,N...]", help="Processes of the whole run; several are swept over."
+            metavar="N[,N...]",
+            help="Processes of the whole run; several are swept over.",
+            callback=read_world_sizes,
         ),
     ] = "1",
-    gpu: Gpu = None,
-    te: Engine = None,
-    apex: Apex = False,
     limit: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Passing points to resolve, plan and show; 0: all.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Passing points to resolve, plan and show; 0: all. Default 20; all with --top.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Show the N best points that pass: least pipeline waiting, then least memory per rank.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every combination of several values at once, and plan those that pass.
@@ -257,20 +265,14 @@ def sweep(  # noqa: PLR0913 - options of a command
     For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
     passes.
     """
-    if not all(number.isdecimal() and int(number) > 0 for number in world_size.split(",")):
-        raise typer.BadParameter(
-            "must be a number above 0, or several with commas", param_hint="--world-size"
-        )
-    targets = [
-        _target(world_size=int(number), gpu=gpu, transformer_engine=te, apex=apex)
-        for number in world_size.split(",")
-    ]
-    given = _given(arguments, config, out)
+    if limit is None:
+        limit = _SHOWN_POINTS if top is None else 0
+    targets = [_target(machine, world_size=int(number)) for number in world_size.split(",")]
     _run(
         context,
         "cli_sweep",
         lambda module, program: module.sweep(
-            program, given, targets=targets, limit=limit or None, as_json=as_json
+            program, _given(request), targets=targets, limit=limit or None, top=top, as_json=as_json
         ),
     )
 
@@ -316,14 +318,19 @@ def rules(
 
 
 @configurations.command(cls=ConfigCommand, epilog="{source} optimizer.lr=1e-3 --origin")
+@common_options
 def show(
     context: typer.Context,
-    arguments: Arguments = None,
-    config: ConfigFiles = None,
-    out: Out = None,
-    nproc: Processes = None,
-    world_size: WorldSize = None,
+    request: RequestOptions,
+    processes: ProcessOptions,
     origin: Annotated[bool, typer.Option("--origin", help="Print the origin of each value.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print only values that differ from the defaults of the sections.")
+    ] = False,
+    section: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Print one section, such as train.", show_default=False),
+    ] = None,
     non_default: Annotated[
         bool,
         typer.Option(
@@ -331,16 +338,27 @@ def show(
         ),
     ] = False,
 ) -> None:
-    """Print the resolved configuration as YAML that loads back; secrets are masked."""
+    """Print the resolved configuration as YAML that loads back; secrets are masked.
+
+    A configuration that cannot be resolved is printed as written, with the reason on stderr.
+    """
+    if non_default and diff:
+        raise typer.BadParameter(
+            "compares with the defaults of the sections, --non-default with Megatron Core: give one of them",
+            param_hint="--diff",
+        )
     _run(
         context,
         "cli_check",
         lambda module, program: module.show(
             program,
-            _given(arguments, config, out),
-            target=_target(world_size=world_size or nproc or program.world_size),
-            origin=origin,
-            non_default=non_default,
+            _given(request),
+            target=_target(
+                MachineOptions(),
+                world_size=processes.world_size or processes.nproc or program.world_size,
+                local_world_size=processes.nproc,
+            ),
+            view=module.ShowView(origin=origin, diff=diff, section=section, non_default=non_default),
         ),
     )
 
@@ -348,7 +366,6 @@ def show(
 app = typer.Typer(
     name="mb-config",
     cls=OverridesWithDashes,
-    help="Check, plan and show the configuration of a Megatron trainer, before anything is built.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -356,3 +373,19 @@ app = typer.Typer(
 )
 app.add_typer(checks)
 app.add_typer(configurations)
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the version and exit if `--version` is given."""
+    if wanted:
+        typer.echo(f"mb-config {import_module('importlib.metadata').version('mb-config')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Check, plan and show the configuration of a Megatron trainer, before anything is built."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 
 from mb_config.cli_errors import DONE, REJECTED
@@ -17,6 +18,12 @@ from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_config.non_defaults import non_default_values
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, Examination, examine
+
+
+class UnknownSectionError(ConfigReadError, LookupError):
+    """Name that is not a section."""
+
+    __str__ = ConfigReadError.__str__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +67,56 @@ def check(program: ConfigProgram, given: CommandInput, *, target: TargetMachine,
     return REJECTED if found.result.errors else DONE
 
 
-def show(
-    program: ConfigProgram, given: CommandInput, *, target: TargetMachine, origin: bool, non_default: bool
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowView:
+    """Selection of what `show` prints."""
+
+    origin: bool = False
+    """Append the origin of each value."""
+
+    diff: bool = False
+    """Print only values that differ from the defaults of the sections."""
+
+    section: str | None = None
+    """Print one section; None: all."""
+
+    non_default: bool = False
+    """Print values that differ from Megatron Core, and the other sections, in place of YAML."""
+
+
+def show(program: ConfigProgram, given: CommandInput, *, target: TargetMachine, view: ShowView) -> int:
     """Print the resolved configuration as YAML that can be loaded again.
 
     Args:
         program: Reader, rules and facts.
         given: Recipe or file, and overrides.
         target: Machines that the run is intended for.
-        origin: Append the origin of each value.
-        non_default: Print values that differ from Megatron Core, and the other sections, in place of YAML.
+        view: Selection of the values.
 
     Raises:
         ConfigError: The configuration violates rules; it is printed before.
+        UnknownSectionError: There is no such section.
     """
     found = examine(program, given.arguments, files=given.files, out=given.out, target=target)
     request = found.request
-    if non_default:
-        print(non_default_values(request.config))
+    sections = [item.name for item in fields(request.config)]
+    if view.section is not None and view.section not in sections:
+        near = get_close_matches(view.section, sections, n=3) or sections
+        raise UnknownSectionError(f"{view.section}: is no section. Nearest: {', '.join(near)}.")
+    if view.non_default:
+        names = None if view.section is None else (view.section,)
+        print(non_default_values(request.config, sections=names))
     else:
-        print(show_text(request.config, request.provenance, origin=origin), end="")
+        text = show_text(
+            request.config,
+            request.provenance,
+            origin=view.origin,
+            defaults=not view.diff,
+            section=view.section,
+        )
+        print(text, end="")
+    for note in _resolving_notes(found, "printed"):
+        print(note, file=sys.stderr)
     if found.result.errors:
         raise ConfigError(found.result.errors)
     return DONE
@@ -110,7 +146,6 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
     errors, warnings = len(result.errors), len(result.warnings)
     on = f" on {target.gpu}" if target.gpu else ""
     size = target.world_size
-    size = target.world_size
     processes = "any number of processes" if size is None else processes_text(size)
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
@@ -137,7 +172,7 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
 
 def _plain_notes(found: Examination) -> Iterator[str]:
     """Yield what was not checked in a file that was read without the classes of its sections."""
-    plain, result = found.request.plain, found.result
+    plain = found.request.plain
     if plain is None:
         return
     unchecked = plain.unchecked()
@@ -150,5 +185,12 @@ def _plain_notes(found: Examination) -> Iterator[str]:
         yield f"unknown to Megatron Core: {', '.join(plain.suspicious_keys)}"
     if "world_size" not in found.facts:
         yield "rules on the number of processes were skipped: pass --world-size"
-    elif result.unresolved:
-        yield f"checked as written, not as resolved: {result.unresolved}"
+    else:
+        yield from _resolving_notes(found, "checked")
+
+
+def _resolving_notes(found: Examination, done: str) -> Iterator[str]:
+    """Yield why the configuration was checked or printed as written, if it was not resolved."""
+    if found.result.unresolved:
+        advice = "" if "world_size" in found.facts else ". Pass --world-size"
+        yield f"{done} as written, not as resolved: {found.result.unresolved}{advice}"

@@ -1,8 +1,15 @@
-"""Arguments and options of the commands, also for programs that mount them."""
+"""Arguments and options of the commands, also for programs that mount them.
 
+Options that several commands have in common are fields of a record; `common_options` gives them to a command.
+"""
+
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -51,6 +58,28 @@ def read_run_folder(text: str) -> Path:
             "mounted on every node."
         )
     return Path(expand_home(text))
+
+
+def read_chart(path: Path | None) -> Path | None:
+    """Return the path of a chart unchanged.
+
+    Raises:
+        typer.BadParameter: Its name does not end in .svg.
+    """
+    if path is not None and path.suffix.lower() != ".svg":
+        raise typer.BadParameter("draws SVG: give a name that ends in .svg")
+    return path
+
+
+def read_world_sizes(text: str) -> str:
+    """Return numbers of processes, separated by commas, unchanged.
+
+    Raises:
+        typer.BadParameter: One is not a number above 0.
+    """
+    if not all(number.isdecimal() and int(number) > 0 for number in text.split(",")):
+        raise typer.BadParameter("must be a number above 0, or several with commas")
+    return text
 
 
 Arguments = Annotated[
@@ -102,14 +131,77 @@ Engine = Annotated[
         "--te",
         metavar="VERSION",
         callback=read_version,
-        help="Transformer Engine there, such as 2.20; default: what is here.",
+        help="Version of Transformer Engine on the GPU's machine, such as 2.20; default: the installed one.",
     ),
 ]
 Apex = Annotated[
     bool,
     typer.Option(
         "--apex",
-        help="With --gpu: Apex with its CUDA extensions is installed there; settings that need them are kept.",
+        help="With --gpu: Apex with its CUDA extensions is installed too; settings that need them are kept.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Arguments that name a configuration."""
+
+    arguments: Arguments = None
+    config: ConfigFiles = None
+    out: Out = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """Number of processes of a run."""
+
+    nproc: Processes = None
+    world_size: WorldSize = None
+
+    def __post_init__(self) -> None:
+        """Check that the run has at least the processes of this machine.
+
+        Raises:
+            typer.BadParameter: It has fewer.
+        """
+        if self.nproc and self.world_size and self.nproc > self.world_size:
+            raise typer.BadParameter(
+                f"{self.nproc} processes on this machine are more than the {self.world_size} of the complete run "
+                "(--world-size)",
+                param_hint="--nproc",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Machine that a run is meant for."""
+
+    gpu: Gpu = None
+    te: Engine = None
+    apex: Apex = False
+
+
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command whose type is a record of options by the fields of the record."""
+    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    shown = []
+    for parameter in inspect.signature(command).parameters.values():
+        record = records.get(parameter.name)
+        types = {} if record is None else get_type_hints(record, include_extras=True)
+        shown += [
+            parameter.replace(name=item.name, annotation=types[item.name], default=item.default)
+            for item in (() if record is None else fields(record))
+        ] or [parameter.replace(annotation=hints[parameter.name])]
+
+    @wraps(command)
+    def with_records(**values: Any) -> None:
+        for name, record in records.items():
+            values[name] = record(**{item.name: values.pop(item.name) for item in fields(record)})
+        command(**values)
+
+    with_records.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    with_records.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return with_records

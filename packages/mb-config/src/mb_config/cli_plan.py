@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mb_config._rules import Problem
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import counted
 from mb_config.facts import TargetMachine
-from mb_config.module_layouts import has_module_layouts, module_layouts
+from mb_config.module_layouts import has_parallelism_per_module, module_layouts
 from mb_config.plan.errors import PlanError
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.memory_chart import render_memory_chart
 from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.plan.resource_plan import StagePlan
+from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, check_request
 from mb_config.run_estimate import RunEstimate, estimate_run
@@ -48,28 +50,16 @@ def plan(
     """
     request = program.reader.read(given.arguments, files=given.files)
     config = request.config
+    missing = missing_sections(request.sections)
+    if missing:
+        raise PlanError(f"the run cannot be planned, because {missing}. Add what is missing.")
     size = smallest_world(config.model) if target.world_size is None else target.world_size
     program.place(request, given.out)
     facts = program.gather_facts(replace(target, world_size=size), config.env_vars)
     result = check_request(program, request, facts=facts)
     if not result.resolved:
-        if not result.problems:
-            raise PlanError(f"the run cannot be planned, because {result.unresolved}")
         raise ConfigError(result.errors or result.problems)
-    try:
-        estimate = estimate_run(
-            config,
-            world_size=size,
-            vocab_size=program.embedding_rows(config),
-            count_flops=program.count_flops,
-        )
-    except PlanError:
-        data = program.checks.data
-        read = set() if data is None else {f"facts.{name}" for name in data.facts}
-        unread = [problem for problem in result.errors if read.intersection(problem.fields)]
-        if unread:  # without the tokenizer the size of the embedding is unknown
-            raise ConfigError(unread) from None
-        raise
+    estimate = _estimate(program, config, result.errors, world_size=size)
     if chart is not None:
         _write_chart(chart, estimate, title=f"{request.name}: memory per GPU", gpu=target.gpu)
     if as_json:
@@ -83,13 +73,39 @@ def plan(
     return REJECTED if result.errors else DONE
 
 
+def _estimate(
+    program: ConfigProgram, config: Any, errors: Sequence[Problem], *, world_size: int
+) -> RunEstimate:
+    """Estimate a resolved configuration.
+
+    Raises:
+        ConfigError: The model's sizes depend on data that cannot be read; contains the errors about that data.
+        PlanError: The model's sizes cannot be counted.
+    """
+    try:
+        return estimate_run(
+            config,
+            world_size=world_size,
+            vocab_size=program.embedding_rows(config),
+            count_flops=program.count_flops,
+        )
+    except PlanError:
+        data = program.checks.data
+        read = set() if data is None else {f"facts.{name}" for name in data.facts}
+        unread = [problem for problem in errors if read.intersection(problem.fields)]
+        if unread:  # without the tokenizer the size of the embedding is unknown
+            raise ConfigError(unread) from None
+        raise
+
+
 def _write_chart(path: Path, estimate: RunEstimate, *, title: str, gpu: str | None) -> None:
-    """Write the memory chart of the plan to an SVG file."""
+    """Write the memory chart of the plan to an SVG file, and print its path on stderr."""
     memory = GPU_MEMORY.get(gpu or "")
     limit = None if memory is None else memory.size
     path.parent.mkdir(parents=True, exist_ok=True)
     svg = render_memory_chart(estimate.plan, title=title, limit_bytes=limit, limit=gpu or "")
     path.write_text(svg, encoding="utf-8")
+    print(f"memory chart written to {path}", file=sys.stderr)
 
 
 def _print_estimate(estimate: RunEstimate, config: Any, *, name: str, gpu: str | None) -> None:
@@ -131,7 +147,7 @@ def _layout(config: Any, estimate: RunEstimate) -> str:
     """Return the parallel layout of the model as short text."""
     model, plan = config.model, estimate.plan
     processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
-    if has_module_layouts(model):
+    if has_parallelism_per_module(model):
         modules = module_layouts(model, world_size=plan.world_size)
         return f"{processes} ({'; '.join(f'{name} tp {tp} dp {dp}' for name, tp, dp in modules)})"
     sizes = {
@@ -221,7 +237,7 @@ def _remarks(
 ) -> Iterator[str]:
     """Yield the remarks that follow the statistics, on stderr."""
     if problems:
-        yield f"{counted(problems, 'problem')}, see {program.name} check: the run would be refused as it is"
+        yield f"{counted(problems, 'problem')}, see {program.name} check: a run would be rejected"
     if assumed:
         yield f"planned for the fewest processes that hold the model, {estimate.plan.world_size}: pass --world-size"
     for note in estimate.notes:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from mb_config.cli_errors import DONE
+from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import counted
 from mb_config.errors import ConfigReadError
 from mb_config.problems import RuleLike
@@ -47,7 +47,7 @@ def explain(program: ConfigProgram, name: str) -> int:
 def rules(
     program: ConfigProgram, *, package: str | None, field: str | None, text: str | None, as_json: bool
 ) -> int:
-    """Print the catalogue of rules: id, severity, first field and reason.
+    """Print the catalogue of rules: id, severity, first field and reason. Return 1 if no rule matches.
 
     Args:
         program: Rules by package.
@@ -66,6 +66,10 @@ def rules(
     ]
     if as_json:
         print(json.dumps([_to_dict(owner, rule) for owner, rule in found], indent=2))
+    if not found:
+        print(f"no rule matches; `{program.name} rules` lists all", file=sys.stderr)
+        return REJECTED
+    if as_json:
         return DONE
     width = max((len(rule.id) for _, rule in found), default=0)
     for _, rule in found:
@@ -79,7 +83,7 @@ def rules(
 def _in_package(program: ConfigProgram, package: str | None) -> Iterator[tuple[str, RuleLike]]:
     owners = program.rules_by_package
     if package is not None and package not in owners:
-        raise UnknownPackageError(f"{package}: has no rules here. Packages with rules: {', '.join(owners)}.")
+        raise UnknownPackageError(f"{package}: has no rules. Packages with rules: {', '.join(owners)}.")
     for owner in owners if package is None else (package,):
         for rule in owners[owner]:
             yield owner, rule

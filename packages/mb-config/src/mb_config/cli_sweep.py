@@ -6,8 +6,7 @@ import copy
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,11 +23,10 @@ from mb_config.facts import TargetMachine
 from mb_config.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.overrides import apply_overrides
 from mb_config.plan.errors import PlanError
-from mb_config.plan.resource_plan import ResourcePlan
+from mb_config.plan.resource_plan import ResourcePlan, make_plan
 from mb_config.preflight import effective_dist
 from mb_config.program import ConfigProgram, check_request
 from mb_config.request import ConfigRequest, RequestReader
-from mb_config.run_estimate import estimate_run
 from mb_config.sweep import Axis, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_config.yaml_file import dump_yaml, read_yaml
@@ -56,6 +54,7 @@ def sweep(
     *,
     targets: Sequence[TargetMachine],
     limit: int | None,
+    top: int | None = None,
     as_json: bool,
 ) -> int:
     """Print the variations that pass, and the rules that reject the others. Return 1 if none passes.
@@ -66,6 +65,7 @@ def sweep(
             field that takes none.
         targets: Machines to sweep over, which differ in their number of processes.
         limit: Maximum number of passing variations that are resolved, planned and shown; None: all.
+        top: Number of the best points to show (`best_points`); None: all that are resolved.
         as_json: Print one JSON object.
     """
     swept = read_swept(program.reader, given)
@@ -90,11 +90,28 @@ def sweep(
         if limit is not None and len(points) >= limit and not all(point.rejected for point in points):
             break  # continue beyond the limit only while no resolved point has passed
         points.append(_estimate_point(program, swept, result, index, targets=targets))
+    found = SweepReport(
+        result=result,
+        variations=variations,
+        points=points,
+        shown=points if top is None else best_points(points, top),
+    )
     if as_json:
-        print(json.dumps(_report(result, variations, points), indent=2))
+        print(json.dumps(found.to_dict(), indent=2))
     else:
-        _show(result, variations, points)
+        _show(found)
     return DONE if any(not point.rejected for point in points) else REJECTED
+
+
+def best_points(points: Sequence[SweptPoint], number: int) -> list[SweptPoint]:
+    """Return the points of runs that start, the least pipeline waiting first, then the least memory per rank."""
+    unknown = float("inf")
+
+    def rank(point: SweptPoint) -> tuple[float, float]:
+        waiting, size = (point.statistics[name] for name in ("bubble_fraction", "bytes_per_rank"))
+        return (unknown if waiting is None else waiting, unknown if size is None else size)
+
+    return sorted((point for point in points if not point.rejected), key=rank)[:number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +180,9 @@ class SweptPoint:
     """Path to value, as written by the user."""
     plan: ResourcePlan | None
     """Resource plan; None: the variation cannot be planned."""
-    problems: Sequence[Problem] = field(default=())
+    unplanned: str
+    """Reason why it cannot be planned; empty if it is planned, or rejected."""
+    problems: Sequence[Problem] = ()
     """Errors of the resolved configuration, including settings that resolving rejects."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,7 +190,7 @@ class SweptPoint:
         return {
             "values": dict(self.values),
             **self.statistics,
-            "refused_when_resolved": self.rejected,
+            "rejected_when_resolved": self.rejected,
         }
 
     @property
@@ -218,18 +237,20 @@ def _estimate_point(
     )
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     found = check_request(program, request, facts=program.gather_facts(target, config.env_vars))
-    estimate = None
+    resources, unplanned = None, "" if found.errors else found.unresolved
     if found.resolved:
-        with suppress(PlanError):
-            estimate = estimate_run(
-                config,
+        try:
+            resources = make_plan(
+                config.sections(),
                 world_size=target.world_size or 1,
                 vocab_size=program.embedding_rows(config),
-                count_flops=program.count_flops,
             )
+        except PlanError as error:
+            unplanned = "" if found.errors else str(error)
     return SweptPoint(
         values=_as_written(result, swept.variations, index),
-        plan=None if estimate is None else estimate.plan,
+        plan=resources,
+        unplanned=unplanned,
         problems=found.errors,
     )
 
@@ -243,49 +264,58 @@ def _as_written(result: SweepResult, variations: Sequence[Variation], index: Seq
     }
 
 
-def _report(
-    result: SweepResult, variations: Sequence[Variation], points: Sequence[SweptPoint]
-) -> dict[str, Any]:
-    """Return the results of the sweep as JSON data."""
-    return {
-        "points": result.total,
-        "passing": len(result.passing),
-        "resolved": len(points),
-        "shown": [point.to_dict() for point in points],
-        "refused": [
-            {
-                "rules": list(group.rules),
-                "count": group.count,
-                "example": _as_written(result, variations, group.first),
-            }
-            for group in result.rejected
-        ],
-        "rules": {
-            name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
-            for name, problem in _all_problems(result, points).items()
-        },
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """Result of a sweep, with the points that were resolved."""
+
+    result: SweepResult
+    variations: Sequence[Variation]
+    points: Sequence[SweptPoint]
+    """Points that pass the rules and were resolved."""
+    shown: Sequence[SweptPoint]
+    """Points to show."""
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """Each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
+        found = dict(self.result.problems)
+        for problem in (problem for point in self.points for problem in point.problems):
+            found.setdefault(problem.id, problem)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        return {
+            "points": self.result.total,
+            "passing": len(self.result.passing),
+            "resolved": len(self.points),
+            "shown": [point.to_dict() for point in self.shown],
+            "rejected": [
+                {
+                    "rules": list(group.rules),
+                    "count": group.count,
+                    "example": _as_written(self.result, self.variations, group.first),
+                }
+                for group in self.result.rejected
+            ],
+            "rules": {
+                name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
+                for name, problem in self.problems.items()
+            },
+        }
 
 
-def _all_problems(result: SweepResult, points: Sequence[SweptPoint]) -> dict[str, Problem]:
-    """Return each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
-    found = dict(result.problems)
-    for problem in (problem for point in points for problem in point.problems):
-        found.setdefault(problem.id, problem)
-    return found
-
-
-def _show(result: SweepResult, variations: Sequence[Variation], points: Sequence[SweptPoint]) -> None:
+def _show(report: SweepReport) -> None:
     """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    if points:
-        console.print(_passing_table(result, points))
-    if result.rejected:
-        console.print(_rejected_table(result, variations))
-    for name, problem in _all_problems(result, points).items():
+    if report.shown:
+        console.print(_passing_table(report.result, report.shown))
+    if report.result.rejected:
+        console.print(_rejected_table(report.result, report.variations))
+    for name, problem in report.problems.items():
         console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
-    for line in _counts(result, points):
-        console.print(line)
+    for line in _counts(report):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
@@ -304,7 +334,7 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
             _text(microbatches, "?"),
             unit(size),
             "?" if waiting is None else f"{waiting:.1%}",
-            f"refused when resolved: {' '.join(point.rejected)}" if point.rejected else "",
+            f"rejected as resolved: {' '.join(point.rejected)}" if point.rejected else "",
         )
     return table
 
@@ -312,7 +342,7 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
 def _rejected_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
     """Return a table with one row per group of points that the same rules reject."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("refused", justify="right")
+    table.add_column("rejected", justify="right")
     table.add_column("by")
     table.add_column("for example")
     for group in result.rejected:
@@ -325,17 +355,26 @@ def _rejected_table(result: SweepResult, variations: Sequence[Variation]) -> Tab
     return table
 
 
-def _counts(result: SweepResult, points: Sequence[SweptPoint]) -> Iterator[str]:
+def _counts(report: SweepReport) -> Iterator[str]:
     """Yield the number of points of each kind, including those that are not shown."""
-    refused = sum(group.count for group in result.rejected)
-    yield f"{result.total:,} points: {len(result.passing):,} pass the rules, {refused:,} are refused"
+    result, points = report.result, report.points
+    rejected = sum(group.count for group in result.rejected)
+    yield (
+        f"{_points(result.total)}: {len(result.passing):,} pass the rules as written, {rejected:,} rejected by them"
+    )
     later = sum(bool(point.rejected) for point in points)
     if points:
-        more = f", {later:,} of them refused then" if later else ""
-        yield f"{len(points):,} of those that pass were resolved and are shown{more}"
+        more = f", {later:,} of these rejected as resolved" if later else ""
+        yield f"{_points(len(points))} resolved, {len(report.shown):,} shown{more}"
+    for reason in dict.fromkeys(point.unplanned for point in points if point.unplanned):
+        yield f"not planned: {reason}"
     if len(points) < len(result.passing):
         more = f"{len(result.passing) - len(points):,} more pass as written and were not resolved"
         yield f"{more}: --limit N resolves and shows N, --limit 0 all"
+
+
+def _points(number: int) -> str:
+    return "1 point" if number == 1 else f"{number:,} points"
 
 
 def _short(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 import yaml
@@ -12,7 +12,14 @@ from mb_config.codec import join, to_dict
 from mb_config.provenance import Provenance
 
 
-def show(config: Any, provenance: Provenance | None = None, *, origin: bool = False) -> str:
+def show(
+    config: Any,
+    provenance: Provenance | None = None,
+    *,
+    origin: bool = False,
+    defaults: bool = True,
+    section: str | None = None,
+) -> str:
     """Return the configuration as YAML text that can be loaded again. Secrets are masked.
 
     Values computed by resolving are appended as comments.
@@ -21,15 +28,42 @@ def show(config: Any, provenance: Provenance | None = None, *, origin: bool = Fa
         config: A dataclass of sections.
         provenance: Origins of the values; None: what the sections themselves record.
         origin: Append the origin of each value as a comment.
+        defaults: Include values that are equal to the defaults of their class.
+        section: Name of the only section to print; None: all.
     """
     known = Provenance.of(config) if provenance is None else provenance
-    rows = list(_rows(to_dict(config), path="", depth=0))
+    data = to_dict(config)
+    if not defaults:
+        data = _without_defaults(data, config)
+    if section is not None:
+        data = {name: value for name, value in data.items() if name == section}
+    rows = list(_rows(data, path="", depth=0))
     width = min(60, max((len(text) for text, path in rows if path), default=0))
     lines = [
         f"{text:<{width}}  # {known.origin(path)}" if origin and path is not None else text
         for text, path in rows
     ]
-    return "\n".join([*lines, *_computed(config, known, origin=origin)]) + "\n"
+    computed = _computed(config, known, origin=origin)
+    shown = (line for line in computed if section is None or line.startswith(f"# {section}."))
+    return "".join(f"{line}\n" for line in (*lines, *shown))
+
+
+def _without_defaults(data: Mapping[str, Any], section: Any) -> dict[str, Any]:
+    """Return the data without fields that are equal to their default. A mapping has no defaults."""
+    items = {item.name: item for item in fields(section)}
+    kept = {}
+    for key, value in data.items():
+        item = items.get(key)
+        current = value if item is None else getattr(section, key)
+        if item is not None and current == _default(item):
+            continue
+        nested = is_dataclass(current) and isinstance(value, Mapping)
+        kept[key] = _without_defaults(value, current) if nested else value
+    return kept
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[str, str | None]]:

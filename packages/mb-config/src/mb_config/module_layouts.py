@@ -22,7 +22,7 @@ _SIZES = (
 _LAYOUT = ("model.language_rank_offset", "model.vision_tensor_model_parallel_size", _SIZES[0])
 
 
-def has_module_layouts(model: object) -> bool:
+def has_parallelism_per_module(model: object) -> bool:
     """Return True if the modules of a model have different parallel layouts, or different ranks."""
     return _are_different(*(_field(model, path) for path in _LAYOUT))
 
@@ -34,7 +34,7 @@ def one_replica(model: object, facts: Mapping[str, object]) -> Mapping[str, obje
     """
     sizes = [_field(model, path) for path in _SIZES]
     known = all(isinstance(size, int) for size in sizes)  # the check reports values of other types
-    if "world_size" not in facts or not known or not has_module_layouts(model):
+    if "world_size" not in facts or not known or not has_parallelism_per_module(model):
         return facts
     return {**facts, "all_processes": facts["world_size"], "world_size": max(1, prod(sizes))}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ _LISTED = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger"
 _RULER = "=" * 70
 
 
-def non_default_values(config: Any, *, version: str | None = None) -> str:
+def non_default_values(
+    config: Any, *, version: str | None = None, sections: Collection[str] | None = None
+) -> str:
     """Return the differences of optimizer, ddp and model from Megatron Core, and the values of the other sections.
 
     Fields that Megatron Core does not have are compared with the defaults of the section. A model with
@@ -24,6 +26,7 @@ def non_default_values(config: Any, *, version: str | None = None) -> str:
     Args:
         config: A container or an object with sections as attributes. Sections may be mappings or absent.
         version: Version of Megatron Core; None: the newest one with data.
+        sections: Names of the sections to report; None: all.
 
     Raises:
         UnknownMegatronError: If there is no data for that version.
@@ -31,12 +34,12 @@ def non_default_values(config: Any, *, version: str | None = None) -> str:
     lines = [_RULER, f"Configuration, compared with Megatron Core {version or versions()[-1]}", _RULER]
     for name, cls in _COMPARED.items():
         section = getattr(config, name, None)
-        if section is not None:
+        if section is not None and (sections is None or name in sections):
             theirs = megatron_defaults(cls or megatron_class_name(section), version=version)
             lines += _block(name, list(_differences(section, theirs)))
     for name in _LISTED:
         section = getattr(config, name, None)
-        if section is not None:
+        if section is not None and (sections is None or name in sections):
             shown = {key: value for key, value in _values(section).items() if value is not None}
             lines += _block(name, [f"{key}: {_shown(key, value)}" for key, value in sorted(shown.items())])
     return "\n".join([*lines, _RULER])

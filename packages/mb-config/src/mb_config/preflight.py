@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from mb_config._rules import NOTHING, Problem
 from mb_config.fallbacks import FallbackRule, apply_fallbacks
-from mb_config.module_layouts import has_module_layouts, one_replica
+from mb_config.module_layouts import has_parallelism_per_module, one_replica
 from mb_config.plan.errors import PlanError
 from mb_config.plan.model_shape import smallest_world
 from mb_config.precision_recipes import UnknownPrecisionError
@@ -28,7 +28,7 @@ from mb_config.rules import RULES
 from mb_config.section_types import check_config
 from mb_config.sections.startup import DistributedInitConfig
 
-_RESOLVED_SECTIONS = frozenset({"train", "model", "optimizer", "scheduler"})
+_RESOLVED_SECTIONS = ("train", "model", "optimizer", "scheduler")
 
 
 class ViolationLike(Protocol):
@@ -220,7 +220,7 @@ def preflight(
         return PreflightResult(
             problems=merge_problems(written, found),
             fallbacks=fallbacks,
-            unresolved=unresolved or "settings exclude each other",
+            unresolved=unresolved or _rejected_by(found),
         )
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)
@@ -268,7 +268,7 @@ def effective_dist(dist: Any, facts: Mapping[str, object]) -> Any:
 
 
 def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance) -> list[Change]:
-    if has_module_layouts(config.model):
+    if has_parallelism_per_module(config.model):
         return mimo_runtime_config_update(config, provenance=provenance, facts=facts, rules=())
     world_size = facts.get("world_size")
     size = world_size if isinstance(world_size, int) else smallest_world(config.model)
@@ -278,9 +278,23 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
 def _why_unresolvable(facts: Mapping[str, object], sections: Collection[str] | None) -> str:
     if not isinstance(facts.get("world_size"), int):
         return "the number of processes is not known"
-    if sections is not None and _RESOLVED_SECTIONS - {*sections}:
-        return "a section that resolving requires is not in the file"
-    return ""
+    return missing_sections(sections)
+
+
+def missing_sections(sections: Collection[str] | None) -> str:
+    """Return text that names the sections that resolving requires and a file lacks; empty if it lacks none.
+
+    Args:
+        sections: Names of the sections in the file; None: all.
+    """
+    missing = [] if sections is None else [name for name in _RESOLVED_SECTIONS if name not in sections]
+    noun = "section" if len(missing) == 1 else "sections"
+    return f"the file has no {noun} {', '.join(missing)}" if missing else ""
+
+
+def _rejected_by(problems: Iterable[Problem]) -> str:
+    ids = list(dict.fromkeys(problem.id for problem in problems))
+    return f"{', '.join(ids)} {'rejects' if len(ids) == 1 else 'reject'} the settings"
 
 
 def _sections(config: Any, names: Collection[str] | None) -> dict[str, Any]:

@@ -118,7 +118,8 @@ class RecipeReader:
         if arguments and not is_override(arguments[0]):
             return arguments[0], arguments[1:]
         if self.default is None:
-            raise ConfigReadError("no recipe and no file is given. Name one before the overrides.")
+            names = "recipe and no file" if self.recipes else "file"
+            raise ConfigReadError(f"no {names} is given. Name one before the overrides.")
         return self.default, arguments
 
     def read(

@@ -76,7 +76,9 @@ def read_yaml(path: str | Path) -> YamlFile:
     except UnicodeDecodeError as error:
         raise ConfigFileError("is not UTF-8 text", origin=str(path)) from error
     except OSError as error:
-        raise ConfigFileError(str(error), origin=str(path)) from error
+        raise ConfigFileError(
+            f"cannot be read ({error.strerror}). Name a YAML file that this user can read.", origin=str(path)
+        ) from error
     return parse_yaml(text, name=str(path))
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mb_overlap.resolve import ParallelLayout as ParallelLayout
     from mb_overlap.resolve import resolve_overlap as resolve_overlap
     from mb_overlap.rules import RULES as RULES
-    from mb_overlap.setup import Change as Change
+    from mb_overlap.setup import OverlapChange as OverlapChange
     from mb_overlap.setup import OverlapRejectedError as OverlapRejectedError
     from mb_overlap.target_sections import ModelSection as ModelSection
     from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
@@ -120,7 +120,7 @@ _HOMES = {
     "resolve_overlap": "resolve",
     "RULES": "rules",
     "Rule": "_rules",
-    "Change": "setup",
+    "OverlapChange": "setup",
     "ModelSection": "target_sections",
     "BufferSettingsError": "transformer_engine",
     "initialize_ub_arguments": "transformer_engine",

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
-from mb_overlap.setup import Change, apply_plan, make_plan
+from mb_overlap.setup import OverlapChange, apply_plan, make_plan
 from mb_overlap.software_versions import detect_versions
 from mb_overlap.strict_fields import StrictFields
 from mb_overlap.target_sections import ModelSection, TargetSections
@@ -156,7 +156,7 @@ class CommOverlapConfig(StrictFields):
         facts: Mapping[str, object] | None = None,
         keep: Collection[str] = (),
         strict: bool = False,
-    ) -> list[Change]:
+    ) -> list[OverlapChange]:
         """Write the overlap that this layout supports to the three sections, and return the changes.
 
         The sections are any objects with the relevant fields: plain dataclasses, Megatron Core's classes, mappings,

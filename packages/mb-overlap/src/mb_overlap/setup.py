@@ -33,7 +33,7 @@ class OverlapRejectedError(OverlapError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class OverlapChange:
     """Changed value of a field, or a requested option that was rejected."""
 
     field: str
@@ -63,9 +63,9 @@ class OverlapPlan:
     """Values that the rules read."""
     decisions: Mapping[str, Decision]
     """Field to decision."""
-    changes: list[Change]
+    changes: list[OverlapChange]
     """Fields whose value changes."""
-    rejections: list[Change]
+    rejections: list[OverlapChange]
     """Requested options that are rejected."""
     conflicts: list[Problem]
     """Requested options that fail, or have no effect, when the model is built."""
@@ -95,7 +95,7 @@ def make_plan(
     )
 
 
-def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> list[Change]:
+def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> list[OverlapChange]:
     """Write the changes, and return them with the rejections.
 
     Raises:
@@ -116,7 +116,7 @@ def apply_plan(plan: OverlapPlan, sections: TargetSections, *, strict: bool) -> 
     return [*plan.changes, *plan.rejections, *_te_default_settings_note(plan, sections)]
 
 
-def _te_default_settings_note(plan: OverlapPlan, sections: TargetSections) -> Iterator[Change]:
+def _te_default_settings_note(plan: OverlapPlan, sections: TargetSections) -> Iterator[OverlapChange]:
     """Yield a note if Megatron-LM's command line enables tensor-parallel overlap without GEMM settings."""
     name, overlap = "tp_comm_overlap_cfg", plan.decisions.get("tp_comm_overlap")
     if (
@@ -127,7 +127,7 @@ def _te_default_settings_note(plan: OverlapPlan, sections: TargetSections) -> It
     ):
         return
     if field_name(sections.model, name) is not None and read_field(sections.model, name) is None:
-        yield Change(
+        yield OverlapChange(
             field=f"model.{name}",
             old=None,
             new=None,
@@ -204,7 +204,7 @@ def _contradiction(path: str, value: object, origin: str, origin_value: object) 
     )
 
 
-def _changes(decisions: Mapping[str, Decision], sections: TargetSections) -> Iterator[Change]:
+def _changes(decisions: Mapping[str, Decision], sections: TargetSections) -> Iterator[OverlapChange]:
     """Yield each change once, even if one namespace serves as several sections."""
     seen = set()
     for path, section, name in sections.targets():
@@ -214,10 +214,10 @@ def _changes(decisions: Mapping[str, Decision], sections: TargetSections) -> Ite
             yield change
 
 
-def _change(decision: Decision | None, section: object, name: str, *, path: str) -> Change | None:
+def _change(decision: Decision | None, section: object, name: str, *, path: str) -> OverlapChange | None:
     if decision is None or decision.value is None or read_field(section, name) == decision.value:
         return None
-    return Change(
+    return OverlapChange(
         field=f"{path}.{field_name(section, name)}",
         old=read_field(section, name),
         new=decision.value,
@@ -228,7 +228,7 @@ def _change(decision: Decision | None, section: object, name: str, *, path: str)
 
 def _rejections(
     requests: Mapping[str, Any], decisions: Mapping[str, Decision], sections: TargetSections
-) -> Iterator[Change]:
+) -> Iterator[OverlapChange]:
     """Yield a warning for each requested value that the sections do not hold after setup."""
     for name, decision in decisions.items():
         if name not in requests:
@@ -241,7 +241,7 @@ def _rejections(
         ]
         if held == [requested] * len(held) and (held or requested is False):
             continue
-        yield Change(
+        yield OverlapChange(
             field=f"comm_overlap.{name}",
             old=requested,
             new=decision.value if decision.rejected else None,

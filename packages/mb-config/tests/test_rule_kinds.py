@@ -121,9 +121,11 @@ def test_as_warning_and_paths():
     assert [shown(value) for value in (None, True, "x", "x y", 1.5)] == ["null", "true", "x", "'x y'", "1.5"]
 
 
-def test_examples_have_one_value_per_field():
+def test_an_example_has_at_most_one_value_per_field():
+    short = rule("X1", within("a", "n m"), lambda n, m: None, fails=(1,), passes=(1, 2), **TEXT)
+    assert (short.fails, short.passes) == ({"a.n": 1}, {"a.n": 1, "a.m": 2})
     with pytest.raises(ValueError, match="zip"):
-        rule("X1", within("a", "n m"), lambda n, m: None, fails=(1,), passes=(1, 2), **TEXT)
+        rule("X1", within("a", "n m"), lambda n, m: None, fails=(1, 2, 3), passes=(1, 2), **TEXT)
 
 
 RULES = (

@@ -77,7 +77,7 @@ def rule(  # noqa: PLR0913 (the fields of the record)
     severity: Literal["error", "warning"] = "error",
     fallback: Mapping[str, object] = NOTHING,
 ) -> Rule:
-    """Return a rule whose examples are in the order of its fields."""
+    """Return a rule whose examples are in the order of its fields. The last fields may be left out of an example."""
     paths = (fields,) if isinstance(fields, str) else tuple(fields)
     return Rule(
         id=id,
@@ -86,8 +86,8 @@ def rule(  # noqa: PLR0913 (the fields of the record)
         why=why,
         fix=fix,
         severity=severity,
-        fails=dict(zip(paths, fails, strict=True)),
-        passes=dict(zip(paths, passes, strict=True)),
+        fails=dict(zip(paths[: len(fails)], fails, strict=True)),
+        passes=dict(zip(paths[: len(passes)], passes, strict=True)),
         fallback=fallback,
     )
 

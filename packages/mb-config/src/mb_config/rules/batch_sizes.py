@@ -209,14 +209,14 @@ RULES: tuple[Rule, ...] = (
         fails=(100, 128),
         passes=(1000, 128),
     ),
-    Rule(
-        id="V118",
-        fields=("train.global_batch_size", "train.micro_batch_size"),
-        test=_batch_sizes,
+    rule(
+        "V118",
+        within("train", "global_batch_size micro_batch_size"),
+        _batch_sizes,
         why="training and evaluation both use them",
         fix="Set train.global_batch_size and train.micro_batch_size.",
-        fails={"train.global_batch_size": 8},
-        passes={"train.global_batch_size": 8, "train.micro_batch_size": 2},
+        fails=(8,),
+        passes=(8, 2),
     ),
     Rule(
         id="V242",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule
+from mb_config._rule_kinds import rule, within
 from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
@@ -41,35 +41,32 @@ def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
 
 
 SECTION_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V050",
-        fields=("ddp.reuse_grad_buf_for_mxfp8_param_ag", "ddp.fp8_param_gather"),
-        test=lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
+    rule(
+        "V050",
+        within("ddp", "reuse_grad_buf_for_mxfp8_param_ag fp8_param_gather"),
+        lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
         why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
-        fails={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
-        passes={"ddp.reuse_grad_buf_for_mxfp8_param_ag": True, "ddp.fp8_param_gather": True},
+        fails=(True,),
+        passes=(True, True),
     ),
-    Rule(
-        id="V050a",
-        fields=("ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
-        test=_patterns,
+    rule(
+        "V050a",
+        within("ddp", "param_name_patterns_for_fp32_local_accumulation grad_reduce_in_fp32"),
+        _patterns,
         why="all gradients are then in float32",
         fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
-        fails={
-            "ddp.param_name_patterns_for_fp32_local_accumulation": ("all",),
-            "ddp.grad_reduce_in_fp32": True,
-        },
-        passes={"ddp.param_name_patterns_for_fp32_local_accumulation": ("all",)},
+        fails=(("all",), True),
+        passes=(("all",),),
     ),
-    Rule(
-        id="V050b",
-        fields=("ddp.num_buckets", "ddp.bucket_size"),
-        test=_buckets,
+    rule(
+        "V050b",
+        within("ddp", "num_buckets bucket_size"),
+        _buckets,
         why="each determines the other",
         fix="Set one of them, and the other to null.",
-        fails={"ddp.num_buckets": 4, "ddp.bucket_size": 1000},
-        passes={"ddp.num_buckets": 4},
+        fails=(4, 1000),
+        passes=(4,),
     ),
     rule(
         "V050d",
@@ -80,18 +77,17 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=(-5,),
         passes=(40_000_000,),
     ),
-    Rule(
-        id="DT03",
-        fields=(
-            "ddp.megatron_fsdp_main_params_dtype",
-            "ddp.megatron_fsdp_main_grads_dtype",
-            "ddp.megatron_fsdp_grad_comm_dtype",
+    rule(
+        "DT03",
+        within(
+            "ddp",
+            "megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype",
         ),
-        test=unknown_dtypes,
+        unknown_dtypes,
         why="torch has no other dtype for it",
         fix="Use a name from the list.",
-        fails={"ddp.megatron_fsdp_main_params_dtype": "fp32"},
-        passes={"ddp.megatron_fsdp_main_params_dtype": "float32"},
+        fails=("fp32",),
+        passes=("float32",),
     ),
     rule(
         "V050c",

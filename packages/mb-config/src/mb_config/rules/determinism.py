@@ -47,14 +47,14 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(True, False),
     ),
-    Rule(
-        id="V141",
-        fields=("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
-        test=_v141,
+    rule(
+        "V141",
+        ("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
+        _v141,
         why="NCCL otherwise selects the algorithm, and with it the order of additions",
         fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
-        fails={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring,Tree"}},
-        passes={"model.deterministic_mode": True, "facts.env": {"NCCL_ALGO": "Ring"}},
+        fails=(True, {"NCCL_ALGO": "Ring,Tree"}),
+        passes=(True, {"NCCL_ALGO": "Ring"}),
     ),
     rule(
         "V142",

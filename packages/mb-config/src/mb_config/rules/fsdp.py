@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule
+from mb_config._rule_kinds import rule, within
 from mb_config._rules import Rule
 
 FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
@@ -116,44 +116,36 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
         passes={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
     ),
-    Rule(
-        id="V177",
-        fields=("ddp.fsdp_manual_registration", "ddp.nccl_ub"),
-        test=_v177,
+    rule(
+        "V177",
+        within("ddp", "fsdp_manual_registration nccl_ub"),
+        _v177,
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
-        fails={"ddp.fsdp_manual_registration": True},
-        passes={"ddp.fsdp_manual_registration": True, "ddp.nccl_ub": True},
+        fails=(True,),
+        passes=(True, True),
     ),
-    Rule(
-        id="V178",
-        fields=(
+    rule(
+        "V178",
+        (
             "ddp.data_parallel_sharding_strategy",
             "train.check_weight_hash_across_dp_replicas_interval",
             *FSDP_SWITCHES,
         ),
-        test=_v178,
+        _v178,
         why="no rank holds the complete weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
-        fails={
-            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
-            "train.check_weight_hash_across_dp_replicas_interval": 100,
-            "ddp.use_megatron_fsdp": True,
-        },
-        passes={
-            "ddp.data_parallel_sharding_strategy": "optim_grads",
-            "train.check_weight_hash_across_dp_replicas_interval": 100,
-            "ddp.use_megatron_fsdp": True,
-        },
+        fails=("optim_grads_params", 100, True),
+        passes=("optim_grads", 100, True),
     ),
-    Rule(
-        id="V179",
-        fields=("dist.use_tp_pp_dp_mapping", *FSDP_SWITCHES),
-        test=_v179,
+    rule(
+        "V179",
+        ("dist.use_tp_pp_dp_mapping", *FSDP_SWITCHES),
+        _v179,
         why="its device mesh orders the ranks tp-cp-ep-dp-pp",
         fix="Set dist.use_tp_pp_dp_mapping=false.",
-        fails={"dist.use_tp_pp_dp_mapping": True, "ddp.use_megatron_fsdp": True},
-        passes={"dist.use_tp_pp_dp_mapping": True},
+        fails=(True, True),
+        passes=(True,),
     ),
     rule(
         "V180",
@@ -164,14 +156,14 @@ RULES: tuple[Rule, ...] = (
         fails=(2,),
         passes=(None,),
     ),
-    Rule(
-        id="F01",
-        fields=("ddp.data_parallel_sharding_strategy", "ddp.outer_dp_sharding_strategy"),
-        test=_strategies,
+    rule(
+        "F01",
+        within("ddp", "data_parallel_sharding_strategy outer_dp_sharding_strategy"),
+        _strategies,
         why="Megatron-FSDP has no other strategy",
         fix="Use a name from the list.",
-        fails={"ddp.data_parallel_sharding_strategy": "full"},
-        passes={"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+        fails=("full",),
+        passes=("optim_grads_params",),
     ),
     Rule(
         id="T36",

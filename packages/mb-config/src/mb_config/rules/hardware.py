@@ -176,14 +176,14 @@ RULES: tuple[Rule, ...] = (
             "facts.world_size": 16,
         },
     ),
-    Rule(
-        id="H05",
-        fields=("facts.local_world_size", "facts.gpus_per_node", "dist.external_gpu_device_mapping"),
-        test=_shared_gpus,
+    rule(
+        "H05",
+        ("facts.local_world_size", "facts.gpus_per_node", "dist.external_gpu_device_mapping"),
+        _shared_gpus,
         why="each process of a machine uses the GPU with its local rank as index",
         fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
         "dist.external_gpu_device_mapping=true if the launcher makes one GPU visible to each process.",
-        fails={"facts.local_world_size": 8, "facts.gpus_per_node": 4},
-        passes={"facts.local_world_size": 4, "facts.gpus_per_node": 4},
+        fails=(8, 4),
+        passes=(4, 4),
     ),
 )

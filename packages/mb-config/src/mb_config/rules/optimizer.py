@@ -98,32 +98,26 @@ _COMMON: tuple[Rule, ...] = (
         fails=(True, "sgd"),
         passes=(True, "adam"),
     ),
-    Rule(
-        id="V051b",
-        fields=(
-            "optimizer.overlap_param_gather_with_optimizer_step",
-            "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
-        ),
-        test=lambda early, reuse: (
+    rule(
+        "V051b",
+        within("optimizer", "overlap_param_gather_with_optimizer_step reuse_grad_buf_for_mxfp8_param_ag"),
+        lambda early, reuse: (
             "cannot be combined with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
         ),
         why="the all-gather would use the gradient buffer while the optimizer step reads it",
         fix="Set one of the two to false.",
-        fails={
-            "optimizer.overlap_param_gather_with_optimizer_step": True,
-            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True,
-        },
-        passes={"optimizer.overlap_param_gather_with_optimizer_step": True},
+        fails=(True, True),
+        passes=(True,),
     ),
-    Rule(
-        id="V051c",
-        fields=("optimizer.fp8_recipe", "optimizer.reuse_grad_buf_for_mxfp8_param_ag"),
-        test=_extra_memory,
+    rule(
+        "V051c",
+        within("optimizer", "fp8_recipe reuse_grad_buf_for_mxfp8_param_ag"),
+        _extra_memory,
         why="a second buffer of the size of the parameters is allocated for the all-gather",
         fix="Set reuse_grad_buf_for_mxfp8_param_ag=true and fp8_param_gather=true, in mixed_precision or in ddp.",
         severity="warning",
-        fails={"optimizer.fp8_recipe": "mxfp8"},
-        passes={"optimizer.fp8_recipe": "mxfp8", "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True},
+        fails=("mxfp8",),
+        passes=("mxfp8", True),
     ),
     Rule(
         id="V051d",
@@ -174,14 +168,14 @@ _COMMON: tuple[Rule, ...] = (
         fails=1.0,
         passes=0.95,
     ),
-    Rule(
-        id="DT02",
-        fields=("optimizer.params_dtype", *_MOMENTS),
-        test=unknown_dtypes,
+    rule(
+        "DT02",
+        ("optimizer.params_dtype", *_MOMENTS),
+        unknown_dtypes,
         why="torch has no other dtype for it",
         fix="Use a name from the list.",
-        fails={"optimizer.params_dtype": "bf16"},
-        passes={"optimizer.params_dtype": "bfloat16"},
+        fails=("bf16",),
+        passes=("bfloat16",),
     ),
 )
 

@@ -118,31 +118,23 @@ RECIPE_RULES: tuple[Rule, ...] = (
         fails=("hybrid", "e2m1"),
         passes=("hybrid", None),
     ),
-    Rule(
-        id="V122",
-        fields=(
-            "mixed_precision.fp8_param_gather",
-            "mixed_precision.fp8_recipe",
-            "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
-        ),
-        test=_v122,
+    rule(
+        "V122",
+        within("mixed_precision", "fp8_param_gather fp8_recipe reuse_grad_buf_for_mxfp8_param_ag"),
+        _v122,
         why="MXFP8 parameters are all-gathered through it",
         fix="Set mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=true or fp8_param_gather=false.",
-        fails={"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "mxfp8"},
-        passes={"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "tensorwise"},
+        fails=(True, "mxfp8"),
+        passes=(True, "tensorwise"),
     ),
-    Rule(
-        id="DT01",
-        fields=(
-            "mixed_precision.params_dtype",
-            "mixed_precision.pipeline_dtype",
-            "mixed_precision.autocast_dtype",
-        ),
-        test=unknown_dtypes,
+    rule(
+        "DT01",
+        within("mixed_precision", "params_dtype pipeline_dtype autocast_dtype"),
+        unknown_dtypes,
         why="torch has no other dtype for it",
         fix="Use a name from the list.",
-        fails={"mixed_precision.params_dtype": "bf16"},
-        passes={"mixed_precision.params_dtype": "bfloat16"},
+        fails=("bf16",),
+        passes=("bfloat16",),
     ),
 )
 

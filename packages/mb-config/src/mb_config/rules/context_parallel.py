@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import excludes, rule, within
 from mb_config._rules import Rule
 
 _CP = "model.context_parallel_size"
@@ -35,10 +35,6 @@ def _v156(sizes: list[int] | None, cp: int | None) -> str | None:
     if not sizes or prod(sizes) == (cp or 1):
         return None
     return f"the product of {list(sizes)} is {prod(sizes)}, but cp={cp or 1}"
-
-
-def _v157(decentralized: bool | None, sizes: list[int] | None) -> str | None:
-    return f"cannot be combined with the hierarchy {list(sizes)}" if decentralized and sizes else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -78,11 +74,10 @@ RULES: tuple[Rule, ...] = (
         fails=([2, 2], 8),
         passes=([2, 4], 8),
     ),
-    rule(
+    excludes(
         "V157",
-        ("dist.use_decentralized_pg", "model.hierarchical_context_parallel_sizes"),
-        _v157,
-        why="Megatron Core hands over no groups for the levels of the hierarchy",
+        {"dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": True},
+        why="Megatron Core passes no groups for the levels of the hierarchy",
         fix="Set dist.use_decentralized_pg=false or model.hierarchical_context_parallel_sizes=null.",
         fails=(True, [2, 2]),
         passes=(False, [2, 2]),

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import SET, excludes, in_range, requires, rule, within
 from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
 from mb_config.rules.versions import at_least
-
-
-def _implied(on: object, needed: object, name: str) -> str | None:
-    return f"requires {name}" if on and not needed else None
 
 
 def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
@@ -34,17 +30,11 @@ def _growing_buffers(user_buffers: bool | None, env: Mapping[str, str], torch: s
     return f"cannot be combined with {variable}={env[variable]} on torch {torch}"
 
 
-def _own_no_sync(overlap: bool | None, no_sync: object) -> str | None:
-    return (
-        f"cannot be combined with model.no_sync_func={no_sync}" if overlap and no_sync is not None else None
-    )
-
-
 SECTION_RULES: tuple[Rule, ...] = (
-    rule(
+    requires(
         "V050",
-        within("ddp", "reuse_grad_buf_for_mxfp8_param_ag fp8_param_gather"),
-        lambda reuse, gather: _implied(reuse, gather, "fp8_param_gather"),
+        {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True},
+        {"ddp.fp8_param_gather": True},
         why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
         fails=(True,),
@@ -68,14 +58,14 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=(4, 1000),
         passes=(4,),
     ),
-    rule(
+    in_range(
         "V050d",
         "ddp.bucket_size",
-        lambda size: f"must be at least 1, not {size}" if size is not None and size < 1 else None,
+        1,
         why="it is the number of parameters per bucket",
         fix="Set ddp.bucket_size to a number such as 40000000, or to null.",
-        fails=(-5,),
-        passes=(40_000_000,),
+        fails=-5,
+        passes=40_000_000,
     ),
     rule(
         "DT03",
@@ -102,10 +92,9 @@ SECTION_RULES: tuple[Rule, ...] = (
 
 RULES: tuple[Rule, ...] = (
     *SECTION_RULES,
-    rule(
+    excludes(
         "V248",
-        ("ddp.overlap_grad_reduce", "model.no_sync_func"),
-        _own_no_sync,
+        {"ddp.overlap_grad_reduce": True, "model.no_sync_func": SET},
         why="the wrapper sets the function that delays the reduction until the last microbatch",
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
         fails=(True, "my.no_sync"),

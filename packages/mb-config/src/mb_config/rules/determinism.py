@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import excludes, rule
 from mb_config._rules import Rule
 
 ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
@@ -14,10 +14,6 @@ LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
 }
 """Values with which cuBLAS and Transformer Engine are deterministic. Resolving sets the first one if none is set."""
-
-
-def _v140(deterministic: bool | None, fusion: bool | None) -> str | None:
-    return "cannot be combined with cross_entropy_loss_fusion" if deterministic and fusion else None
 
 
 def _v141(deterministic: bool | None, env: Mapping[str, str], backend: str | None) -> str | None:
@@ -38,10 +34,9 @@ def _v142(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
+    excludes(
         "V140",
-        within("model", "deterministic_mode cross_entropy_loss_fusion"),
-        _v140,
+        {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},
         why="the order of additions in the fused loss varies",
         fix="Set model.cross_entropy_loss_fusion=false or model.deterministic_mode=false.",
         fails=(True, True),

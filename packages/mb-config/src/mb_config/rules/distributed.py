@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import SET, excludes, in_range, requires, rule
 from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.fsdp import FSDP_SWITCHES
@@ -20,22 +20,10 @@ _RECORDER = {
 _TIME_OUTS = ("dist.distributed_timeout_minutes", "dist.distributed_timeout_seconds_after_init")
 
 
-def _v134(decentralized: bool | None, gloo: bool | None) -> str | None:
-    return (
-        "requires gloo groups to be disabled (use_gloo_process_groups=true)"
-        if decentralized and gloo
-        else None
-    )
-
-
 def _differ(ours: object, theirs: object) -> str | None:
     if ours is None or theirs is None or ours == theirs:
         return None
     return f"is {format_value(ours)} in ddp, but {format_value(theirs)} in optimizer"
-
-
-def _v240(seed: int | None) -> str | None:
-    return f"must be above 0, not {seed}" if seed is not None and seed <= 0 else None
 
 
 def _recorder(path: str | None, *settings: object) -> str | None:
@@ -57,28 +45,27 @@ def _needs(on: object, needed: object, name: str) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
+    excludes(
         "V134",
-        within("dist", "use_decentralized_pg use_gloo_process_groups"),
-        _v134,
+        {"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": True},
         why="explicitly passed process groups have no gloo counterparts",
         fix="Set dist.use_gloo_process_groups=false.",
         fails=(True, True),
         passes=(True, False),
     ),
-    rule(
+    requires(
         "PG01",
-        within("dist", "eval_context_parallel_size use_decentralized_pg"),
-        lambda size, on: _needs(size is not None, on, "use_decentralized_pg"),
+        {"dist.eval_context_parallel_size": SET},
+        {"dist.use_decentralized_pg": True},
         why="the evaluation then uses separate process groups",
         fix="Set dist.use_decentralized_pg=true or dist.eval_context_parallel_size=null.",
         fails=(2,),
         passes=(2, True),
     ),
-    rule(
+    requires(
         "PG02",
-        within("dist", "sharp_enabled_group use_sharp"),
-        lambda group, on: _needs(group is not None, on, "use_sharp"),
+        {"dist.sharp_enabled_group": SET},
+        {"dist.use_sharp": True},
         why="it selects the group with in-network reduction",
         fix="Set dist.use_sharp=true or dist.sharp_enabled_group=null.",
         fails=("dp",),
@@ -99,10 +86,10 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.overlap_param_gather": True},
         passes={"ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
-    rule(
+    requires(
         "PG04",
-        within("ddp", "overlap_param_gather overlap_grad_reduce"),
-        lambda on, needed: _needs(on, needed, "overlap_grad_reduce"),
+        {"ddp.overlap_param_gather": True},
+        {"ddp.overlap_grad_reduce": True},
         why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
         fails=(True, False),
@@ -155,13 +142,13 @@ RULES: tuple[Rule, ...] = (
         passes=(True, True),
         severity="warning",
     ),
-    rule(
+    in_range(
         "V240",
         "rng.seed",
-        _v240,
+        1,
         why="Megatron Core rejects other seeds",
         fix="Set a positive rng.seed.",
-        fails=(0,),
-        passes=(1234,),
+        fails=0,
+        passes=1234,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import excludes, requires, rule
 from mb_config._rules import Rule
 
 _EXPORT = (
@@ -15,14 +15,6 @@ _EXPORT = (
 )
 _PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
 _PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
-
-
-def _v128(restore: bool | None, fusion: bool | None) -> str | None:
-    return "cannot be combined with gradient_accumulation_fusion" if restore and fusion else None
-
-
-def _local_copies(restore: bool | None, kind: str | None) -> str | None:
-    return "cannot be combined with non_persistent_ckpt_type=local" if restore and kind == "local" else None
 
 
 def _v129(export: bool | None, *sources: object) -> str | None:
@@ -78,19 +70,17 @@ def _v139(specs: object, micro: int | None, batch: int | None) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
+    excludes(
         "V128",
-        within("model", "restore_modelopt_state gradient_accumulation_fusion"),
-        _v128,
+        {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
         why="layers restored by ModelOpt do not support fused gradients",
         fix="Set model.gradient_accumulation_fusion=false.",
         fails=(True, True),
         passes=(True, False),
     ),
-    rule(
+    excludes(
         "V128a",
-        ("model.restore_modelopt_state", "checkpoint.non_persistent_ckpt_type"),
-        _local_copies,
+        {"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "local"},
         why="local checkpoints do not contain the state of ModelOpt",
         fix="Set checkpoint.non_persistent_ckpt_type=global or null.",
         fails=(True, "local"),
@@ -173,10 +163,10 @@ RULES: tuple[Rule, ...] = (
         fails=(100, 4096),
         passes=(257, 4096, "ByteTokenizer"),
     ),
-    rule(
+    requires(
         "V246",
-        ("ft.enable_ft_package", "checkpoint.save"),
-        lambda on, save: "requires a checkpoint directory" if on and not save else None,
+        {"ft.enable_ft_package": True},
+        {"checkpoint.save": True},
         why="a restarted run resumes from it and reads the measured timeouts",
         fix="Set checkpoint.save or ft.enable_ft_package=false.",
         fails=(True,),

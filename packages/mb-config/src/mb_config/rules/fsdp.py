@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import requires, rule, within
 from mb_config._rules import Rule
 
 FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
@@ -35,10 +35,6 @@ def _v176(ddp: bool | None, dist: bool | None, env: Mapping[str, str]) -> str | 
     if not (ddp or dist) or env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         return None
     return "cannot be combined with CUDA_DEVICE_MAX_CONNECTIONS=1"
-
-
-def _v177(manual: bool | None, user_buffers: bool | None) -> str | None:
-    return "requires nccl_ub" if manual and not user_buffers else None
 
 
 def _v178(strategy: str | None, interval: int | None, *on: bool | None) -> str | None:
@@ -116,10 +112,10 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
         passes={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
     ),
-    rule(
+    requires(
         "V177",
-        within("ddp", "fsdp_manual_registration nccl_ub"),
-        _v177,
+        {"ddp.fsdp_manual_registration": True},
+        {"ddp.nccl_ub": True},
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
         fails=(True,),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import as_warning, excludes, in_range, requires, rule
 from mb_config._rules import Rule
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments
-from mb_config.rules.precision import both_half_formats, unknown_dtypes
+from mb_config.rules.precision import unknown_dtypes
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",
@@ -30,16 +30,8 @@ def _below_float32(dtype: str | None) -> bool:
     return dtype not in (None, "float32")
 
 
-def _aware(aware: bool | None, algorithm: str | None) -> str | None:
-    return f"cannot be combined with optimizer={algorithm}" if aware and algorithm != "adam" else None
-
-
 def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:
     return "requires use_distributed_optimizer" if aware and not any(sharded) else None
-
-
-def _negative_decay(decay: float | None) -> str | None:
-    return f"must not be negative ({decay})" if decay is not None and decay < 0 else None
 
 
 def _known_algorithm(name: str | None) -> str | None:
@@ -50,18 +42,10 @@ def _known_algorithm(name: str | None) -> str | None:
     return f"{name!r} is not one of {', '.join(ALGORITHMS)}{nearest}"
 
 
-def _negative_clip(limit: float | None) -> str | None:
-    return f"must not be negative ({limit})" if limit is not None and limit < 0 else None
-
-
 def _kept_part(value: float | None) -> str | None:
     if value is None or 0 <= value < 1:
         return None
     return f"must be in [0, 1), not {value}"
-
-
-def _extra_memory(recipe: str | None, reuse: bool | None) -> str | None:
-    return "is mxfp8, but the gradient buffer is not reused" if recipe == "mxfp8" and not reuse else None
 
 
 def _needs_fused_adam(aware: bool | None, offload: bool | None, transformer_engine: bool) -> str | None:
@@ -71,14 +55,13 @@ def _needs_fused_adam(aware: bool | None, offload: bool | None, transformer_engi
 
 
 _COMMON: tuple[Rule, ...] = (
-    Rule(
-        id="V146",
-        fields=("optimizer.fp16", "optimizer.bf16"),
-        test=both_half_formats,
+    excludes(
+        "V146",
+        {"optimizer.fp16": True, "optimizer.bf16": True},
         why="a model computes in one format",
         fix="Set one of them to false.",
-        fails={"optimizer.fp16": True, "optimizer.bf16": True},
-        passes={"optimizer.bf16": True},
+        fails=(True, True),
+        passes=(False, True),
     ),
     Rule(
         id="V051",
@@ -89,35 +72,36 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.exp_avg_dtype": "bfloat16"},
         passes={"optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bfloat16"},
     ),
-    rule(
+    requires(
         "V051a",
-        within("optimizer", "use_precision_aware_optimizer optimizer"),
-        _aware,
+        {"optimizer.use_precision_aware_optimizer": True},
+        {"optimizer.optimizer": "adam"},
         why="it is a variant of Adam",
         fix="Set optimizer.optimizer=adam, or set it to false.",
         fails=(True, "sgd"),
         passes=(True, "adam"),
     ),
-    rule(
+    excludes(
         "V051b",
-        within("optimizer", "overlap_param_gather_with_optimizer_step reuse_grad_buf_for_mxfp8_param_ag"),
-        lambda early, reuse: (
-            "cannot be combined with reuse_grad_buf_for_mxfp8_param_ag" if early and reuse else None
-        ),
+        {
+            "optimizer.overlap_param_gather_with_optimizer_step": True,
+            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True,
+        },
         why="the all-gather would use the gradient buffer while the optimizer step reads it",
         fix="Set one of the two to false.",
         fails=(True, True),
         passes=(True,),
     ),
-    rule(
-        "V051c",
-        within("optimizer", "fp8_recipe reuse_grad_buf_for_mxfp8_param_ag"),
-        _extra_memory,
-        why="a second buffer of the size of the parameters is allocated for the all-gather",
-        fix="Set reuse_grad_buf_for_mxfp8_param_ag=true and fp8_param_gather=true, in mixed_precision or in ddp.",
-        severity="warning",
-        fails=("mxfp8",),
-        passes=("mxfp8", True),
+    as_warning(
+        requires(
+            "V051c",
+            {"optimizer.fp8_recipe": "mxfp8"},
+            {"optimizer.reuse_grad_buf_for_mxfp8_param_ag": True},
+            why="a second buffer of the size of the parameters is allocated for the all-gather",
+            fix="Set reuse_grad_buf_for_mxfp8_param_ag=true and fp8_param_gather=true, in mixed_precision or in ddp.",
+            fails=("mxfp8",),
+            passes=("mxfp8", True),
+        )
     ),
     Rule(
         id="V051d",
@@ -132,14 +116,14 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
         passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
     ),
-    rule(
+    in_range(
         "V208a",
         "optimizer.weight_decay",
-        _negative_decay,
+        0,
         why="the weight-decay schedule starts from it",
         fix="Set optimizer.weight_decay to 0 or more.",
-        fails=(-0.1,),
-        passes=(0.1,),
+        fails=-0.1,
+        passes=0.1,
     ),
     rule(
         "OP01",
@@ -150,14 +134,14 @@ _COMMON: tuple[Rule, ...] = (
         fails=("adamw2",),
         passes=("adam",),
     ),
-    rule(
+    in_range(
         "OP02",
         "optimizer.clip_grad",
-        _negative_clip,
+        0,
         why="a norm is not negative, and 0 disables clipping",
         fix="Set optimizer.clip_grad to the maximum norm, such as 1.0, or to 0.",
-        fails=(-1.0,),
-        passes=(1.0,),
+        fails=-1.0,
+        passes=1.0,
     ),
     *rules_for_each(
         "OP03",

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import excludes, other_than, requires, rule, within
 from mb_config._rules import Rule
 from mb_config.precision_table import PRECISIONS, canonical, precision_field
 from mb_config.rules.formatting import format_value
 from mb_config.rules.versions import at_least
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
-
-
-def both_half_formats(first: object, second: object) -> str | None:
-    """Return a message if both half-precision formats are set."""
-    return "fp16 and bf16 are both true" if first and second else None
 
 
 def _v011(precision: object) -> str | None:
@@ -28,10 +23,6 @@ def _fp4_is_old(fp4: object, version: str) -> str | None:
     if not fp4 or at_least(version, 2, 7):
         return None
     return f"FP4 requires Transformer Engine 2.7, not {version}"
-
-
-def _v015(fp8: str | None, fp4: str | None) -> str | None:
-    return f"{fp8} is set together with fp4={fp4}" if fp8 and fp4 else None
 
 
 def _aliases_differ(param: bool | None, gather: bool | None) -> str | None:
@@ -58,12 +49,6 @@ def _format(bf16: object, fp16: object) -> str:
     return "bfloat16" if bf16 else "float16" if fp16 else "float32"
 
 
-def _v122(gather: bool | None, recipe: str | None, reuse: bool | None) -> str | None:
-    if not gather or recipe != "mxfp8" or reuse:
-        return None
-    return "is true with fp8_recipe=mxfp8, but the gradient buffer is not reused"
-
-
 def _mxfp8_gather(
     reuse: bool | None, gather: bool | None, fp8: object, recipe: str | None, *fsdp: bool | None
 ) -> str | None:
@@ -82,12 +67,6 @@ def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str 
         return None
     found = "it is unset" if interface is None else f"it is {interface}"
     return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
-
-
-def _v148(offloading: bool | None, implementation: str | None) -> str | None:
-    if not offloading or implementation in (None, "transformer_engine"):
-        return None
-    return f"requires model.transformer_impl=transformer_engine, not {implementation}"
 
 
 RECIPE_RULES: tuple[Rule, ...] = (
@@ -109,19 +88,18 @@ RECIPE_RULES: tuple[Rule, ...] = (
         fails=(True, False),
         passes=(True, True),
     ),
-    rule(
+    excludes(
         "V015",
-        within("mixed_precision", "fp8 fp4"),
-        _v015,
+        {"mixed_precision.fp8": True, "mixed_precision.fp4": True},
         why="a matrix product is computed in one format",
         fix="Set one of them to null.",
         fails=("hybrid", "e2m1"),
         passes=("hybrid", None),
     ),
-    rule(
+    requires(
         "V122",
-        within("mixed_precision", "fp8_param_gather fp8_recipe reuse_grad_buf_for_mxfp8_param_ag"),
-        _v122,
+        {"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "mxfp8"},
+        {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": True},
         why="MXFP8 parameters are all-gathered through it",
         fix="Set mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=true or fp8_param_gather=false.",
         fails=(True, "mxfp8"),
@@ -200,14 +178,13 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": False},
         passes={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
-    Rule(
-        id="V145",
-        fields=("model.fp16", "model.bf16"),
-        test=both_half_formats,
+    excludes(
+        "V145",
+        {"model.fp16": True, "model.bf16": True},
         why="a model computes in one format",
         fix="Set one of them to false.",
-        fails={"model.fp16": True, "model.bf16": True},
-        passes={"model.bf16": True},
+        fails=(True, True),
+        passes=(False, True),
     ),
     Rule(
         id="V147",
@@ -228,10 +205,12 @@ RULES: tuple[Rule, ...] = (
             "optimizer.bf16": True,
         },
     ),
-    rule(
+    excludes(
         "V148",
-        within("model", "fine_grained_activation_offloading transformer_impl"),
-        _v148,
+        {
+            "model.fine_grained_activation_offloading": True,
+            "model.transformer_impl": other_than(None, "transformer_engine"),
+        },
         why="only the layers of Transformer Engine support fine-grained offloading",
         fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
         fails=(True, "local"),

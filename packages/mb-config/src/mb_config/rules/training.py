@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule, within
+from mb_config._rule_kinds import in_range, rule, within
 from mb_config._rules import Rule
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
@@ -117,14 +117,14 @@ LENGTH_RULES: tuple[Rule, ...] = (
         fails=(0,),
         passes=(1.5, 8),
     ),
-    rule(
+    in_range(
         "TR01",
         "train.train_iters",
-        _not_negative,
+        0,
         why="it is a number of steps",
         fix="Set train.train_iters to 0 or more.",
-        fails=(-1,),
-        passes=(100,),
+        fails=-1,
+        passes=100,
     ),
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from mb_config._rules import Rule
+from mb_config._rules import Rule, value_at
 from mb_config.problems import RuleLike
 
 WORLD_SIZE, ALL_PROCESSES = "facts.world_size", "facts.all_processes"
@@ -100,5 +100,4 @@ def _has(model: object, path: str) -> bool:
 
 
 def _field(model: object, path: str) -> Any:
-    name = path.partition(".")[2]
-    return model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+    return value_at(path, {"model": model})

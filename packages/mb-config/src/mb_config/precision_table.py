@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mb_config._rules import value_at
+
 _BF16 = {
     "bf16": True,
     "params_dtype": "bfloat16",
@@ -79,6 +81,4 @@ def precision_field(precision: object, name: str) -> object:
     """Return a field of `mixed_precision`, which is a recipe name, a section or a mapping; None if it is not set."""
     if isinstance(precision, str):
         return PRECISIONS.get(canonical(precision), {}).get(name)
-    if isinstance(precision, Mapping):
-        return precision.get(name)
-    return getattr(precision, name, None)
+    return value_at(f"mixed_precision.{name}", {"mixed_precision": precision})

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mb_config.megatron_defaults import plain_value
 from mb_config.plan.model_chunks import ModelChunk
 from mb_config.plan.model_shape import ExpertShape, LatentAttention, ModelShape, read_field
 
@@ -57,7 +58,7 @@ def read_activation_settings(model: object, *, number_bytes: int) -> ActivationS
         sequence_parallel=bool(read_field(model, "sequence_parallel", False)),
         hidden_dropout=bool(read_field(model, "hidden_dropout", 0.1)),
         attention_dropout=bool(read_field(model, "attention_dropout", 0.1)),
-        scores_kept=not (fused and str(getattr(backend, "name", backend)) in _FUSED),
+        scores_kept=not (fused and str(plain_value(backend)) in _FUSED),
         fused_activation=bool(
             read_field(model, "bias_activation_fusion", False)
             or read_field(model, "use_te_activation_func", False)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mb_config.megatron_defaults import plain_value
 from mb_config.plan.errors import PlanError
 from mb_config.plan.hybrid_pattern import HybridPattern
 from mb_config.plan.model_shape import ModelShape, read_field
@@ -120,7 +121,7 @@ def read_layout(layout: object) -> list[list[str]]:
         if not unknown:
             return [[_LETTERS[letter] for letter in row] for row in text.split("|")]
     elif isinstance(layout, Sequence) and all(isinstance(row, list | tuple) for row in layout):
-        rows = [[str(getattr(item, "name", item)).strip().lower() for item in row] for row in layout]
+        rows = [[str(plain_value(item)).strip().lower() for item in row] for row in layout]
         if {item for row in rows for item in row} <= set(_LETTERS.values()):
             return rows
     raise PlanError(

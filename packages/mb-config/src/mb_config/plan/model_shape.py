@@ -183,30 +183,15 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         PlanError: If a size is missing, not positive or above the limits, or the model is not supported.
     """
     reject_huge_model(lambda name: read_field(model, name))
-    for name, why in UNCOUNTED.items():
-        if read_field(model, name):
-            raise PlanError(
-                f"model.{name}: is not supported ({name}={read_field(model, name)!r}), because {why}."
-            )
-    for name in WEIGHT_SHARDS:
-        if (read_field(model, name) or 1) > 1:
-            raise PlanError(
-                f"model.{name}: is not supported ({name}={read_field(model, name)}), because it shards weights."
-            )
+    _reject_unsupported(model)
     hidden, heads = _size(model, "hidden_size"), _size(model, "num_attention_heads")
     ffn = _optional(model, "ffn_hidden_size") or 4 * hidden
     tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")
-    encoder_layers = _encoder_layers(model)
-    if encoder_layers and pp > 1:
-        raise PlanError(
-            f"model.pipeline_model_parallel_size: is {pp}, but an encoder and its decoder are one stage. Set it "
-            "to 1."
-        )
     bias = bool(read_field(model, "add_bias_linear", True))
     pattern = read_field(model, "hybrid_layer_pattern")
     return ModelShape(
         num_layers=_size(model, "num_layers") if pattern is None else len(layers_of(pattern)),
-        encoder_layers=encoder_layers,
+        encoder_layers=_encoder_layers(model, pp),
         hidden=hidden,
         heads=heads,
         groups=_optional(model, "num_query_groups") or heads,
@@ -301,11 +286,30 @@ def smallest_world(model: object) -> int:
     return lcm(dense, experts * pp) if read_field(model, "num_moe_experts") else dense
 
 
-def _encoder_layers(model: object) -> int:
+def _reject_unsupported(model: object) -> None:
+    """Raise for a field that changes the number of parameters in an unsupported way."""
+    for name, why in UNCOUNTED.items():
+        if read_field(model, name):
+            raise PlanError(
+                f"model.{name}: is not supported ({name}={read_field(model, name)!r}), because {why}."
+            )
+    for name in WEIGHT_SHARDS:
+        if (read_field(model, name) or 1) > 1:
+            raise PlanError(
+                f"model.{name}: is not supported ({name}={read_field(model, name)}), because it shards weights."
+            )
+
+
+def _encoder_layers(model: object, pp: int) -> int:
     """Return the layers of a T5 encoder. A model with `decoder_seq_length` has an encoder."""
-    if read_field(model, "decoder_seq_length") is None:
-        return _optional(model, "encoder_num_layers") or 0
-    return _optional(model, "encoder_num_layers") or _size(model, "num_layers")
+    has_encoder = read_field(model, "decoder_seq_length") is not None
+    layers = _optional(model, "encoder_num_layers") or (_size(model, "num_layers") if has_encoder else 0)
+    if layers and pp > 1:
+        raise PlanError(
+            f"model.pipeline_model_parallel_size: is {pp}, but an encoder and its decoder are one stage. Set it "
+            "to 1."
+        )
+    return layers
 
 
 def _latent(model: object) -> LatentAttention:

@@ -5,6 +5,7 @@ from typing import Any
 
 from mb_config._rule_kinds import rule
 from mb_config._rules import Rule
+from mb_config.megatron_defaults import plain_value
 
 _OFFLOAD = ("model.cpu_offloading", "model.cpu_offloading_num_layers", "model.pipeline_model_parallel_size")
 _OFFLOAD_GRAPH = ("model.cpu_offloading", "model.cuda_graph_impl")
@@ -18,7 +19,7 @@ def _scopes(modules: Any, scope: Any, impl: object) -> set[str]:
         parts: Iterable[object] = (
             value.split(",") if isinstance(value, str) else value if isinstance(value, list) else ()
         )
-        found |= {str(getattr(part, "name", part)).strip().lower() for part in parts}
+        found |= {str(plain_value(part)).strip().lower() for part in parts}
     return found
 
 

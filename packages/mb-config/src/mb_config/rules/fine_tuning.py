@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from mb_config._rule_kinds import excludes, requires, rule
-from mb_config._rules import Rule
+from mb_config._rules import Rule, value_at
 
 _EXPORT = (
     "checkpoint.also_save_hf_checkpoint",
@@ -35,8 +35,8 @@ def _v137_average(root: object, cp: int | None, average: bool | None) -> str | N
     return f"requires average_in_collective=false for fine-tuning with cp={cp}"
 
 
-def _spec(specs: object, name: str) -> int | None:
-    return specs.get(name) if isinstance(specs, Mapping) else getattr(specs, name, None)
+def _spec(specs: object, name: str) -> Any:
+    return value_at(f"specs.{name}", {"specs": specs})
 
 
 def _v048(specs: object) -> str | None:

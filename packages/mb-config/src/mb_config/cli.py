@@ -18,12 +18,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from mb_config.cli_options import (
     Json,
+    Limit,
     MachineOptions,
     ProcessOptions,
     RequestOptions,
+    Top,
+    WorldSizes,
     common_options,
     read_chart,
-    read_world_sizes,
 )
 
 if TYPE_CHECKING:
@@ -228,32 +230,9 @@ def sweep(
     context: typer.Context,
     request: RequestOptions,
     machine: MachineOptions,
-    world_size: Annotated[
-        str,
-        typer.Option(
-            metavar="N[,N...]",
-            help="Processes of the whole run; several are swept over.",
-            callback=read_world_sizes,
-        ),
-    ] = "1",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Passing points to resolve, plan and show; 0: all. Default 20; all with --top.",
-            show_default=False,
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Show the N best points that pass: least pipeline waiting, then least memory per rank.",
-            show_default=False,
-        ),
-    ] = None,
+    world_size: WorldSizes = "1",
+    limit: Limit = None,
+    top: Top = None,
     as_json: Json = False,
 ) -> None:
     """Check every combination of several values at once, and plan those that pass.

@@ -143,6 +143,33 @@ Apex = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+WorldSizes = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,N...]",
+        help="Processes of the whole run; several are swept over.",
+        callback=read_world_sizes,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Passing points to resolve, plan and show; 0: all. Default 20; all with --top.",
+        show_default=False,
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Show the N best points that pass: least pipeline waiting, then least memory per rank.",
+        show_default=False,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:

@@ -85,11 +85,7 @@ def sweep(
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
     result = run_sweep(sections, axes, rules_per_point(program.checks.rules, config.model), facts=facts)
-    points: list[SweptPoint] = []
-    for index in result.passing:
-        if limit is not None and len(points) >= limit and not all(point.rejected for point in points):
-            break  # continue beyond the limit only while no resolved point has passed
-        points.append(_estimate_point(program, swept, result, index, targets=targets))
+    points = _resolve_points(program, swept, result, targets=targets, limit=limit)
     found = SweepReport(
         result=result,
         variations=variations,
@@ -101,6 +97,23 @@ def sweep(
     else:
         _show(found)
     return DONE if any(not point.rejected for point in points) else REJECTED
+
+
+def _resolve_points(
+    program: ConfigProgram,
+    swept: SweptRequest,
+    result: SweepResult,
+    *,
+    targets: Sequence[TargetMachine],
+    limit: int | None,
+) -> list[SweptPoint]:
+    """Resolve and plan the points that pass; beyond the limit only while no resolved point has passed."""
+    points: list[SweptPoint] = []
+    for index in result.passing:
+        if limit is not None and len(points) >= limit and not all(point.rejected for point in points):
+            break
+        points.append(_estimate_point(program, swept, result, index, targets=targets))
+    return points
 
 
 def best_points(points: Sequence[SweptPoint], number: int) -> list[SweptPoint]:

@@ -208,9 +208,7 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         experts=_experts(model, ffn) if read_field(model, "num_moe_experts") else None,
         pattern=None if pattern is None else _pattern(model, pattern, hidden),
         vision=_vision(model, hidden, tp) if read_field(model, "vision_num_layers") else None,
-        mtp_layers=(read_field(model, "mtp_num_layers") or 0)
-        if pattern is None
-        else len(layers_ahead(pattern)),
+        mtp_layers=_mtp_layers(model, pattern),
         mtp_repeated=bool(read_field(model, "mtp_use_repeated_layer", False)),
         tied=bool(read_field(model, "share_embeddings_and_output_weights", False)),
         vocab=_vocabulary(model, vocab_size),
@@ -222,6 +220,10 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         ep=_degree(model, "expert_model_parallel_size"),
         etp=_optional(model, "expert_tensor_parallel_size") or tp,
     )
+
+
+def _mtp_layers(model: object, pattern: str | None) -> int:
+    return (read_field(model, "mtp_num_layers") or 0) if pattern is None else len(layers_ahead(pattern))
 
 
 def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:

@@ -137,12 +137,7 @@ def make_plan(
     reject_sizes(sections)
     shape = read_shape(model, vocab_size=vocab_size)
     chunks = split_into_chunks(model, shape)
-    store = parameter_storage(
-        model,
-        optimizer=sections.get("optimizer"),
-        ddp=sections.get("ddp"),
-        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
-    )
+    store = _storage(sections)
     layout = module_layout(shape)
     data_parallel = _quotient(world, shape.model_ranks) if layout is None else 1
     batches = batch_sizes(train)
@@ -151,8 +146,7 @@ def make_plan(
     counts, layers = _stages_hold(chunks, shape, layout)
     held = _activations(sections, chunks, shape, store, microbatches=microbatches, stages=len(counts))
     over = _shard_ranks(store, shape, world=world, data_parallel=data_parallel)
-    memory = [_rank_bytes(count, store, over, kept) for count, kept in zip(counts, held, strict=True)]
-    once = add_parts(*(chunk_parts(chunk, shape) for chunk in _undivided(chunks, shape)), vision_parts(shape))
+    once = add_parts(chunk_parts(_undivided(chunks, shape), shape), vision_parts(shape))
     parts = {name: count.all_ranks for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
@@ -161,7 +155,7 @@ def make_plan(
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
-        stages=_stages(layers, counts, memory),
+        stages=_stages(layers, counts, held, store, over),
         world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,
@@ -169,17 +163,16 @@ def make_plan(
         bubble_fraction=None if pipeline is None else pipeline.bubble,
         checkpoint_bytes=None if store.saved is None else sum(parts.values()) * store.saved,
         host_bytes=_host_bytes(counts, store, over),
-        notes=(
-            *store.notes,
-            *_batch_notes(batches),
-            *_notes(
-                shape,
-                layout,
-                world=world,
-                length=length,
-                local=read_field(model, "transformer_impl") == "local",
-            ),
-        ),
+        notes=(*store.notes, *_batch_notes(batches), *_notes(sections, shape, layout, world=world)),
+    )
+
+
+def _storage(sections: Mapping[str, object]) -> ParameterStorage:
+    return parameter_storage(
+        sections["model"],
+        optimizer=sections.get("optimizer"),
+        ddp=sections.get("ddp"),
+        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
     )
 
 
@@ -225,22 +218,26 @@ def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
 
 
 def _stages(
-    layers: list[int], counts: list[ParameterCount], memory: list[RankBytes]
+    layers: list[int],
+    counts: list[ParameterCount],
+    held: list[int | None],
+    store: ParameterStorage,
+    over: _ShardRanks,
 ) -> tuple[StagePlan, ...]:
     return tuple(
         StagePlan(
             layers=own,
             parameters=count.all_ranks,
             rank_parameters=count.rank,
-            rank_bytes=held,
+            rank_bytes=_rank_bytes(count, store, over, kept),
         )
-        for own, count, held in zip(layers, counts, memory, strict=True)
+        for own, count, kept in zip(layers, counts, held, strict=True)
     )
 
 
-def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> tuple[ModelChunk, ...]:
+def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> ModelChunk:
     """Return the complete model as one chunk, so that embeddings are counted once."""
-    model_chunk = ModelChunk(
+    return ModelChunk(
         stage=0,
         virtual=0,
         layers=tuple(range(shape.num_layers)),
@@ -250,7 +247,6 @@ def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> tuple[Model
         output=True,
         letters="".join(chunk.letters for chunk in chunks),
     )
-    return (model_chunk,)
 
 
 def _pipeline(
@@ -357,8 +353,8 @@ def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _notes(
-    shape: ModelShape, layout: ModuleLayout | None, *, world: int, length: int | None, local: bool
-) -> tuple[str, ...]:
+    sections: Mapping[str, object], shape: ModelShape, layout: ModuleLayout | None, *, world: int
+) -> list[str]:
     notes = []
     if layout is not None:
         problem = layout.problem(world)
@@ -369,7 +365,7 @@ def _notes(
             )
     elif world % shape.model_ranks:
         notes.append(f"{world} processes are not a multiple of tp x pp x cp = {shape.model_ranks}")
-    if local:
+    if read_field(sections["model"], "transformer_impl") == "local":
         notes.append("activations: local layers without fused kernels save more than is counted")
     if shape.encoder_layers:
         notes.append(
@@ -379,6 +375,6 @@ def _notes(
         notes.append("activations of a hybrid model are not counted")
     if shape.vision is not None:
         notes.append("activations of a vision-language model are not counted")
-    if length is None:
+    if _seq_length(sections) is None:
         notes.append("the sequence length is not known")
-    return tuple(notes)
+    return notes

@@ -9,80 +9,63 @@ _NOT_IMPLEMENTED = (
     "this option is not implemented; ignoring it silently would hide the problem until the run is in progress"
 )
 
-RULES: tuple[Rule, ...] = (
-    unsupported(
+_FIELDS: tuple[tuple[str, str, object, object, str], ...] = (
+    (
         "I03",
         "train.gpu_sniff_test_interval",
         None,
-        fails=100,
-        fix="Leave it unset and monitor the step time in the log.",
-        why=_NOT_IMPLEMENTED,
+        100,
+        "Leave it unset and monitor the step time in the log.",
     ),
-    unsupported(
+    (
         "I04",
         "train.exit_signal_handler_for_training",
         False,
-        fails=True,
-        fix="Leave it unset and use train.exit_signal_handler, which saves a checkpoint and exits.",
-        why=_NOT_IMPLEMENTED,
+        True,
+        "Leave it unset and use train.exit_signal_handler, which saves a checkpoint and exits.",
     ),
-    unsupported(
+    (
         "I08",
         "scheduler.no_weight_decay_cond_type",
         None,
-        fails="qwen3_next",
-        fix="Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
-        why=_NOT_IMPLEMENTED,
+        "qwen3_next",
+        "Leave it unset and use optimizer.apply_wd_to_qk_layernorm.",
     ),
-    unsupported(
+    (
         "I09",
         "mixed_precision.autocast_enabled",
         False,
-        fails=True,
-        fix="Leave it unset and set model.enable_autocast, which Megatron Core reads.",
-        why=_NOT_IMPLEMENTED,
+        True,
+        "Leave it unset and set model.enable_autocast, which Megatron Core reads.",
     ),
-    unsupported(
+    (
         "I10",
         "train.num_epochs",
         None,
-        fails=3.0,
-        fix="Leave it unset and set the length as train.train_iters or train.train_samples.",
-        why=_NOT_IMPLEMENTED,
+        3.0,
+        "Leave it unset and set the length as train.train_iters or train.train_samples.",
     ),
-    unsupported(
+    (
         "I11",
         "mixed_precision.fp32",
         False,
-        fails=True,
-        fix="Leave it unset; without mixed_precision the run is in float32.",
-        why=_NOT_IMPLEMENTED,
+        True,
+        "Leave it unset; without mixed_precision the run is in float32.",
     ),
-    unsupported(
+    (
         "I12",
         "ddp.use_custom_fsdp",
         False,
-        fails=True,
-        fix="Leave it unset and set ddp.use_megatron_fsdp, its new name.",
-        why=_NOT_IMPLEMENTED,
+        True,
+        "Leave it unset and set ddp.use_megatron_fsdp, its new name.",
     ),
-    unsupported(
-        "T14", "validation.test_mode", False, fails=True, fix="Leave it at false.", why=_NOT_IMPLEMENTED
-    ),
-    unsupported(
-        "T15",
-        "dataset.full_validation",
-        None,
-        fails=True,
-        fix="Leave it unset and use validation.full_validation.",
-        why=_NOT_IMPLEMENTED,
-    ),
-    unsupported(
-        "T39",
-        "optimizer.optimizer_cuda_graph",
-        False,
-        fails=True,
-        fix="Leave it at false.",
-        why=_NOT_IMPLEMENTED,
-    ),
+    ("T14", "validation.test_mode", False, True, "Leave it at false."),
+    ("T15", "dataset.full_validation", None, True, "Leave it unset and use validation.full_validation."),
+    ("T39", "optimizer.optimizer_cuda_graph", False, True, "Leave it at false."),
+)
+"""Id, field, neutral value, an example that fails, and the fix."""
+
+RULES: tuple[Rule, ...] = tuple(
+    unsupported(number, path, neutral, fails=fails, fix=fix, why=_NOT_IMPLEMENTED)
+    for number, path, neutral, fails, fix in _FIELDS
 )

@@ -1,0 +1,204 @@
+"""Report of a sweep: the points that pass, the rules that reject the others, and the counts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mb_config._rules import Problem
+from mb_config.cli_plan import GIB, MIB
+from mb_config.module_layouts import WORLD_SIZE
+from mb_config.plan.resource_plan import ResourcePlan
+from mb_config.sweep import SweepResult
+from mb_config.variations import Variation
+
+COLUMN_TITLES = {
+    WORLD_SIZE: "processes",
+    "model.tensor_model_parallel_size": "tp",
+    "model.pipeline_model_parallel_size": "pp",
+    "model.virtual_pipeline_model_parallel_size": "vp",
+    "model.context_parallel_size": "cp",
+    "model.expert_model_parallel_size": "ep",
+    "model.expert_tensor_parallel_size": "etp",
+}
+"""Column titles of fields in the tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptPoint:
+    """Variation that passes the rules, after it is resolved and planned."""
+
+    values: Mapping[str, Any]
+    """Path to value, as written by the user."""
+    plan: ResourcePlan | None
+    """Resource plan; None: the variation cannot be planned."""
+    unplanned: str
+    """Reason why it cannot be planned; empty if it is planned, or rejected."""
+    problems: Sequence[Problem] = ()
+    """Errors of the resolved configuration, including settings that resolving rejects."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the point as JSON data."""
+        return {
+            "values": dict(self.values),
+            **self.statistics,
+            "rejected_when_resolved": self.rejected,
+        }
+
+    @property
+    def rejected(self) -> list[str]:
+        """Ids of the rules that reject the resolved configuration."""
+        return list(dict.fromkeys(problem.id for problem in self.problems))
+
+    @property
+    def statistics(self) -> dict[str, float | None]:
+        """Statistics by which a point is chosen; None: not counted."""
+        plan = self.plan
+        return {
+            "data_parallel_size": None if plan is None else plan.data_parallel_size,
+            "num_microbatches": None if plan is None else plan.num_microbatches,
+            "bytes_per_rank": None if plan is None else plan.peak.rank_bytes.total,
+            "bubble_fraction": None if plan is None else plan.bubble_fraction,
+        }
+
+
+def values_as_written(
+    result: SweepResult, variations: Sequence[Variation], index: Sequence[int]
+) -> dict[str, Any]:
+    """Return path to value at a point, as written by the user."""
+    written = {variation.path: variation.values for variation in variations}
+    return {
+        axis.path: written.get(axis.path, axis.values)[number]
+        for axis, number in zip(result.axes, index, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """Result of a sweep, with the points that were resolved."""
+
+    result: SweepResult
+    variations: Sequence[Variation]
+    points: Sequence[SweptPoint]
+    """Points that pass the rules and were resolved."""
+    shown: Sequence[SweptPoint]
+    """Points to show."""
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """Each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
+        found = dict(self.result.problems)
+        for problem in (problem for point in self.points for problem in point.problems):
+            found.setdefault(problem.id, problem)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        return {
+            "points": self.result.total,
+            "passing": len(self.result.passing),
+            "resolved": len(self.points),
+            "shown": [point.to_dict() for point in self.shown],
+            "rejected": [
+                {
+                    "rules": list(group.rules),
+                    "count": group.count,
+                    "example": values_as_written(self.result, self.variations, group.first),
+                }
+                for group in self.result.rejected
+            ],
+            "rules": {
+                name: {"message": problem.message, "why": problem.why, "fix": problem.fix}
+                for name, problem in self.problems.items()
+            },
+        }
+
+
+def print_report(report: SweepReport) -> None:
+    """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if report.shown:
+        console.print(_passing_table(report.result, report.shown))
+    if report.result.rejected:
+        console.print(_rejected_table(report.result, report.variations))
+    for name, problem in report.problems.items():
+        console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
+    for line in _counts(report):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
+    """Return a table with one row per point: values, replicas, microbatches, memory and pipeline bubble."""
+    unit = GIB if max(point.statistics["bytes_per_rank"] or 0 for point in points) >= GIB.size else MIB
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for axis in result.axes:
+        table.add_column(_short(axis.path), justify="right")
+    for column in ("dp", "microbatches", f"{unit.name} per rank", "waiting", ""):
+        table.add_column(column, justify="right")
+    for point in points:
+        replicas, microbatches, size, waiting = point.statistics.values()
+        table.add_row(
+            *(_text(value) for value in point.values.values()),
+            _text(replicas, "?"),
+            _text(microbatches, "?"),
+            unit(size),
+            "?" if waiting is None else f"{waiting:.1%}",
+            f"rejected as resolved: {' '.join(point.rejected)}" if point.rejected else "",
+        )
+    return table
+
+
+def _rejected_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
+    """Return a table with one row per group of points that the same rules reject."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rejected", justify="right")
+    table.add_column("by")
+    table.add_column("for example")
+    for group in result.rejected:
+        example = values_as_written(result, variations, group.first)
+        table.add_row(
+            f"{group.count:,}",
+            " ".join(group.rules),
+            " ".join(f"{_short(path)}={_text(value)}" for path, value in example.items()),
+        )
+    return table
+
+
+def _counts(report: SweepReport) -> Iterator[str]:
+    """Yield the number of points of each kind, including those that are not shown."""
+    result, points = report.result, report.points
+    rejected = sum(group.count for group in result.rejected)
+    yield (
+        f"{_points(result.total)}: {len(result.passing):,} pass the rules as written, {rejected:,} rejected by them"
+    )
+    later = sum(bool(point.rejected) for point in points)
+    if points:
+        more = f", {later:,} of these rejected as resolved" if later else ""
+        yield f"{_points(len(points))} resolved, {len(report.shown):,} shown{more}"
+    for reason in dict.fromkeys(point.unplanned for point in points if point.unplanned):
+        yield f"not planned: {reason}"
+    if len(points) < len(result.passing):
+        more = f"{len(result.passing) - len(points):,} more pass as written and were not resolved"
+        yield f"{more}: --limit N resolves and shows N, --limit 0 all"
+
+
+def _points(number: int) -> str:
+    return "1 point" if number == 1 else f"{number:,} points"
+
+
+def _short(path: str) -> str:
+    """Return the column title of a field."""
+    return COLUMN_TITLES.get(path, path.rpartition(".")[2])
+
+
+def _text(value: object, unknown: str = "null") -> str:
+    """Format a value as it is written on the command line."""
+    if value is None:
+        return unknown
+    return str(value).lower() if isinstance(value, bool) else str(value)

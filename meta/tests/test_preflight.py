@@ -224,7 +224,7 @@ def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
     assert (checked.exit_code, rule in errors) == (1, True)
     planned, swept = mb("plan", *words), mb("sweep", *words, "train.micro_batch_size=1,2")
     assert (planned.exit_code, planned.stdout, f"[{rule}]" in planned.stderr) == (1, "", True)
-    assert (swept.exit_code, "0 are refused" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
+    assert (swept.exit_code, "0 rejected by them" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
         (1, True, True),  # rejected by resolving alone
         (1, False, False),  # rejected by other rules before the configuration is resolved
     )

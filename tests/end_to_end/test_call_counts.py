@@ -1,7 +1,8 @@
 """Functions that one ordinary step, one save and the construction of the model cross, over all packages.
 
 A reader who follows a step with a debugger enters each of them, so their number is a measure of readability. It may
-only fall: lower a limit together with its number. Functions of mb-host, which replaces the functions of a GPU, are not counted.
+only fall: lower a limit together with its number. Functions of mb-host, which replaces the functions of a GPU, are not
+counted.
 """
 
 import sys

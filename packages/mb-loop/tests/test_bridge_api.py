@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
-from mb_loop.settings import TrainSection  # noqa: E402
+from mb_loop.loop_state import TrainSection  # noqa: E402
 
 
 class Saves(mb_loop.Checkpointer):

@@ -7,7 +7,7 @@ from mb_loop import CallbackManager, Checkpointer, SaveResult
 from mb_loop.callbacks import EventDispatcher
 from mb_loop.checkpoint_saver import CheckpointSaver
 from mb_loop.hooks import ForwardPreHooks
-from mb_loop.settings import CheckpointSection
+from mb_loop.loop_state import CheckpointSection
 
 
 def end(step, *, non_persistent=False, written=True):

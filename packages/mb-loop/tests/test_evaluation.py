@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
-from mb_loop.settings import LoopConfig, TrainSection, ValidationSection  # noqa: E402
+from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from mb_loop import LoopState, TrainState, validation_line
+from mb_loop.loop_state import TrainSection, ValidationSection
 from mb_loop.manual_gc import ManualGC, ManualGCError
-from mb_loop.settings import TrainSection, ValidationSection
 from mb_loop.validation import evaluation_due
 
 

@@ -17,7 +17,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches  # no
 from mb_loop import mcore_graphs as graphs  # noqa: E402
 from mb_loop.graphs import GraphCapture  # noqa: E402
 from mb_loop.hooks import ForwardPreHooks  # noqa: E402
-from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
+from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)

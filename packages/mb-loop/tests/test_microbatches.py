@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_loop import BatchPlan, BatchSizeError, LoopState, StepBatch, TrainState, step_batch
-from mb_loop.settings import LoopConfig, TrainSection, batch_plan, evaluation_batch
+from mb_loop.loop_state import LoopConfig, TrainSection
+from mb_loop.settings import batch_plan, evaluation_batch
 from mb_loop.train_loop import advance_counters
 
 sizes = st.integers(1, 64)

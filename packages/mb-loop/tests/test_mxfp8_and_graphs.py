@@ -4,8 +4,8 @@ import pytest
 
 from mb_loop.graphs import GraphCapture
 from mb_loop.hooks import ForwardPreHooks
+from mb_loop.loop_state import DdpSection, LoopConfig, OptimizerSection, TrainSection
 from mb_loop.mxfp8 import parameter_copy
-from mb_loop.settings import DdpSection, LoopConfig, OptimizerSection, TrainSection
 
 
 class Sharded:

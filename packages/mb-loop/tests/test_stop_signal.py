@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
-from mb_loop.settings import LoopConfig, TrainSection  # noqa: E402
+from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
 
 
 class Saves(mb_loop.Checkpointer):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mb_loop.injection import maybe_inject_state as maybe_inject_state
     from mb_loop.injection import needs_global_state_injection as needs_global_state_injection
     from mb_loop.injection import prepare_forward_step_func as prepare_forward_step_func
+    from mb_loop.loop_state import LoopState as LoopState
     from mb_loop.loss_checks import NonFiniteLossError as NonFiniteLossError
     from mb_loop.loss_checks import require_finite_loss as require_finite_loss
     from mb_loop.loss_printer import LossPrinter as LossPrinter
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from mb_loop.rules import RULES as RULES
     from mb_loop.schedule import forward_backward_no_pipelining as forward_backward_no_pipelining
     from mb_loop.settings import GlobalState as GlobalState
-    from mb_loop.settings import LoopState as LoopState
     from mb_loop.state import TrainState as TrainState
     from mb_loop.state import TrainStateError as TrainStateError
     from mb_loop.step import TrainStep as TrainStep
@@ -93,7 +93,7 @@ _HOMES = {
     "DistributedSignalHandler": "stop_signal",
     "GlobalState": "settings",
     "LoopError": "errors",
-    "LoopState": "settings",
+    "LoopState": "loop_state",
     "LossPrinter": "loss_printer",
     "LossShapeError": "errors",
     "NonFiniteLossError": "loss_checks",

@@ -1,7 +1,9 @@
 """Text generation from a run's newest intact checkpoint. Imports torch and megatron."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,31 +54,16 @@ def sample_run(
     config = ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS)
     unshard(config.model)
     tokenizer = load_saved_tokenizer(selection.path, config.tokenizer)
-    family = family_of(config.model)
-    if not family.continues_text:
+    if not family_of(config.model).continues_text:
         raise ModelConfigError(
             [
                 f"model: a {type(config.model).__name__} continues no text, because it answers to more than a "
                 "prompt: a text with gaps, or an image. Sample a GPT or a hybrid."
             ]
         )
-    device = pick_device(World())
-    with model_groups(World(), config, device=device) as groups:
-        layers = layers_of(config, device)
-        provider = family.provider(
-            config.model,
-            layer_spec=layers.spec,
-            device=device,
-            tokenizer_vocab_size=tokenizer.vocab_size,
-        )
-        chunks = provider.provide_chunks(groups)
-        if config.peft is None:
-            load_model_weights(selection.path, chunks, pg_collection=groups, verify_integrity=False)
-        else:
-            load_merged(config.peft, chunks, weights_loader(selection.path, chunks, config, groups))
-        chunks[0].eval()
+    with loaded_model(config, selection.path, tokenizer_vocab_size=tokenizer.vocab_size) as model:
         numbers = generate(
-            chunks[0],
+            model,
             tokenizer.encode(prompt),
             max_new_tokens=tokens,
             vocab_size=tokenizer.vocab_size,
@@ -86,6 +73,26 @@ def sample_run(
             generator=torch.Generator().manual_seed(seed),
         )
         yield from stream_text(tokenizer, prompt, numbers)
+
+
+@contextmanager
+def loaded_model(config: ConfigContainer, checkpoint: Path, *, tokenizer_vocab_size: int) -> Iterator[Any]:
+    """Build the model of a checkpoint in this process, with its weights loaded and adapters merged, for the block."""
+    device = pick_device(World())
+    with model_groups(World(), config, device=device) as groups:
+        provider = family_of(config.model).provider(
+            config.model,
+            layer_spec=layers_of(config, device).spec,
+            device=device,
+            tokenizer_vocab_size=tokenizer_vocab_size,
+        )
+        chunks = provider.provide_chunks(groups)
+        if config.peft is None:
+            load_model_weights(checkpoint, chunks, pg_collection=groups, verify_integrity=False)
+        else:
+            load_merged(config.peft, chunks, weights_loader(checkpoint, chunks, config, groups))
+        chunks[0].eval()
+        yield chunks[0]
 
 
 def newest_of(run: Path, *, purpose: str, log: Callable[[str], object]) -> SelectedCheckpoint:

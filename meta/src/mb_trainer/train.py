@@ -22,6 +22,7 @@ from mb_loop import (
     AttentionLogits,
     CallbackManager,
     ProgressRecorder,
+    StepResult,
     TrainOutcome,
     evaluate_after_training,
     train,
@@ -104,64 +105,72 @@ class Run:
 
     def train_and_evaluate(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
-        config, counters = self.job.config, self.state.train_state
-        trainer_callbacks: list[object] = [summary]
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
             events = self.event_recorder()
             stragglers = stack.enter_context(self.straggler_detectors())
             metrics = stack.enter_context(self.metrics(stragglers))
-            total = config.train.train_iters or 0
-            bar = stack.enter_context(self.console.progress("training", total, done=counters.step))
+            total, done = self.job.config.train.train_iters or 0, self.state.train_state.step
+            bar = stack.enter_context(self.console.progress("training", total, done=done))
             recorders: list[object] = [metrics, *(stack.enter_context(recorder) for recorder in events)]
-            trainer_callbacks += [
-                *([] if bar.progress is None else [ProgressBar(bar)]),
-                *recorders,
-                *self.progress_recorder(),
-                *self.memory_report(),
-                *self.position_copies(),
-            ]
             # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
             manager = CallbackManager(
                 [
                     *stragglers.callbacks,
-                    *trainer_callbacks,
+                    summary,
+                    *([] if bar.progress is None else [ProgressBar(bar)]),
+                    *recorders,
+                    *self.progress_recorder(),
+                    *self.memory_report(),
+                    *self.position_copies(),
                     *callbacks,
                     *self.monitors.callbacks,
                     *self.profilers.attach(self.training_model.chunks),
                 ]
             )
-            forward_step, model, optimizer, scheduler = self.train_arguments()
-            outcome = train(
-                stragglers.wrap_forward_step(forward_step),
-                model,
-                optimizer,
-                scheduler,
-                stragglers.wrap_data(self.data.train),
-                self.data.valid,
-                self.state,
-                callbacks=manager,
-                checkpointer=None if config.checkpoint.save is None else self.checkpointer,
-                stop_requested=stops.stop_requested,
-                duration_stop_requested=stops.duration_stop_requested,
-                stop_evaluation=stops.stop_evaluation,
-                straggler_stop_requested=stragglers.stop_requested,
-                rerun_machine=self.rerun_machine,
-                cuda_graphs=build_layer_graphs(
-                    config,
-                    chunks=self.training_model.chunks,
-                    optimizer=self.training_model.optimizer,
-                    transformer=self.training_model.transformer,
-                    groups=self.training_model.groups,
-                ),
-                flops=metrics.flops,
-                attention_logits=self.attention_logits(),
-                **self.schedule_arguments(),
-            )
+            outcome = self.run_loop(manager, stops=stops, stragglers=stragglers, flops=metrics.flops)
             if outcome.reason == "finished":
                 manager = CallbackManager([summary, *recorders, *callbacks, *self.monitors.callbacks])
                 self.evaluate(manager, summary, stops=stops)
         return outcome
+
+    def run_loop(
+        self,
+        manager: CallbackManager,
+        *,
+        stops: StopRequests,
+        stragglers: StragglerDetectors,
+        flops: Callable[[StepResult], float],
+    ) -> TrainOutcome:
+        """Run the training loop with all callbacks and stop sources. Collective."""
+        config, training_model = self.job.config, self.training_model
+        forward_step, model, optimizer, scheduler = self.train_arguments()
+        return train(
+            stragglers.wrap_forward_step(forward_step),
+            model,
+            optimizer,
+            scheduler,
+            stragglers.wrap_data(self.data.train),
+            self.data.valid,
+            self.state,
+            callbacks=manager,
+            checkpointer=None if config.checkpoint.save is None else self.checkpointer,
+            stop_requested=stops.stop_requested,
+            duration_stop_requested=stops.duration_stop_requested,
+            stop_evaluation=stops.stop_evaluation,
+            straggler_stop_requested=stragglers.stop_requested,
+            rerun_machine=self.rerun_machine,
+            cuda_graphs=build_layer_graphs(
+                config,
+                chunks=training_model.chunks,
+                optimizer=training_model.optimizer,
+                transformer=training_model.transformer,
+                groups=training_model.groups,
+            ),
+            flops=flops,
+            attention_logits=self.attention_logits(),
+            **self.schedule_arguments(),
+        )
 
     def evaluate_only(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
         """Evaluate the loaded weights; write nothing but the log. Collective."""

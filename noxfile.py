@@ -241,7 +241,8 @@ def parallel(session: nox.Session) -> None:
     """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
     if run_in_process("integration_environment") is not None:
         session.error("failed: integration_environment")
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)) as pool:
+    # one more than cores: a session waits a quarter of its time, for processes that start and for timeouts
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)) + 1, MOST_AT_ONCE)) as pool:
         ends = [pool.submit(run_in_process, name) for name in PARALLEL]
         try:
             failures = {name: end.result() for name, end in zip(PARALLEL, ends, strict=True)}

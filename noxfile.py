@@ -21,7 +21,7 @@ import tomllib
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["pythons", "lint", "types", "build", "parallel"]
+nox.options.sessions = ["pythons", "build", "parallel"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -180,7 +180,8 @@ BUILT = "MB_WHEELS_ARE_BUILT"
 PARALLEL = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
     *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
-    *("integration(architecture)", "docs", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
+    *("lint", "types", "docs"),
+    *("integration(architecture)", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
     *(
         "unit(mb-overlap)",
         "unit(mb-launch)",
@@ -238,7 +239,7 @@ def further_pythons(session: nox.Session, package: str) -> None:
 
 @nox.session(venv_backend="none", requires=["build"])
 def parallel(session: nox.Session) -> None:
-    """All sessions of `PARALLEL`: each wheel alone, its lowest versions, the examples and the integration tests."""
+    """All sessions of `PARALLEL`: style, types, each wheel alone, its lowest versions, examples, integration tests."""
     if run_in_process("integration_environment") is not None:
         session.error("failed: integration_environment")
     # one more than cores: a session waits a quarter of its time, for processes that start and for timeouts

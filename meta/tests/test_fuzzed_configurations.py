@@ -30,10 +30,11 @@ from mb_config import (
 from mb_config.facts import TargetMachine
 from mb_config.module_layouts import rules_per_point
 from mb_config.preflight import effective_dist, preflight
+from mb_config.run_estimate import estimate_run
 from mb_config.value_types import hints, options
-from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.config import ConfigContainer
+from mb_trainer.config_program import count_flops, embedding_rows
 from mb_trainer.machine import target_facts
-from mb_trainer.planning import look_ahead
 from mb_trainer.preflight import CHECKS, RULES
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import ALL_SECTION_FACTORIES
@@ -184,7 +185,11 @@ def examine(chance: random.Random, config: ConfigContainer) -> str:
         swept = run_sweep(sections, axes, rules_per_point(RULES, config.model), facts=facts)
         assert {index[1] for index in swept.passing} <= {0}
     smallest_world(config.model)
-    json.dumps(look_ahead(config, world_size=world_size).to_dict())
+    json.dumps(
+        estimate_run(
+            config, world_size=world_size, vocab_size=embedding_rows(config), count_flops=count_flops
+        ).to_dict()
+    )
     return "problems" if findings.errors else "planned"
 
 
@@ -200,14 +205,12 @@ def attempt(seed: int, examples: Mapping[str, ConfigContainer]) -> tuple[str, st
         elif way == "file":
             data = config.to_dict(secrets=True)
             mutations = mutate_data(chance, data)
-            config = ConfigContainer.from_dict(data, TARGETS)
+            config = ConfigContainer.from_dict(data)
         else:
             path = chance.choice(field_paths(config))
             text = chance.choice((*TEXTS, *map(repr, PLAIN[:9]), *map(str, INTEGERS)))
             mutations = {path: text}
-            apply_overrides(
-                config, [f"{path}={text}"], section_factories=ALL_SECTION_FACTORIES, targets=TARGETS
-            )
+            apply_overrides(config, [f"{path}={text}"], section_factories=ALL_SECTION_FACTORIES)
         outcome = examine(chance, config)
     except DOCUMENTED as error:
         outcome = type(error).__name__

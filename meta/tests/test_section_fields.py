@@ -16,7 +16,7 @@ from mb_trainer.recipes import RECIPES
 
 def section_classes():
     """Return the dataclasses in the types of the container's fields, recursively, with their bases and subclasses."""
-    found, queue = set(), [trainer.ConfigContainer, *trainer.TARGETS.values()]
+    found, queue = set(), [trainer.ConfigContainer]
     while queue:
         cls = queue.pop()
         if cls in found or not is_dataclass(cls) or not cls.__module__.startswith("mb_"):

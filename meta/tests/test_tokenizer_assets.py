@@ -9,9 +9,9 @@ import yaml
 from mb_checkpoint.layout import iteration_directory
 from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_trainer.config import TokenizerConfig
-from mb_trainer.planning import tokenizer_entries
+from mb_trainer.data_checks import tokenizer_facts
 from mb_trainer.request_reader import read_request
-from mb_trainer.run_folder import RunFolder, changes_since, set_run_paths
+from mb_trainer.run_folder import RunFolder, saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import kept_by_run, where_tokenizer
 
 HUGGING_FACE = "HuggingFaceTokenizer"
@@ -92,20 +92,20 @@ def begun(base, tmp_path):
 @pytest.mark.parametrize("left", ["pruned", "emptied"])
 def test_a_run_resumes_although_its_first_checkpoint_is_gone(left, base, begun):
     words, out = begun
-    size = tokenizer_entries(placed(*words, out=out).config)
+    size = tokenizer_facts(placed(*words, out=out).config).get("tokenizer_entries")
     if left == "pruned":
         newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
     else:
         shutil.rmtree(base / "checkpoints")
         (base / "checkpoints").mkdir()
     again = placed(*words, out=out).config
-    assert changes_since(RunFolder(out), again.to_dict()) == {}
+    assert saved_settings(RunFolder(out)).differences(again) == {}
     own = iteration_directory(out / "checkpoints", 7)
     assert kept_by_run(again) == own
     assert where_tokenizer(again) == (
         f"tokenizer: {newest_of(base)}/tokenizer.json is gone; read as {own} has kept it"
     )
-    assert tokenizer_entries(again) == size == 301
+    assert tokenizer_facts(again).get("tokenizer_entries") == size == 301
 
 
 def test_a_run_keeps_its_tokenizer_without_weights_whose_folder_is_gone(base, begun):
@@ -113,7 +113,7 @@ def test_a_run_keeps_its_tokenizer_without_weights_whose_folder_is_gone(base, be
     shutil.rmtree(base)
     for changed in (["checkpoint.pretrained_checkpoint"], []):
         again = placed(*words, "checkpoint.pretrained_checkpoint=null", out=out).config
-        assert list(changes_since(RunFolder(out), again.to_dict())) == changed
+        assert list(saved_settings(RunFolder(out)).differences(again)) == changed
         assert kept_by_run(again) == iteration_directory(out / "checkpoints", 7)
         again.to_yaml(out / "run_config.yaml")
 
@@ -123,7 +123,7 @@ def test_a_file_that_is_named_and_missing_is_not_replaced_by_another(begun):
     there = placed(*words, out=out).config
     assert (kept_by_run(there), where_tokenizer(there)) == (None, None)
     other = placed(*words, "tokenizer.tokenizer_model=mistyped.json", out=out).config
-    assert (kept_by_run(other), tokenizer_entries(other)) == (None, None)
+    assert (kept_by_run(other), tokenizer_facts(other).get("tokenizer_entries")) == (None, None)
     other = placed(*words, "checkpoint.load=null", out=out).config
     assert kept_by_run(other) is None
 
@@ -132,7 +132,7 @@ def test_a_run_that_has_saved_nothing_restarts_with_the_newest(base, begun):
     words, out = begun
     shutil.rmtree(out / "checkpoints")
     newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
-    changed = changes_since(RunFolder(out), placed(*words, out=out).config.to_dict())
+    changed = saved_settings(RunFolder(out)).differences(placed(*words, out=out).config)
     assert list(changed) == ["tokenizer.tokenizer_model"]
 
 
@@ -142,7 +142,7 @@ def test_other_weights_do_not_change_the_tokenizer_of_a_resumed_run(base, begun,
     other.mkdir(parents=True)
     (other / "tokenizer.json").touch()
     again = placed(*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'other'}", out=out).config
-    assert list(changes_since(RunFolder(out), again.to_dict())) == ["checkpoint.pretrained_checkpoint"]
+    assert list(saved_settings(RunFolder(out)).differences(again)) == ["checkpoint.pretrained_checkpoint"]
 
 
 TIKTOKEN = {"tiktoken_pattern": "v1", "vocab_size": 900, "tiktoken_num_special_tokens": 9}

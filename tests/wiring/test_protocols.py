@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from mb_resilience.straggler_detectors import StragglerDetectors
     from mb_trainer import console
     from mb_trainer.commands.index_request import read_index_request
-    from mb_trainer.planning import count_flops
+    from mb_trainer.config_program import count_flops
     from mb_trainer.recipes.recipe import Recipe
     from mb_trainer.state import GlobalState
 

@@ -21,7 +21,7 @@ from mb_checkpoint import (
     verify_last_checkpoint_on_all_ranks,
 )
 from mb_checkpoint.dataloader import warn_without_position
-from mb_checkpoint.locks import writer_lock
+from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
@@ -39,7 +39,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Bar, Console
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import build_model, layers_of, model_groups
-from mb_trainer.run_folder import lock_run_folder
+from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -286,7 +286,7 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
             )
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock_run_folder(job.folder))
+            stack.enter_context(exclusive_lock(job.folder.path, partial(in_use_error, job.folder)))
             for root in saved_in(job.config):
                 stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:

@@ -1,121 +1,52 @@
 """Configuration of the trainer: the sections of all packages in one namespace, and the typed container of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 
 import mb_config
-from mb_checkpoint import CheckpointConfig
-from mb_config import (
-    DistributedDataParallelConfig,
-    DistributedInitConfig,
-    MixedPrecisionConfig,
-    OptimizerConfig,
-    OptimizerConfigOverrideProvider,
-    RNGConfig,
-    RuleLike,
-    SchedulerConfig,
-    TrainingConfig,
-    ValidationConfig,
-)
-from mb_data import (
-    DataloaderConfig,
-    DatasetProvider,
-    DrawnShapesConfig,
-    FIMTextCorpusConfig,
-    FinetuningDatasetConfig,
-    GPTDatasetConfig,
-    GPTFIMDatasetConfig,
-    MockGPTDatasetConfig,
-    PackedSequenceSpecs,
-    SumsFinetuningConfig,
-    T5DatasetConfig,
-    T5TextCorpusConfig,
-    TextCorpusConfig,
-    TokenizerConfig,
-)
-from mb_metrics import LoggerConfig, ProfilingConfig, TensorInspectConfig
-from mb_models import GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig
-from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA
-from mb_overlap import CommOverlapConfig
-from mb_resilience import (
-    FaultToleranceConfig,
-    InProcessRestartConfig,
-    NVRxStragglerDetectionConfig,
-    RerunStateMachineConfig,
-    StragglerDetectionConfig,
-)
-
-__all__ = [
-    "PEFT",
-    "TARGETS",
-    "CanonicalLoRA",
-    "CheckpointConfig",
-    "CommOverlapConfig",
-    "ConfigContainer",
-    "DataloaderConfig",
-    "DatasetProvider",
-    "DistributedDataParallelConfig",
-    "DistributedInitConfig",
-    "DoRA",
-    "DrawnShapesConfig",
-    "FIMTextCorpusConfig",
-    "FaultToleranceConfig",
-    "FinetuningDatasetConfig",
-    "GPTDatasetConfig",
-    "GPTFIMDatasetConfig",
-    "GPTModelConfig",
-    "InProcessRestartConfig",
-    "LoRA",
-    "LoggerConfig",
-    "MambaModelConfig",
-    "MimoModelConfig",
-    "MixedPrecisionConfig",
-    "MockGPTDatasetConfig",
-    "NVRxStragglerDetectionConfig",
-    "OptimizerConfig",
-    "OptimizerConfigOverrideProvider",
-    "PackedSequenceSpecs",
-    "ProfilingConfig",
-    "RNGConfig",
-    "RerunStateMachineConfig",
-    "SchedulerConfig",
-    "StragglerDetectionConfig",
-    "SumsFinetuningConfig",
-    "T5DatasetConfig",
-    "T5ModelConfig",
-    "T5TextCorpusConfig",
-    "TensorInspectConfig",
-    "TextCorpusConfig",
-    "TokenizerConfig",
-    "TrainingConfig",
-    "ValidationConfig",
-]
-
-NAMED_CLASSES = (
-    GPTFIMDatasetConfig,
-    FIMTextCorpusConfig,
-    GPTModelConfig,
-    MambaModelConfig,
-    MimoModelConfig,
-    T5ModelConfig,
-    GPTDatasetConfig,
-    MockGPTDatasetConfig,
-    TextCorpusConfig,
-    T5DatasetConfig,
-    T5TextCorpusConfig,
-    FinetuningDatasetConfig,
-    SumsFinetuningConfig,
-    DrawnShapesConfig,
-    MixedPrecisionConfig,
-    OptimizerConfigOverrideProvider,
-    LoRA,
-    CanonicalLoRA,
-    DoRA,
-)
-
-TARGETS: Mapping[str, type] = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in NAMED_CLASSES}
-"""Classes that `_target_` in a YAML file may name; no other class is ever constructed from a file."""
+from mb_checkpoint import CheckpointConfig as CheckpointConfig
+from mb_config import DistributedDataParallelConfig as DistributedDataParallelConfig
+from mb_config import DistributedInitConfig as DistributedInitConfig
+from mb_config import MixedPrecisionConfig as MixedPrecisionConfig
+from mb_config import OptimizerConfig as OptimizerConfig
+from mb_config import OptimizerConfigOverrideProvider as OptimizerConfigOverrideProvider
+from mb_config import RNGConfig as RNGConfig
+from mb_config import RuleLike
+from mb_config import SchedulerConfig as SchedulerConfig
+from mb_config import TrainingConfig as TrainingConfig
+from mb_config import ValidationConfig as ValidationConfig
+from mb_data import DataloaderConfig as DataloaderConfig
+from mb_data import DatasetProvider as DatasetProvider
+from mb_data import DrawnShapesConfig as DrawnShapesConfig
+from mb_data import FIMTextCorpusConfig as FIMTextCorpusConfig
+from mb_data import FinetuningDatasetConfig as FinetuningDatasetConfig
+from mb_data import GPTDatasetConfig as GPTDatasetConfig
+from mb_data import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+from mb_data import MockGPTDatasetConfig as MockGPTDatasetConfig
+from mb_data import PackedSequenceSpecs as PackedSequenceSpecs
+from mb_data import SumsFinetuningConfig as SumsFinetuningConfig
+from mb_data import T5DatasetConfig as T5DatasetConfig
+from mb_data import T5TextCorpusConfig as T5TextCorpusConfig
+from mb_data import TextCorpusConfig as TextCorpusConfig
+from mb_data import TokenizerConfig as TokenizerConfig
+from mb_metrics import LoggerConfig as LoggerConfig
+from mb_metrics import ProfilingConfig as ProfilingConfig
+from mb_metrics import TensorInspectConfig as TensorInspectConfig
+from mb_models import GPTModelConfig as GPTModelConfig
+from mb_models import MambaModelConfig as MambaModelConfig
+from mb_models import MimoModelConfig as MimoModelConfig
+from mb_models import T5ModelConfig as T5ModelConfig
+from mb_models.peft.config import PEFT as PEFT
+from mb_models.peft.config import CanonicalLoRA as CanonicalLoRA
+from mb_models.peft.config import DoRA as DoRA
+from mb_models.peft.config import LoRA as LoRA
+from mb_overlap import CommOverlapConfig as CommOverlapConfig
+from mb_resilience import FaultToleranceConfig as FaultToleranceConfig
+from mb_resilience import InProcessRestartConfig as InProcessRestartConfig
+from mb_resilience import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
+from mb_resilience import RerunStateMachineConfig as RerunStateMachineConfig
+from mb_resilience import StragglerDetectionConfig as StragglerDetectionConfig
 
 
 @dataclass(kw_only=True)

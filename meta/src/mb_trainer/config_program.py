@@ -1,7 +1,8 @@
 """The trainer as the commands of mb-config use it: recipes, rules, facts, run folders and FLOPs. No torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mb_checkpoint import release_ckpt_step
 from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
@@ -11,12 +12,11 @@ from mb_config.request import ConfigRequest
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
-from mb_metrics import read_event_rows
-from mb_models.vocab import VocabularyError
+from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token, read_event_rows
+from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
-from mb_trainer.data_checks import verify_data
+from mb_trainer.data_checks import tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts
-from mb_trainer.planning import count_flops, embedding_rows
 from mb_trainer.preflight import CHECKS, RULES, RULES_BY_PACKAGE
 from mb_trainer.request_reader import READER
 from mb_trainer.run_folder import folder_of, set_run_paths
@@ -37,6 +37,28 @@ def data_problem(config: ConfigContainer) -> str | None:
     except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
         return truncate(str(error), MAX_MESSAGE_LENGTH)
     return None
+
+
+def embedding_rows(config: ConfigContainer) -> int | None:
+    """Return the padded rows of the embedding, from the model or the tokenizer; None if neither is known."""
+    model = config.model
+    entries: Any = None if model.vocab_size is not None else tokenizer_facts(config).get("tokenizer_entries")
+    return known_vocab_size(
+        model.vocab_size,
+        tokenizer_vocab_size=entries,
+        divisible_by=model.make_vocab_size_divisible_by,
+        tensor_parallel_size=model.tensor_model_parallel_size,
+    )
+
+
+def count_flops(
+    model: Mapping[str, object], /, *, seq_length: int, vocab_size: int | None
+) -> FlopsPerToken | str:
+    """Return the FLOPs per token of a model, or the reason why they are not counted."""
+    try:
+        return model_flops_per_token(model, seq_length=seq_length, vocab_size=vocab_size)
+    except UnknownFlopsError as error:
+        return str(error)
 
 
 def gpu_lines() -> Iterator[str]:

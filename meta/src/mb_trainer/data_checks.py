@@ -18,7 +18,7 @@ def verify_data(config: ConfigContainer) -> None:
         VocabularyError: the model's embedding has no row for some of its tokens.
     """
     config.dataset.finalize()
-    entries, model = need_tokenizer_entries(config), config.model
+    entries, model = tokenizer_entries(config), config.model
     if model.vocab_size is not None:
         model_vocab_size(
             model.vocab_size,
@@ -29,7 +29,7 @@ def verify_data(config: ConfigContainer) -> None:
     verify_dataset_files(config.dataset, evaluated=bool(config.validation.eval_iters))
 
 
-def need_tokenizer_entries(config: ConfigContainer) -> int:
+def tokenizer_entries(config: ConfigContainer) -> int:
     """Return the number of tokens of the configured tokenizer; see `mb_data.data_checks.tokenizer_size`."""
     return tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
 
@@ -37,7 +37,7 @@ def need_tokenizer_entries(config: ConfigContainer) -> int:
 def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
     """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, the reason why it cannot be read."""
     try:
-        return {"tokenizer_entries": need_tokenizer_entries(config)}
+        return {"tokenizer_entries": tokenizer_entries(config)}
     except (OSError, TokenizerError) as error:
         return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
 

@@ -25,7 +25,7 @@ from mb_models.hf.save import save_hf_model
 from mb_models.peft.hugging_face import save_adapters
 from mb_models.peft.loading import load_adapted, load_merged
 from mb_models.unsharded import unshard
-from mb_trainer.config import TARGETS, ConfigContainer, GPTModelConfig, TextCorpusConfig, TokenizerConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig, TextCorpusConfig, TokenizerConfig
 from mb_trainer.model import model_groups
 from mb_trainer.model_weights import weights_loader
 from mb_trainer.recipes import gpt_tiny
@@ -110,7 +110,7 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
         mb_models.peft.errors.PeftError: adapters are requested of a run that has none.
     """
     selection = newest_of(run, purpose="export", log=log)
-    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS)
+    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml")
     unshard(config.model)
     size = None
     if config.model.vocab_size is None:

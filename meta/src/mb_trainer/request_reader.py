@@ -8,7 +8,7 @@ from mb_config.overrides import SECTION_FACTORIES
 from mb_config.request import ConfigRequest, RecipeReader
 from mb_models.peft.config import section_by_name
 from mb_models.peft.errors import PeftError
-from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import RECIPES
 
 
@@ -31,7 +31,6 @@ READER = RecipeReader(
     container=ConfigContainer,
     recipes=RECIPES,
     default="gpt_tiny",
-    targets=TARGETS,
     section_factories=ALL_SECTION_FACTORIES,
     list_command="mb recipes",
 )

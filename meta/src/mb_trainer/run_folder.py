@@ -1,15 +1,11 @@
 """Run folder: its files, and whether the run in it is fresh, to be resumed, complete, or another run."""
 
-import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 import mb_checkpoint.rules
 import mb_config.rules.local_paths
@@ -18,9 +14,8 @@ import mb_metrics.rules
 import mb_resilience.rules
 from mb_checkpoint.foreign_formats import is_same_folder
 from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
-from mb_checkpoint.locks import LOCK_TIMEOUT_SECONDS, acquire_lock
 from mb_checkpoint.paths import is_url
-from mb_config import Provenance, settings_differences
+from mb_config import Provenance, SavedSettings, difference_lines
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_trainer.config import ConfigContainer
@@ -54,7 +49,7 @@ PATH_FIELDS: tuple[str, ...] = (
 
 
 class RunFolderError(ValueError):
-    """Error for a run folder of a run with other settings, or with unreadable settings."""
+    """Error for a run folder that holds a run with other settings, or that another trainer uses."""
 
 
 class NoCheckpointError(FileNotFoundError):
@@ -119,53 +114,13 @@ def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
     return RunFolder(Path(expand_home(text)))
 
 
-def changes_since(
-    folder: RunFolder, wanted: Mapping[str, Any], *, chosen: Mapping[str, Any] | None = None
-) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (saved, wanted) for each setting that differs from the run in the folder; none if fresh.
-
-    `chosen` is as in `mb_config.settings_differences`.
-
-    Raises:
-        RunFolderError: the saved settings cannot be read.
-    """
-    saved = saved_settings(folder)
-    return {} if saved is None else settings_differences(saved, wanted, chosen=chosen, ignored=NOT_SETTINGS)
-
-
-def schedule_is_overridden(folder: RunFolder) -> bool:
-    """Return whether the run in a folder was resumed with changes: its newest checkpoint may hold the old schedule.
-
-    Raises:
-        RunFolderError: the saved settings cannot be read.
-    """
-    scheduler = (saved_settings(folder) or {}).get("scheduler")
-    return isinstance(scheduler, Mapping) and bool(scheduler.get("override_opt_param_scheduler"))
-
-
-def saved_settings(folder: RunFolder) -> Mapping[str, Any] | None:
-    """Return the settings of the run in a folder; None if it is fresh.
-
-    Raises:
-        RunFolderError: they cannot be read.
-    """
-    if not folder.run_config.exists():
-        return None
-    try:
-        saved = yaml.safe_load(folder.run_config.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunFolderError(unreadable_settings_message(folder, str(error))) from error
-    if not isinstance(saved, Mapping):
-        raise RunFolderError(unreadable_settings_message(folder, f"it holds {saved!r}, not keys and values"))
-    return saved
-
-
-def unreadable_settings_message(folder: RunFolder, reason: str) -> str:
-    """Return the error message for a run with damaged settings."""
-    return (
-        f"{folder.run_config}: cannot be read ({' '.join(reason.split())}), so its settings cannot be compared with "
-        "those of this run. Restore the file, or remove it to resume with the settings of this command (checkpoints "
-        "are not changed), or give another folder with --out."
+def saved_settings(folder: RunFolder) -> SavedSettings:
+    """Return the settings of the run in a folder, which may be missing."""
+    return SavedSettings(
+        file=folder.run_config,
+        ignored=NOT_SETTINGS,
+        fix="Restore the file, or remove it to resume with the settings of this command (checkpoints are not "
+        "changed), or give another folder with --out.",
     )
 
 
@@ -179,7 +134,7 @@ def changed_settings_message(
         changed: Dotted path -> (saved, wanted).
         fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
     """
-    lines = "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in changed.items())
+    lines = difference_lines(changed)
     fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
     if fixed:
         fix = (
@@ -203,26 +158,12 @@ def unwritable_reason(folder: RunFolder) -> str | None:
         return f"the run folder cannot be written ({error.strerror})"
 
 
-@contextmanager
-def lock_run_folder(folder: RunFolder, *, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
-    """Lock a run folder against other trainers while the block runs; the lock ends with the process.
-
-    Child processes of a killed run hold the lock some seconds longer, so the caller waits up to `timeout_seconds`.
-    File systems without locks on folders provide no exclusion.
-
-    Raises:
-        RunFolderError: another process uses the folder.
-    """
-    descriptor = os.open(folder.path, os.O_RDONLY)
-    try:
-        if not acquire_lock(descriptor, timeout_seconds=timeout_seconds):
-            raise RunFolderError(
-                f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's "
-                "checkpoints and mix their metrics. Wait until it has ended, or choose another folder with --out."
-            )
-        yield
-    finally:
-        os.close(descriptor)
+def in_use_error(folder: RunFolder) -> RunFolderError:
+    """Return the error for a run folder that another trainer holds."""
+    return RunFolderError(
+        f"{folder.path}: another trainer is at work in this run folder; two would overwrite each other's checkpoints "
+        "and mix their metrics. Wait until it has ended, or choose another folder with --out."
+    )
 
 
 def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:

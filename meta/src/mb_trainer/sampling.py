@@ -16,7 +16,7 @@ from mb_launch import World, pick_device
 from mb_models import ModelConfigError, family_of, generate
 from mb_models.peft.loading import load_merged
 from mb_models.unsharded import unshard
-from mb_trainer.config import TARGETS, ConfigContainer
+from mb_trainer.config import ConfigContainer
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.model_weights import weights_loader
 from mb_trainer.run_folder import NoCheckpointError
@@ -51,7 +51,7 @@ def sample_run(
         mb_models.ModelConfigError: the model does not generate text.
     """
     selection = newest_of(run, purpose="sample from", log=log)
-    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml", TARGETS)
+    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml")
     unshard(config.model)
     tokenizer = load_saved_tokenizer(selection.path, config.tokenizer)
     if not family_of(config.model).continues_text:

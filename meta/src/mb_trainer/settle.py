@@ -22,9 +22,8 @@ from mb_trainer.run_folder import (
     RunFolderError,
     UnwritableFolderError,
     changed_settings_message,
-    changes_since,
     folder_of,
-    schedule_is_overridden,
+    saved_settings,
     set_run_paths,
     unwritable_reason,
 )
@@ -133,8 +132,10 @@ def compare_with_previous(
 
     Raises:
         RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
+        mb_config.SavedSettingsError: the settings in the folder cannot be read.
     """
-    changed = changes_since(folder, config.to_dict(), chosen=config.to_dict(defaults=False))
+    saved = saved_settings(folder)
+    changed = saved.differences(config)
     if changed and not allow_changes:
         fixed = fixed_by_weights(changed) if status.resumes else []
         raise RunFolderError(changed_settings_message(folder, changed, fixed=fixed))
@@ -142,7 +143,8 @@ def compare_with_previous(
         reason = stored_optimizer_error(config.model, changed)
         if reason is not None:
             raise RunFolderError(f"{folder.path}: {reason}")
-    overrides = bool(changed) or schedule_is_overridden(folder)
+    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
+    overrides = bool(changed) or bool(saved.section("scheduler").get("override_opt_param_scheduler"))
     if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
         config.scheduler.override_opt_param_scheduler = True
     return changed

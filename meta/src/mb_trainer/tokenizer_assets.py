@@ -6,8 +6,7 @@ from typing import Any
 
 from mb_checkpoint.directories import is_checkpoint_file, resumable_directories, weight_directories
 from mb_checkpoint.layout import RUN_CONFIG
-from mb_config import ConfigReadError, Provenance
-from mb_config.yaml_file import read_yaml
+from mb_config import Provenance, SavedSettings
 from mb_data.saved_tokenizer import (
     HUGGING_FACE,
     find_saved_tokenizer,
@@ -31,8 +30,9 @@ def take_tokenizer(config: ConfigContainer, *, run_config: Path, provenance: Pro
     chosen = any(provenance.by_user(f"tokenizer.{name}") for name in ("tokenizer_type", "tokenizer_model"))
     if chosen or section.tokenizer_type not in (None, HUGGING_FACE):
         return
-    original = original_tokenizer_settings(read_section(run_config, "tokenizer"))
-    saved = read_section(run_config, "checkpoint").get("pretrained_checkpoint")
+    previous = SavedSettings(file=run_config)
+    original = original_tokenizer_settings(previous.section("tokenizer"))
+    saved = previous.section("checkpoint").get("pretrained_checkpoint")
     if original is not None and not is_checkpoint_file(Path(original["tokenizer_model"]), weights=saved):
         original = None
     taken = tokenizer_settings_of_weights(
@@ -61,15 +61,6 @@ def where_tokenizer(config: ConfigContainer) -> str | None:
     return f"tokenizer: {section.tokenizer_model or section.vocab_file} is gone; read as {kept} has kept it"
 
 
-def read_section(run_config: Path, name: str) -> Mapping[str, Any]:
-    """Return a section of saved settings; an empty one if it is missing or damaged."""
-    try:
-        section = read_yaml(run_config).data.get(name)
-    except ConfigReadError:
-        return {}
-    return section if isinstance(section, Mapping) else {}
-
-
 def read_tokenizer(folder: Path) -> Mapping[str, Any]:
     """Return the tokenizer section that a checkpoint has saved; an empty one if it is missing or damaged."""
-    return read_section(folder / RUN_CONFIG, "tokenizer")
+    return SavedSettings(file=folder / RUN_CONFIG).section("tokenizer")

@@ -54,6 +54,7 @@ def pretrain(
         mb_config.ConfigError: rules are violated; holds every problem.
         FileNotFoundError, ValueError: a data file is missing or malformed.
         RunFolderError: the run folder holds a run with other settings.
+        mb_config.SavedSettingsError: the settings in the run folder cannot be read.
         NoCheckpointError: only an evaluation is requested, and there is nothing to evaluate.
         mb_checkpoint.CheckpointNotFoundError: no checkpoint is intact.
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.

@@ -2,6 +2,7 @@
 
 * `reader_lock` on the folder of a checkpoint, while it is read: prevents its deletion.
 * `writer_lock` on a folder of checkpoints, during a run that saves there: excludes other writers.
+* `exclusive_lock` on any other folder that one process at a time may use, such as the folder of a run.
 * `try_exclusive_lock` on either, while `prune` deletes: on the folder of a checkpoint against readers, on a folder of
   checkpoints against writers.
 
@@ -102,13 +103,14 @@ def writer_lock(
         CheckpointFolderError: Another process saves there.
     """
     root.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        if not acquire_lock(descriptor, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
-            raise CheckpointFolderError(
-                f"checkpoint.save: {root}: {describe_writer(root)} saves there. Two writers would delete each other's "
-                "unfinished checkpoints. Wait until it has ended, or set checkpoint.save to another folder."
-            )
+
+    def refusal() -> Exception:
+        return CheckpointFolderError(
+            f"checkpoint.save: {root}: {describe_writer(root)} saves there. Two writers would delete each other's "
+            "unfinished checkpoints. Wait until it has ended, or set checkpoint.save to another folder."
+        )
+
+    with exclusive_lock(root, refusal, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
         with suppress(OSError):
             (root / WRITER_FILE).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
         try:
@@ -116,16 +118,46 @@ def writer_lock(
         finally:
             with suppress(OSError):
                 (root / WRITER_FILE).unlink()
-    finally:
-        os.close(descriptor)
 
 
-def acquire_lock(
-    descriptor: int,
+@contextmanager
+def exclusive_lock(
+    directory: Path,
+    refusal: Callable[[], Exception],
     *,
     timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Hold an exclusive lock on a folder for the block, and wait for it up to `timeout_seconds`.
+
+    The lock ends with the process. On file systems without folder locks no process is excluded.
+
+    Args:
+        directory: Folder that exists.
+        refusal: Returns the error to raise if another process holds the lock for all that time.
+        timeout_seconds: Time to wait: the children of a killed process hold its lock for some seconds.
+        clock: Monotonic clock in seconds.
+        sleep: Function that waits for a number of seconds.
+
+    Raises:
+        OSError: The folder cannot be opened.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        if not _acquire(descriptor, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
+            raise refusal()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(
+    descriptor: int,
+    *,
+    timeout_seconds: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> bool:
     """Acquire an exclusive lock on an open folder, waiting up to `timeout_seconds`; return whether it succeeded.
 

@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from mb_config.resolve import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
     from mb_config.rules.hardware import gpu_short_name as gpu_short_name
+    from mb_config.saved_settings import SavedSettings as SavedSettings
+    from mb_config.saved_settings import SavedSettingsError as SavedSettingsError
+    from mb_config.saved_settings import difference_lines as difference_lines
     from mb_config.schedule import SchedulerSteps as SchedulerSteps
     from mb_config.schedule import learning_rate as learning_rate
     from mb_config.schedule import scheduler_steps as scheduler_steps
@@ -102,8 +105,6 @@ _HOMES = {
     "DistributedDataParallelConfig": "sections.ddp",
     "DistributedInitConfig": "sections.startup",
     "GPU_MEMORY": "plan.gpu_memory",
-    "UnknownGpuError": "_gpu_names",
-    "gpu_short_name": "rules.hardware",
     "GpuMemory": "plan.gpu_memory",
     "ManyReadErrors": "errors",
     "MaskedValueError": "errors",
@@ -114,15 +115,17 @@ _HOMES = {
     "OptimizerConfigOverrideProvider": "sections.optimizer_overrides",
     "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
     "OverrideError": "errors",
-    "ResourcePlan": "plan.resource_plan",
     "PlanError": "plan.errors",
     "Problem": "_rules",
     "Provenance": "provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
     "RankBytes": "plan.resource_plan",
+    "ResourcePlan": "plan.resource_plan",
     "Rule": "_rules",
     "RuleLike": "problems",
+    "SavedSettings": "saved_settings",
+    "SavedSettingsError": "saved_settings",
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedule",
     "Section": "section",
@@ -130,6 +133,7 @@ _HOMES = {
     "SweepResult": "sweep",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
+    "UnknownGpuError": "_gpu_names",
     "UnknownKeyError": "errors",
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "precision_recipes",
@@ -139,17 +143,19 @@ _HOMES = {
     "apply_overrides": "overrides",
     "apply_yaml": "overrides",
     "check": "problems",
-    "render_memory_chart": "plan.memory_chart",
+    "difference_lines": "saved_settings",
     "explain": "problems",
     "from_dict": "codec",
     "get_mixed_precision_config": "precision_recipes",
     "given_fields": "section",
+    "gpu_short_name": "rules.hardware",
     "learning_rate": "schedule",
     "make_plan": "plan.resource_plan",
     "megatron_fields": "megatron_defaults",
     "mimo_runtime_config_update": "resolve",
     "non_default_values": "non_defaults",
     "read_variations": "variations",
+    "render_memory_chart": "plan.memory_chart",
     "run_sweep": "sweep",
     "runtime_config_update": "resolve",
     "scheduler_steps": "schedule",

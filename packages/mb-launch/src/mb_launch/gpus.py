@@ -105,6 +105,19 @@ def visible_gpus(gpus: Sequence[GpuFacts], environment: Mapping[str, str]) -> tu
     return tuple(found)
 
 
+def visible_gpu_names(
+    environment: Mapping[str, str], *, sources: GpuSources = THIS_MACHINE
+) -> list[str | None]:
+    """Return the names of the GPUs of this machine that CUDA shows to a process; None for one without a known model.
+
+    Args:
+        environment: Variables of the process.
+        sources: Folders and programs to read.
+    """
+    visible = visible_gpus(read_gpus(sources=sources), environment)
+    return [None if gpu is None else gpu.name for gpu in visible]
+
+
 def describe_gpus(gpus: Sequence[GpuFacts]) -> str:
     """Return a one-line description of the GPUs of a machine: number and model, memory, driver and NUMA nodes."""
     names = list(dict.fromkeys(gpu.name for gpu in gpus))

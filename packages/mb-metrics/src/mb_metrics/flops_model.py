@@ -32,7 +32,8 @@ def model_flops_per_token(
             squares divided by their sum (equivalent, except with sliding windows).
         vocab_size: Rows of the output layer, padding included; None: the model's `vocab_size`.
         decoder_seq_length: Tokens per sequence of the decoder of a T5, whose encoder has `seq_length`. FLOPs are then
-            per token of the encoder: those of a pair of sequences, divided by `seq_length`.
+            per token of the encoder: those of a pair of sequences, divided by `seq_length`. None: the model's
+            `decoder_seq_length`, if it has one.
         causal: If True, count half of the score matrix, because an efficient kernel skips the masked half. If False,
             count the full matrix, as PaLM's MFU does.
 
@@ -48,6 +49,9 @@ def model_flops_per_token(
         )
     vocab = shape.size("vocab_size") if vocab_size is None else vocab_size
     logits = FlopsPerToken(logits=6 * shape.hidden * vocab)
+    decoder_seq_length = (
+        shape.value("decoder_seq_length") if decoder_seq_length is None else decoder_seq_length
+    )
     if decoder_seq_length is not None:
         parts = _encoder_decoder(shape, lengths, decoder_seq_length, logits, causal=causal)
     elif shape.flag("hybrid_layer_pattern"):

@@ -63,3 +63,23 @@ def model_vocab_size(
             "it up."
         )
     return vocab_size
+
+
+def known_vocab_size(
+    vocab_size: int | None,
+    *,
+    tokenizer_vocab_size: int | None,
+    divisible_by: int,
+    tensor_parallel_size: int,
+) -> int | None:
+    """Return the rows of the embedding of a configuration that is not checked yet; None if they cannot be known.
+
+    Arguments are as for `model_vocab_size`, which checks them.
+    """
+    if vocab_size is not None:
+        return int(vocab_size)
+    if tokenizer_vocab_size is None or min(tokenizer_vocab_size, tensor_parallel_size, divisible_by) < 1:
+        return None
+    return padded_vocab_size(
+        tokenizer_vocab_size, divisible_by=divisible_by, tensor_parallel_size=tensor_parallel_size
+    )

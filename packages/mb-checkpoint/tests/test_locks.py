@@ -1,0 +1,37 @@
+"""Exclusive locks on folders."""
+
+import errno
+
+import pytest
+
+from mb_checkpoint.locks import exclusive_lock
+
+
+def in_use():
+    """Return the error of a folder in use."""
+    return RuntimeError("in use")
+
+
+def test_a_second_process_is_kept_out_until_the_first_has_ended(tmp_path):
+    with (
+        exclusive_lock(tmp_path, in_use),
+        pytest.raises(RuntimeError, match="in use"),
+        exclusive_lock(tmp_path, in_use, timeout_seconds=0),
+    ):
+        pass
+    with exclusive_lock(tmp_path, in_use):
+        pass
+
+
+def test_a_folder_without_locks_excludes_no_process(tmp_path, monkeypatch):
+    def no_locks(_descriptor, _operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with exclusive_lock(tmp_path, in_use), exclusive_lock(tmp_path, in_use):
+        assert tmp_path.is_dir()
+
+
+def test_a_missing_folder_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError), exclusive_lock(tmp_path / "none", in_use):
+        pass

@@ -1,0 +1,51 @@
+"""Settings that an earlier run has written."""
+
+import pytest
+
+from mb_config import (
+    ConfigContainer,
+    OptimizerConfig,
+    SavedSettings,
+    SavedSettingsError,
+    SchedulerConfig,
+    TrainingConfig,
+    difference_lines,
+)
+
+
+@pytest.fixture
+def config():
+    """Return a configuration without sections of other packages."""
+    return ConfigContainer(
+        model=None,
+        train=TrainingConfig(),
+        optimizer=OptimizerConfig(),
+        scheduler=SchedulerConfig(),
+        dataset=None,
+        logger=None,
+        tokenizer=None,
+        checkpoint=None,
+    )
+
+
+def test_without_a_file_there_are_no_differences(tmp_path, config):
+    saved = SavedSettings(file=tmp_path / "run.yaml")
+    assert (saved.read(), saved.section("train"), saved.differences(config)) == (None, {}, {})
+
+
+@pytest.mark.parametrize("damaged", [b"train: [", b"", b"just words", b"\xff\xfe\x00"])
+def test_a_damaged_file_is_one_error_with_advice(tmp_path, config, damaged):
+    saved = SavedSettings(file=tmp_path / "run.yaml", fix="Remove it.")
+    saved.file.write_bytes(damaged)
+    with pytest.raises(SavedSettingsError, match=r"run.yaml: cannot be read .* compared .*Remove it\."):
+        saved.differences(config)
+    assert saved.section("train") == {}
+
+
+def test_differences_have_both_values_and_leave_out_ignored_fields(tmp_path, config):
+    saved = SavedSettings(file=tmp_path / "run.yaml", ignored={"train.global_batch_size"})
+    config.to_yaml(saved.file)
+    assert saved.differences(config) == {}
+    config.train.train_iters, config.train.global_batch_size = 30, 8
+    assert difference_lines(saved.differences(config)) == "  train.train_iters: None there, 30 now"
+    assert saved.section("train")["train_iters"] is None

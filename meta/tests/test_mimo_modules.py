@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from mb_config.module_layouts import one_replica
 from mb_models.mimo_parameters import mimo_parameter_count
 from mb_trainer.cli import app
+from mb_trainer.errors import RunFolderError
 from mb_trainer.recipes import gpt_tiny, mimo_tiny
 from mb_trainer.request_reader import read_request
-from mb_trainer.run_folder import RunFolderError
 from mb_trainer.settle import settle_job
 
 FIRST = "model.language_rank_offset"

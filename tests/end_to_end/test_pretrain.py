@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
 from mb_metrics.cli_report import read_run_with_settings
-from mb_trainer.run_folder import RunFolderError
+from mb_trainer.errors import RunFolderError
 
 CLOUDAI = re.compile(
     r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from mb_checkpoint import (
     verify_last_checkpoint_on_all_ranks,
 )
 from mb_checkpoint.dataloader import warn_without_position
+from mb_checkpoint.layout import shared_save_roots
 from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
@@ -287,13 +287,10 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive_lock(job.folder.path, partial(in_use_error, job.folder)))
-            for root in saved_in(job.config):
-                stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
             if not job.config.validation.skip_train:
-                # atomic: a kill leaves either the old or the new settings
-                part = job.folder.path / "run_config.yaml.part"
-                job.config.to_yaml(part)
-                part.replace(job.folder.run_config)
+                for root in shared_save_roots(job.config.checkpoint):
+                    stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
+                job.config.to_yaml(job.folder.run_config)
         if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
             job.config.to_yaml(job.config.logger.save_config_filepath)
         barrier()
@@ -302,15 +299,6 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         if job.world.is_logging_rank:
             console.log(non_default_values(job.config))
         yield
-
-
-def saved_in(config: ConfigContainer) -> list[Path]:
-    """Return the checkpoint folders of a run that are visible to all nodes; none for an evaluation."""
-    section = config.checkpoint
-    if section.save is None or config.validation.skip_train:
-        return []
-    named = (section.save, section.non_persistent_global_ckpt_dir)
-    return list(dict.fromkeys(Path(folder).absolute() for folder in named if folder is not None))
 
 
 def share_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:

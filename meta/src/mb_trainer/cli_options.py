@@ -5,22 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_config.cli_options import ConfigFiles, Json, Out, Processes, WorldSize
-from mb_config.cli_options import read_run_folder as run_folder
-
-__all__ = [
-    "RECIPE_ARGUMENTS",
-    "ConfigFiles",
-    "Json",
-    "NoNumaBinding",
-    "Out",
-    "Processes",
-    "Recipe",
-    "ResumeWithChanges",
-    "WorldSize",
-    "command",
-    "run_folder",
-]
+from mb_config.cli_options import ConfigFiles as ConfigFiles
+from mb_config.cli_options import Json as Json
+from mb_config.cli_options import Out as Out
+from mb_config.cli_options import Processes as Processes
+from mb_config.cli_options import read_run_folder as read_run_folder
 
 RECIPE_ARGUMENTS = "A recipe's name or a YAML file (default: gpt_tiny), then overrides in Hydra's grammar."
 Recipe = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mb_checkpoint.cli import Trust
-from mb_trainer.cli_options import command, run_folder
+from mb_trainer.cli_options import command, read_run_folder
 
 weights = typer.Typer()
 
@@ -22,7 +22,7 @@ def import_hf(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", parser=run_folder, help="Receives checkpoint and configuration."
+            "--out", metavar="DIR", parser=read_run_folder, help="Receives checkpoint and configuration."
         ),
     ],
 ) -> None:
@@ -40,7 +40,7 @@ def export_hf(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", parser=run_folder, help="Receives config.json and *.safetensors."
+            "--out", metavar="DIR", parser=read_run_folder, help="Receives config.json and *.safetensors."
         ),
     ],
     adapters: Annotated[

@@ -7,24 +7,10 @@ from mb_config import ConfigReadError
 from mb_config.overrides import SECTION_FACTORIES
 from mb_config.request import ConfigRequest, RecipeReader
 from mb_models.peft.config import section_by_name
-from mb_models.peft.errors import PeftError
 from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import RECIPES
 
-
-def peft_section(name: str) -> object:
-    """Return the section `peft` for a kind of adapter, such as "lora", with its defaults.
-
-    Raises:
-        ConfigReadError: the name is unknown.
-    """
-    try:
-        return section_by_name(name)
-    except PeftError as error:
-        raise ConfigReadError(str(error)) from error
-
-
-ALL_SECTION_FACTORIES = {**SECTION_FACTORIES, "peft": peft_section}
+ALL_SECTION_FACTORIES = {**SECTION_FACTORIES, "peft": section_by_name}
 """Section path to the function that makes the section from a name, as in `peft=lora`."""
 
 READER = RecipeReader(

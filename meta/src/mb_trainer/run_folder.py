@@ -19,6 +19,7 @@ from mb_config import Provenance, SavedSettings, difference_lines
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_trainer.config import ConfigContainer
+from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
 
 NOT_SETTINGS = frozenset(
@@ -46,18 +47,6 @@ PATH_FIELDS: tuple[str, ...] = (
     *mb_resilience.rules.PATH_FIELDS,
 )
 """Fields that hold a path to files or folders, of every section."""
-
-
-class RunFolderError(ValueError):
-    """Error for a run folder that holds a run with other settings, or that another trainer uses."""
-
-
-class NoCheckpointError(FileNotFoundError):
-    """Error for a run without a checkpoint to read."""
-
-
-class UnwritableFolderError(OSError):
-    """Error for a run folder that cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)

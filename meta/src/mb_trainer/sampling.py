@@ -17,9 +17,9 @@ from mb_models import ModelConfigError, family_of, generate
 from mb_models.peft.loading import load_merged
 from mb_models.unsharded import unshard
 from mb_trainer.config import ConfigContainer
+from mb_trainer.errors import NoCheckpointError
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.model_weights import weights_loader
-from mb_trainer.run_folder import NoCheckpointError
 
 
 def sample_run(

@@ -15,12 +15,10 @@ from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience.monitor_client import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
+from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.preflight import settle
 from mb_trainer.run_folder import (
-    NoCheckpointError,
     RunFolder,
-    RunFolderError,
-    UnwritableFolderError,
     changed_settings_message,
     folder_of,
     saved_settings,

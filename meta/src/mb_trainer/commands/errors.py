@@ -18,17 +18,8 @@ from mb_metrics import MetricsError
 from mb_models.errors import ModelsError
 from mb_overlap import OverlapError
 from mb_resilience import ResilienceError
-from mb_trainer.run_folder import NoCheckpointError, RunFolderError, UnwritableFolderError
+from mb_trainer.errors import TrainerError
 from mb_verify import VerificationError
-
-
-class LaunchError(ValueError):
-    """Invalid request for processes."""
-
-
-class OutputExistsError(FileExistsError):
-    """Output file that already exists and would be overwritten."""
-
 
 REFUSED = 1
 UNREADABLE = 2
@@ -44,22 +35,10 @@ PACKAGE_ERRORS = (
     ModelsError,
     OverlapError,
     ResilienceError,
+    TrainerError,
     VerificationError,
 )
-"""Base classes of the errors of packages: `bad_input` selects the exit code, `internal` keeps the traceback."""
-
-CANNOT_BE_READ = (
-    LaunchError,
-    NoCheckpointError,
-)
-"""Errors of input that cannot be read (exit code 2)."""
-
-CANNOT_BE_DONE = (
-    OutputExistsError,
-    RunFolderError,
-    UnwritableFolderError,
-)
-"""Errors of valid input whose request cannot or must not be fulfilled (exit code 1)."""
+"""Base classes of the errors of all packages: `bad_input` selects the exit code, `internal` keeps the traceback."""
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:
@@ -90,10 +69,6 @@ def message_of(error: Exception) -> tuple[str, int] | None:
         return problem_lines(error.problems), REFUSED
     if isinstance(error, PACKAGE_ERRORS) and not error.internal:
         return str(error), UNREADABLE if error.bad_input else REFUSED
-    if isinstance(error, CANNOT_BE_READ):
-        return str(error), UNREADABLE
-    if isinstance(error, CANNOT_BE_DONE):
-        return str(error), REFUSED
     if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:
         return unusable, UNREADABLE
     return None

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 import mb_host
-from mb_trainer.commands.errors import OutputExistsError, reported
+from mb_trainer.commands.errors import reported
+from mb_trainer.errors import OutputExistsError
 
 
 def import_hf(folder: Path, *, out: Path) -> int:

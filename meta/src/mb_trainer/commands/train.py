@@ -14,8 +14,9 @@ from mb_config.masking import leaf, masked
 from mb_launch import is_launched, requested_port, set_omp_threads
 from mb_loop import TrainOutcome
 from mb_metrics import write_missing_stop
-from mb_trainer.commands.errors import LaunchError, reported
+from mb_trainer.commands.errors import reported
 from mb_trainer.console import Console
+from mb_trainer.errors import LaunchError
 from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import settle_job

@@ -15,8 +15,9 @@ from mb_config import TrainingConfig
 from mb_host.reproducibility import read_arithmetic
 from mb_launch import read_world, requested_port
 from mb_loop import TrainOutcome
-from mb_trainer.commands.errors import OutputExistsError, reported
+from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import launch, refuse_inside_a_launcher
+from mb_trainer.errors import OutputExistsError
 from mb_trainer.request_reader import read_request
 from mb_trainer.trainer import pretrain
 from mb_verify import (

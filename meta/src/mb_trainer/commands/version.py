@@ -1,30 +1,22 @@
 """Implementation of `mb --version`."""
 
-from importlib.metadata import PackageNotFoundError
+import re
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as installed
 
 TRAINER = "mb-trainer"
-PACKAGES = (
-    "mb-config",
-    "mb-data",
-    "mb-loop",
-    "mb-overlap",
-    "mb-checkpoint",
-    "mb-metrics",
-    "mb-resilience",
-    "mb-models",
-    "mb-launch",
-    "mb-host",
-    "torch",
-    "megatron-core",
-    "transformer-engine",
-)
-"""Distributions listed after the trainer, in this order. Their metadata are read; no package is imported."""
+FRAMEWORKS = ("torch", "megatron-core", "transformer-engine")
+
+
+def packages() -> tuple[str, ...]:
+    """Return the distributions to list after the trainer: the packages it requires, and the frameworks."""
+    required = (re.match(r"mb-\w+", text) for text in requires(TRAINER) or () if "extra ==" not in text)
+    return (*(found[0] for found in required if found), *FRAMEWORKS)
 
 
 def version() -> int:
-    """Print one line per distribution, the trainer first. Return the exit code."""
-    for name in (TRAINER, *PACKAGES):
+    """Print one line per distribution, the trainer first. Reads metadata; no package is imported."""
+    for name in (TRAINER, *packages()):
         print(f"{name} {version_of(name)}")
     return 0
 

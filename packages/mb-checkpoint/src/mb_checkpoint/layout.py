@@ -154,6 +154,14 @@ def non_persistent_roots(config: NonPersistentDirs) -> list[Path]:
     return [Path(parent) / NON_PERSISTENT for parent in parents]
 
 
+def shared_save_roots(config: NonPersistentDirs) -> list[Path]:
+    """Return the folders that a run saves to and all nodes see, as absolute paths; none without `save`."""
+    if config.save is None:
+        return []
+    roots = (config.save, config.non_persistent_global_ckpt_dir)
+    return list(dict.fromkeys(Path(root).absolute() for root in roots if root is not None))
+
+
 def steps_in(root: Path) -> dict[int, Path]:
     """Return the step folders of a root, newest first.
 

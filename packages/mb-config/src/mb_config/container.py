@@ -149,14 +149,17 @@ class ConfigContainer(Section):
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = True) -> str:
         """Return the configuration as YAML text with masked secrets, and write it to `path` if one is given.
 
-        Parent directories are created. A masked secret counts as not set when the file is read: set the environment
-        variable of its service (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). Every other value in the file counts as set by
-        the user. Pass `defaults=False` to write a configuration that is to be resolved later.
+        Parent directories are created, and the file is replaced at once. A masked secret counts as not set when the
+        file is read: set the environment variable of its service (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). Every other
+        value in the file counts as set by the user. Pass `defaults=False` to write a configuration that is to be
+        resolved later.
         """
         text = dump_yaml(self.to_dict(defaults=defaults))
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(text, encoding="utf-8")
+            part = Path(f"{path}.part")  # a kill leaves the old or the new file
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
         return text
 
     @classmethod

@@ -169,13 +169,21 @@ class _SectionEditor:
             self.merge(current, value, path=path, free=is_open(annotation))
             return
         if isinstance(value, str) and path in self.section_factories:
-            made = self.section_factories[path](value)
+            made = self._made_from_name(value, path=path)
             value = value if str in options(annotation) else made
             setattr(section, key, value)
         else:
             read = self._read(value, annotation, path=path)
             setattr(section, key, self.reader.unmasked(read, path=path))
         self._note(path, value)
+
+    def _made_from_name(self, name: str, *, path: str) -> Any:
+        try:
+            return self.section_factories[path](name)
+        except ConfigReadError:
+            raise
+        except ValueError as error:  # of a factory in another package
+            raise ConfigReadError(str(error)) from error
 
     def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
         if key not in target and not (self.adding or free):

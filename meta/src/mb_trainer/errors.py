@@ -1,0 +1,36 @@
+"""Errors of the trainer itself: one base class, which records whether the request could be read."""
+
+from typing import ClassVar
+
+
+class TrainerError(Exception):
+    """Base class of the trainer's errors: either bad input (exit code 2) or a failure (exit code 1)."""
+
+    bad_input: ClassVar[bool] = False
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: ClassVar[bool] = False
+    """If True, the calling code is wrong: a command prints the traceback."""
+
+
+class RunFolderError(TrainerError, ValueError):
+    """Error for a run folder that holds a run with other settings, or that another trainer uses."""
+
+
+class NoCheckpointError(TrainerError, FileNotFoundError):
+    """Error for a run without a checkpoint to read."""
+
+    bad_input = True
+
+
+class UnwritableFolderError(TrainerError, OSError):
+    """Error for a run folder that cannot be written."""
+
+
+class LaunchError(TrainerError, ValueError):
+    """Invalid request for processes."""
+
+    bad_input = True
+
+
+class OutputExistsError(TrainerError, FileExistsError):
+    """Output file that already exists and would be overwritten."""

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from mb_metrics.memory_report import WrapperSection
     from mb_metrics.model_norms import Norms
     from mb_metrics.module_norms import ModuleNorms
+    from mb_metrics.run_summary import SummaryContext
     from mb_metrics.sinks.console import TextStream
     from mb_metrics.training import TrainSection
     from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
@@ -224,6 +225,9 @@ if TYPE_CHECKING:
         return section
 
     def _(context: CallbackContext) -> MetricsContext:
+        return context
+
+    def _(context: CallbackContext) -> SummaryContext:
         return context
 
     def _(context: CallbackContext) -> EventContext:

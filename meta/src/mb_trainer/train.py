@@ -5,7 +5,7 @@ those of `mb_loop.train`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from mb_loop import (
     evaluate_after_training,
     train,
 )
+from mb_loop.device import wait_for_device
 from mb_loop.evaluation import never_stop
 from mb_loop.mcore import MegatronRerunMachine, loss_inspection
 from mb_loop.mcore_graphs import build_layer_graphs, capture_full_iteration
@@ -35,6 +36,7 @@ from mb_metrics import (
     EventRecorder,
     MetricsOutput,
     RunProfilers,
+    RunSummary,
     TrainingMetrics,
     build_memory_report,
     build_training_metrics,
@@ -49,9 +51,9 @@ from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Console, ProgressBar
+from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
-from mb_trainer.summary import Summary
 
 
 def shared_store(world: World) -> Store | None:
@@ -64,6 +66,17 @@ def loaded_from_persistent_storage(loaded: LoadedCheckpoint, config: ConfigConta
     if loaded.path is None:  # nothing was loaded, or a custom manager loaded it and reports only the step
         return loaded.step > 0
     return str(loaded.path) != str(config.checkpoint.non_persistent_local_ckpt_dir)
+
+
+def location_lines(
+    folder: RunFolder, *, checkpoints: str | None, resume_command: str | None
+) -> Iterator[str]:
+    """Yield the lines on the files of a run; without checkpoints they contain no resume command."""
+    written = [path for path in (folder.metrics, folder.tensorboard) if path.exists()]
+    yield f"  metrics              {' and '.join(map(str, written))}"
+    yield f"  checkpoints          {checkpoints or 'none (checkpoint.save is null)'}"
+    if checkpoints is not None and resume_command is not None:
+        yield f"  resume with          {resume_command}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +99,25 @@ class Run:
 
         `callbacks` are called after those of the trainer, and before monitors and profilers.
         """
-        summary = Summary(tokens_per_sample=None if self.data.sizes is None else self.data.sizes.tokens)
+        tokens = None if self.data.sizes is None else self.data.sizes.tokens
+        summary = RunSummary(tokens_per_sample=tokens, wait_for_device=wait_for_device)
         if loaded_from_persistent_storage(self.loaded, self.job.config):
             self.monitors.checkpoint_loaded()
         if self.job.config.validation.skip_train:
             outcome = self.evaluate_only(summary, callbacks)
         else:
             outcome = self.train_and_evaluate(summary, callbacks)
-        for line in summary.lines(
-            outcome,
-            folder=self.job.folder,
-            checkpoints=self.job.config.checkpoint.save,
-            resume_command=self.job.resume_command,
-        ):
-            self.console.print(line)
+        self.console.print(outcome.message)
+        if outcome.reason != "skip_train":
+            resume_command = None if outcome.reason == "finished" else self.job.resume_command
+            checkpoints = self.job.config.checkpoint.save
+            where = location_lines(self.job.folder, checkpoints=checkpoints, resume_command=resume_command)
+            for line in (*summary.lines(), *where):
+                self.console.print(line)
         barrier()
         return outcome
 
-    def train_and_evaluate(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
+    def train_and_evaluate(self, summary: RunSummary, callbacks: Sequence[object]) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
@@ -172,7 +186,7 @@ class Run:
             **self.schedule_arguments(),
         )
 
-    def evaluate_only(self, summary: Summary, callbacks: Sequence[object]) -> TrainOutcome:
+    def evaluate_only(self, summary: RunSummary, callbacks: Sequence[object]) -> TrainOutcome:
         """Evaluate the loaded weights; write nothing but the log. Collective."""
         manager = CallbackManager([summary, *callbacks, *self.monitors.callbacks])
         # With validation.skip_train, `train` checks its arguments and returns; evaluation brings its own data.
@@ -200,7 +214,7 @@ class Run:
         )
 
     def evaluate(
-        self, manager: CallbackManager, summary: Summary, *, stops: StopRequests | None = None
+        self, manager: CallbackManager, summary: RunSummary, *, stops: StopRequests | None = None
     ) -> None:
         """Evaluate on validation data, unless the last step already did, and on test data. Collective.
 

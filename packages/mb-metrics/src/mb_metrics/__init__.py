@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.rules import RULES as RULES
     from mb_metrics.run_events import RunEvent as RunEvent
+    from mb_metrics.run_summary import RunSummary as RunSummary
     from mb_metrics.runtime import report_runtime as report_runtime
     from mb_metrics.samplers import MemorySampler as MemorySampler
     from mb_metrics.sink import FanOutSink as FanOutSink
@@ -167,6 +168,7 @@ _HOMES = {
     "RunProfilers": "profilers",
     "RunReader": "report.run_reader",
     "RunStatistics": "report.run_statistics",
+    "RunSummary": "run_summary",
     "Sink": "sink",
     "SinkFailure": "sink",
     "StepRanges": "profiling",

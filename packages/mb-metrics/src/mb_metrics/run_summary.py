@@ -1,18 +1,37 @@
-"""Final summary of a run: steps, throughput, losses, and the location of the files."""
+"""Callback that counts what a process trained, and keeps its losses, for the last lines of a run."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
-from mb_loop import Callback, CallbackContext, TrainOutcome
-from mb_loop.device import wait_for_device
-from mb_trainer.run_folder import RunFolder
+from mb_metrics.training_context import TrainCounters, TrainingStep
+
+LANGUAGE_MODEL_LOSS = "lm loss"
+"""Megatron's name of the loss of a language model."""
 
 
-class Summary(Callback):
+class SummaryContext(Protocol):
+    """Fields of a callback's context that `RunSummary` reads."""
+
+    @property
+    def state(self) -> Any:
+        """Global state; `state.train_state` has the counters (`TrainCounters`)."""
+
+    @property
+    def result(self) -> TrainingStep | None:
+        """Result of the step (on_train_step_end)."""
+
+    @property
+    def total_loss_dict(self) -> Mapping[str, float] | None:
+        """Losses of an evaluation or of the test; None if it was aborted."""
+
+
+class RunSummary:
     """Callback that counts steps, tokens and seconds of this process, and keeps the best validation loss.
 
     Args:
         tokens_per_sample: average, if samples differ in length; None: each step reports its tokens.
+        loss: name of the loss of which the lowest validation value is kept.
         clock: clock in seconds.
         wait_for_device: waits until the device has finished the queued work; called before the final clock read.
     """
@@ -21,11 +40,13 @@ class Summary(Callback):
         self,
         *,
         tokens_per_sample: float | None = None,
+        loss: str = LANGUAGE_MODEL_LOSS,
         clock: Callable[[], float] = time.monotonic,
-        wait_for_device: Callable[[], object] = wait_for_device,
+        wait_for_device: Callable[[], object] = lambda: None,
     ) -> None:
         self._wait_for_device = wait_for_device
         self._tokens_per_sample = tokens_per_sample
+        self._loss = loss
         self._clock = clock
         self._started = clock()
         self._steps = 0
@@ -35,11 +56,11 @@ class Summary(Callback):
         self.validated: int | None = None
         """Last step with a completed validation."""
 
-    def on_train_start(self, context: CallbackContext) -> None:
+    def on_train_start(self, context: SummaryContext) -> None:
         """Start the clock."""
         self._started = self._clock()
 
-    def on_train_step_end(self, context: CallbackContext) -> None:
+    def on_train_step_end(self, context: SummaryContext) -> None:
         """Count a step and its tokens."""
         self._steps += 1
         if context.result is None:
@@ -47,42 +68,31 @@ class Summary(Callback):
         each = self._tokens_per_sample
         self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
 
-    def on_eval_end(self, context: CallbackContext) -> None:
-        """Keep the lowest language-model loss; an evaluation aborted by the duration limit (None) does not count."""
+    def on_eval_end(self, context: SummaryContext) -> None:
+        """Keep the lowest loss; an evaluation that was aborted does not count."""
         if context.total_loss_dict is None:
             return
-        self.validated = context.state.train_state.step
-        loss = context.total_loss_dict.get("lm loss")
+        counters: TrainCounters = context.state.train_state
+        self.validated = counters.step
+        loss = context.total_loss_dict.get(self._loss)
         if loss is not None and (self._best is None or loss < self._best[0]):
-            self._best = loss, context.state.train_state.step
+            self._best = loss, counters.step
 
-    def on_test_end(self, context: CallbackContext) -> None:
+    def on_test_end(self, context: SummaryContext) -> None:
         """Keep the losses of the test."""
         self._test = dict(context.total_loss_dict or {})
 
-    def lines(
-        self,
-        outcome: TrainOutcome,
-        *,
-        folder: RunFolder,
-        checkpoints: str | None,
-        resume_command: str | None,
-    ) -> Iterator[str]:
-        """Yield the lines to print; without checkpoints they contain no resume command."""
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print: steps, tokens and throughput, the best validation loss, the losses of the test.
+
+        Waits for the device.
+        """
         self._wait_for_device()
         seconds = self._clock() - self._started
         rate = self._tokens / seconds if seconds > 0 else 0.0
-        yield f"{outcome.message}"
-        if outcome.reason == "skip_train":
-            return
         done = f"{self._steps} steps, {self._tokens:,} tokens in {seconds:.1f} s ({rate:,.0f} tokens/s)"
         yield f"  trained              {done}"
         if self._best is not None:
             yield f"  best validation loss {self._best[0]:.4f} at step {self._best[1]}"
         for name, loss in self._test.items():
             yield f"  test {name:<16}{loss:.4f}"
-        written = [path for path in (folder.metrics, folder.tensorboard) if path.exists()]
-        yield f"  metrics              {' and '.join(map(str, written))}"
-        yield f"  checkpoints          {checkpoints or 'none (checkpoint.save is null)'}"
-        if checkpoints is not None and outcome.reason != "finished" and resume_command is not None:
-            yield f"  resume with          {resume_command}"

@@ -1,0 +1,54 @@
+"""Last lines of a run."""
+
+from types import SimpleNamespace
+
+from mb_metrics import RunSummary
+
+
+def context(*, step=0, losses=None, tokens=None, samples=8):
+    """Return the context of a callback after a step."""
+    return SimpleNamespace(
+        state=SimpleNamespace(train_state=SimpleNamespace(step=step)),
+        result=None if tokens is None else SimpleNamespace(tokens=tokens, samples=samples),
+        total_loss_dict=losses,
+    )
+
+
+def test_an_evaluation_that_was_aborted_has_validated_nothing():
+    def evaluated(losses):
+        summary = RunSummary()
+        summary.on_eval_end(context(step=7, losses=losses))
+        return summary
+
+    assert [evaluated(losses).validated for losses in ({"lm loss": 2.0}, {}, None)] == [7, 7, None]
+
+
+def test_the_lowest_validation_loss_and_the_losses_of_the_test_are_printed():
+    summary = RunSummary(clock=lambda: 0.0)
+    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
+        summary.on_eval_end(context(step=step, losses={"lm loss": loss}))
+    summary.on_test_end(context(losses={"lm loss": 2.25}))
+    assert list(summary.lines())[1:] == [
+        "  best validation loss 2.0000 at step 20",
+        "  test lm loss         2.2500",
+    ]
+
+
+def test_tokens_of_samples_that_differ_are_counted_on_the_average():
+    for each, tokens in ((None, 512), (19.5, 156)):
+        summary = RunSummary(tokens_per_sample=each)
+        summary.on_train_step_end(context(tokens=8 * 64))
+        assert f"1 steps, {tokens} tokens" in next(summary.lines())
+
+
+def test_the_clock_stops_when_the_device_is_done():
+    clock = [0.0]
+
+    def finish_queued_work():
+        clock[0] = 40.0  # the host enqueued the steps within a second
+
+    summary = RunSummary(clock=lambda: clock[0], wait_for_device=finish_queued_work)
+    summary.on_train_start(context())
+    summary.on_train_step_end(context(tokens=512))
+    clock[0] = 1.0
+    assert "512 tokens in 40.0 s (13 tokens/s)" in next(summary.lines())

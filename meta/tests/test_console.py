@@ -1,10 +1,7 @@
 """Output of a run: only the logging rank prints on the console; log.txt contains everything."""
 
 import io
-import logging
-import warnings
 
-from mb_metrics import LoggerConfig
 from mb_trainer.console import Console
 
 
@@ -52,25 +49,3 @@ def test_the_log_contains_the_output_before_it_was_opened(tmp_path):
     output.log("only here")
     output.close()
     assert (tmp_path / "log.txt").read_text() == "early\nonly here\n"
-
-
-def test_warnings_of_other_ranks_are_only_logged(tmp_path, recwarn):
-    output = Console(rank=1, prints=False, stream=io.StringIO())
-    output.open_log(tmp_path / "log.txt")
-    with output.warnings_logged():
-        warnings.warn("a planted warning", UserWarning, stacklevel=1)
-    assert "UserWarning: a planted warning" in (tmp_path / "log.txt").read_text()
-    assert len(recwarn) == 0
-
-
-def test_records_of_loggers_are_logged_and_warnings_of_the_trainer_are_printed(tmp_path):
-    stream = io.StringIO()
-    output = Console(stream=stream)
-    output.open_log(tmp_path / "log.txt")
-    with output.records_logged(LoggerConfig(filter_warnings=False)):
-        logging.getLogger("megatron.core").warning("foreign")
-        logging.getLogger("mb_metrics").error("metrics were lost")
-    logging.getLogger("mb_metrics").info("after the block")
-    assert stream.getvalue() == "error: metrics were lost\n"
-    log = (tmp_path / "log.txt").read_text()
-    assert log == "megatron.core: warning: foreign\nerror: metrics were lost\n"

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from mb_loop.settings import LoopSettings
     from mb_loop.validation import NamedBatches
     from mb_metrics import FlopsPerToken, ModelNorms
+    from mb_metrics.captured_logging import RankOutput
     from mb_metrics.event_recorder import EventContext
     from mb_metrics.memory_report import WrapperSection
     from mb_metrics.model_norms import Norms
@@ -288,6 +289,9 @@ if TYPE_CHECKING:
         return watcher
 
     def _(output: console.Console) -> TextStream:
+        return output
+
+    def _(output: console.Console) -> RankOutput:
         return output
 
     def _() -> LayerSpec:

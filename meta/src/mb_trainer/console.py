@@ -1,8 +1,6 @@
 """Console output: lines on the console and in log.txt, progress bars on a terminal, and the final summary."""
 
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +9,6 @@ from typing import Any, TextIO
 
 from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from mb_metrics import LoggerConfig, configure_logging
-from mb_metrics.logging_setup import OWN_LOGGERS
 
 
 class Console:
@@ -86,38 +81,6 @@ class Console:
         self.log(line)
 
     @contextmanager
-    def warnings_logged(self) -> Iterator[None]:
-        """Redirect Python's warnings of a non-logging rank from stderr to the log while the block runs."""
-        before = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
-            self.log(warnings.formatwarning(message, category, *place[:2]))
-
-        if not self.prints:
-            warnings.showwarning = show
-        try:
-            yield
-        finally:
-            warnings.showwarning = before
-
-    @contextmanager
-    def records_logged(self, settings: LoggerConfig) -> Iterator[None]:
-        """Redirect records of Python's loggers to the log while the block runs; own warnings also to the console.
-
-        Raises:
-            mb_metrics.logging_setup.LoggingLevelError: the level in the environment is no number.
-        """
-        root, handler = logging.getLogger(), ConsoleHandler(self)
-        level = root.level
-        root.addHandler(handler)
-        try:
-            configure_logging(settings)
-            yield
-        finally:
-            root.removeHandler(handler)
-            root.setLevel(level)
-
-    @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
         """Show a progress bar while the block runs, if this rank logs and the console is a terminal."""
         if not (self.prints and self._terminal.is_terminal):
@@ -126,22 +89,6 @@ class Console:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self._terminal, transient=True) as progress:
             yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
-
-
-class ConsoleHandler(logging.Handler):
-    """Logging handler that forwards the records of Python's loggers to the output of a rank."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print records of the trainer's own packages from level WARNING on, and write the others to the log."""
-        text = f"{record.levelname.lower()}: {record.getMessage()}"
-        if record.levelno >= logging.WARNING and record.name.startswith(OWN_LOGGERS):
-            self._console.print(text)
-        else:
-            self._console.log(f"{record.name}: {text}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ from mb_checkpoint.run_status import is_in_save_folder
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
+from mb_metrics.captured_logging import captured_records, captured_warnings
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Console
@@ -85,7 +87,8 @@ def pretrain(
     start_flight_recorder(config.dist, log=console.print)
     mb_host.install()  # before megatron is imported; with a GPU only patches of Megatron are applied
     build = import_module("mb_trainer.build")  # imports torch; only after all checks
-    with console.warnings_logged(), console.records_logged(config.logger):
+    warnings = nullcontext() if console.prints else captured_warnings(console)
+    with warnings, captured_records(console, config.logger):
         outcome: TrainOutcome = build.run(job, console=console, callbacks=callbacks)
     return outcome
 

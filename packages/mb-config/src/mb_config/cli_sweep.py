@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mb_config.base_recipe import BASE, base_of, without_base
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_sweep_report import SweepReport, SweptPoint, print_report, values_as_written
@@ -126,7 +127,7 @@ def read_swept(reader: RequestReader, given: CommandInput) -> SweptRequest:
     Raises:
         ConfigReadError: Settings cannot be read; contains all errors.
     """
-    recipe, overrides = reader.split(given.arguments)
+    recipe, overrides = reader.split(given.arguments, given.files)
     with TemporaryDirectory() as folder:
         found: dict[str, Variation] = {}
         reduced = []
@@ -159,9 +160,12 @@ def _reduce_file(reader: RequestReader, path: Path, folder: Path) -> tuple[Path,
     """
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path, []
-    data, several = split_yaml(read_yaml(path).data, reader.container, targets=reader.targets)
+    file, base = without_base(read_yaml(path)), base_of(path)
+    data, several = split_yaml(file.data, reader.container, targets=reader.targets)
     if not several:
         return path, []
+    if base is not None:  # the copy is in another folder
+        data = {BASE: str(Path(base).absolute()) if Path(base).is_file() else base, **data}
     folder.mkdir()
     copied = folder / path.name
     copied.write_text(dump_yaml(data), encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mb_config.base_recipe import without_base
 from mb_config.codec import TARGET, ConfigReader, join
 from mb_config.container import ConfigContainer
 from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_all
@@ -153,7 +154,7 @@ class _File:
 
 
 def _read_without_targets(path: str | Path) -> _File:
-    file = read_yaml(path)
+    file = without_base(read_yaml(path))
     raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
     sections = {str(name): value for name, value in file.data.items() if isinstance(value, Mapping)}
     return _File(

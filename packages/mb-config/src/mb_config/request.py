@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
 from mb_config._rules import NOTHING
+from mb_config.base_recipe import PYTHON_FILE, YAML_SUFFIXES, base_of, without_base
 from mb_config.codec import NO_TARGETS
 from mb_config.container import ConfigContainer
 from mb_config.errors import ConfigReadError
-from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides, apply_yaml
+from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides, merge_yaml
 from mb_config.plain_config import PlainConfig, read_plain_config
 from mb_config.provenance import Provenance
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
-
-_SUFFIXES = (".yaml", ".yml")
 
 
 class UnknownRecipeError(ConfigReadError, LookupError):
@@ -45,6 +44,12 @@ class ConfigRequest:
 
     config: Any
     """The configuration, not resolved."""
+
+    base: str | None = None
+    """Recipe or file that the file of this name is applied to; None: the request is that recipe or file itself."""
+
+    recipe: RecipeLike | None = None
+    """Recipe that built the configuration; None: it comes from a file."""
 
     provenance: Provenance
     """Origin of each value."""
@@ -73,7 +78,7 @@ class RequestReader(Protocol):
     def section_factories(self) -> SectionFactories:
         """Section path to the function that makes the section from a name."""
 
-    def split(self, arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
         """Return the name of the recipe or file, and the overrides."""
 
     def read(
@@ -108,15 +113,28 @@ class RecipeReader:
     list_command: str = ""
     """Command that lists the recipes, for messages."""
 
-    def split(self, arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    recipe_of_file: Callable[[str], tuple[str, RecipeLike]] | None = None
+    """Function that returns name and recipe of a Python file, `FILE.py:NAME`; None: files of Python are rejected."""
+
+    def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
         """Return the name of the recipe or file, and the overrides.
 
+        Without a name in the arguments it is the `base` of the files, or else the default.
+
         Raises:
-            ConfigReadError: An override is split at spaces, or there is neither a recipe nor a default.
+            ConfigReadError: An override is split at spaces, there is neither a recipe nor a default, or two different
+                recipes are named.
         """
         reject_spaced(arguments)
+        bases = {str(file): base for file in files if (base := base_of(file)) is not None}
         if arguments and not is_override(arguments[0]):
-            return arguments[0], arguments[1:]
+            bases = {"the command line": arguments[0], **bases}
+            arguments = arguments[1:]
+        if len(set(bases.values())) > 1:
+            named = ", ".join(f"{base} ({where})" for where, base in bases.items())
+            raise ConfigReadError(f"base: several recipes are named: {named}. Keep one.")
+        if bases:
+            return next(iter(bases.values())), arguments
         if self.default is None:
             names = "recipe and no file" if self.recipes else "file"
             raise ConfigReadError(f"no {names} is given. Name one before the overrides.")
@@ -142,7 +160,7 @@ class RecipeReader:
             UnknownRecipeError: The name is neither a recipe nor a file.
             ConfigReadError: Unknown keys, wrong types or unreadable files; contains all errors.
         """
-        name, overrides = self.split(arguments)
+        name, overrides = self.split(arguments, files)
         request = self._from_recipe(name, unread=unread)
         options: dict[str, Any] = {
             "section_factories": self.section_factories,
@@ -151,20 +169,23 @@ class RecipeReader:
         }
         for file in files:
             with _collected(unread):
-                apply_yaml(request.config, file, **options)
+                merge_yaml(request.config, without_base(read_yaml(file)), **options)
         with _collected(unread):
             apply_overrides(request.config, overrides, **options)
+        if files and len(overrides) == len(arguments):  # no recipe is named: the last file is the run's name
+            return replace(request, name=Path(files[-1]).stem, base=name)
         return request
 
     def _from_recipe(self, name: str, *, unread: list[ConfigReadError] | None) -> ConfigRequest:
         if name in self.recipes:
-            config = self.recipes[name].build()
-            return ConfigRequest(
-                name=name, config=config, provenance=Provenance.of(config, origin=f"recipe {name}")
-            )
+            return _built(name, self.recipes[name], source=f"recipe {name}")
+        if self.recipe_of_file is not None and PYTHON_FILE.fullmatch(name):
+            return _built(*self.recipe_of_file(name), source=name)
         path = Path(name)
-        if path.suffix not in _SUFFIXES and not path.is_file():
+        if path.suffix not in YAML_SUFFIXES and not path.is_file():
             raise UnknownRecipeError(self._unknown(name))
+        if base_of(path) is not None:
+            return self.read([], files=[path], unread=unread)
         provenance = Provenance()
         try:
             config = self.container.from_yaml(path, self.targets, provenance=provenance)
@@ -205,13 +226,13 @@ class PlainReader:
     targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
     section_factories: SectionFactories = SECTION_FACTORIES
 
-    def split(self, arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
         """Return the file and the overrides.
 
         Raises:
             ConfigReadError: An override is split at spaces, or there is no file.
         """
-        return RecipeReader(container=self.container).split(arguments)
+        return RecipeReader(container=self.container).split(arguments, files)
 
     def read(
         self,
@@ -226,11 +247,23 @@ class PlainReader:
             ConfigReadError: Unknown keys, wrong types or unreadable files, also if `unread` is given; contains all
                 errors.
         """
-        name, overrides = self.split(arguments)
-        plain = read_plain_config(name, overrides, files=files)
+        name, overrides = self.split(arguments, files)
+        overlays = list(files)
+        while (base := base_of(name)) is not None:
+            overlays.insert(0, Path(name))
+            name = base
+        plain = read_plain_config(name, overrides, files=overlays)
+        named = Path(arguments[0]) if len(overrides) < len(arguments) else [Path(name), *files][-1]
+        base = None if named == Path(name) else name
         return ConfigRequest(
-            name=Path(name).stem, config=plain.config, provenance=plain.provenance, plain=plain
+            name=named.stem, base=base, config=plain.config, provenance=plain.provenance, plain=plain
         )
+
+
+def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:
+    config = recipe.build()
+    provenance = Provenance.of(config, origin=source)
+    return ConfigRequest(name=name, config=config, recipe=recipe, provenance=provenance)
 
 
 def is_override(argument: str) -> bool:

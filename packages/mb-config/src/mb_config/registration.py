@@ -41,7 +41,7 @@ class Recipe:
     """Smallest number of processes that its parallel layout is intended for; multiples of it work, too."""
 
     code: Any = None
-    """Code that a run of this recipe uses beside the configuration, as the program defines it; None: none."""
+    """Code that a run of this recipe uses in addition to the configuration, as the program defines it; None: none."""
 
 
 def as_recipe(value: object, *, source: str) -> Recipe:

@@ -5,7 +5,8 @@ from typer.testing import CliRunner
 
 from mb_config import TrainingConfig
 from mb_trainer.cli import app
-from mb_trainer.commands.verify_resume import length_overrides, start_overrides
+from mb_trainer.commands.train import recording_callbacks
+from mb_trainer.commands.verify_resume import length_overrides, start_command, start_overrides
 from mb_verify import RunStart
 
 
@@ -53,3 +54,26 @@ def test_a_start_has_its_own_end_and_writes_no_trackers(tmp_path):
     assert {"train.exit_interval=3", "checkpoint.save_interval=null", "logger.wandb_project=null"} <= {
         *overrides
     }
+
+
+def test_a_start_is_a_plain_training_command(tmp_path):
+    start = RunStart(run=tmp_path, record=tmp_path, number=0, processes=2)
+    command = start_command(start, ["gpt_tiny", "train.train_iters=9"], files=[tmp_path / "more.yaml"])
+    assert command[1:8] == [
+        *("-m", "mb_trainer", "pretrain", "--nproc=2"),
+        *(f"--config={tmp_path / 'more.yaml'}", f"--out={tmp_path}", "--"),
+    ]
+    assert command[8:10] == ["gpt_tiny", "train.train_iters=9"]
+    assert command[10:] == [*start_overrides(start)]
+
+
+def test_a_recording_has_the_conditions_of_the_processor(tmp_path):
+    assert recording_callbacks({}) == []
+    (recorder,) = recording_callbacks({"MB_VERIFY_RECORD": str(tmp_path)})
+    assert {
+        "device",
+        "megatron-core",
+        "numpy",
+        "instructions",
+        "threads received",
+    } <= recorder._conditions().keys()

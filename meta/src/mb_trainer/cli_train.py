@@ -16,6 +16,7 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
+from mb_verify.cli_options import Cut, Kill, ResumeProcesses, Steps, read_interruption
 
 train = typer.Typer()
 
@@ -90,20 +91,10 @@ def verify_resume(  # noqa: PLR0913 - options of a command
         ),
     ] = None,
     nproc: Processes = None,
-    steps: Annotated[int, typer.Option(min=2, metavar="N", help="Steps of the run.")] = 20,
-    cut: Annotated[int, typer.Option(min=1, metavar="K", help="Step after which it is interrupted.")] = 7,
-    kill: Annotated[
-        bool, typer.Option("--kill", help="Kill it (SIGKILL) some steps after the checkpoint of step K.")
-    ] = False,
-    resume_nproc: Annotated[
-        str | None,
-        typer.Option(
-            "--resume-nproc",
-            metavar="N[,N...]",
-            help="Resume with so many processes; several: interrupted at each multiple of K. Compares what was read.",
-            show_default=False,
-        ),
-    ] = None,
+    steps: Steps = 20,
+    cut: Cut = 7,
+    kill: Kill = False,
+    resume_nproc: ResumeProcesses = None,
     as_json: Json = False,
 ) -> None:
     """Prove that a resumed run equals an uninterrupted one: run a recipe straight and cut, and compare every bit.
@@ -118,36 +109,8 @@ def verify_resume(  # noqa: PLR0913 - options of a command
 
     Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
     """
-    starts = (resume_nproc or "").split(",") if resume_nproc is not None else []
-    if not all(number.isdecimal() and int(number) > 0 for number in starts):
-        raise typer.BadParameter(
-            "must be a number above 0, or several with commas", param_hint="--resume-nproc"
-        )
-    if cut * max(1, len(starts)) >= steps:
-        raise typer.BadParameter(
-            f"{cut} leaves nothing to resume in {steps} steps; the last interruption must come before the end",
-            param_hint="--cut",
-        )
-    if kill and starts:
-        raise typer.BadParameter("cannot be combined with --resume-nproc", param_hint="--kill")
-    work = command("verify_resume")
-    interruption = work.Interruption(steps=steps, step=cut, kill=kill, resumed_by=tuple(map(int, starts)))
+    interruption = read_interruption(steps=steps, cut=cut, kill=kill, resume_nproc=resume_nproc)
     options = {"files": config or [], "out": out, "nproc": nproc, "as_json": as_json}
-    raise typer.Exit(work.verify(list(recipe or []), interruption=interruption, **options))
-
-
-@train.command("recorded-run", hidden=True)
-def recorded_run(
-    out: Annotated[Path, typer.Option()],
-    record: Annotated[Path, typer.Option()],
-    start: Annotated[int, typer.Option()],
-    recipe: Recipe = None,
-    config: ConfigFiles = None,
-    nproc: Processes = None,
-    kill_after: Annotated[int | None, typer.Option()] = None,
-) -> None:
-    """Train as `mb pretrain` does, and record; `mb verify-resume` starts this."""
-    work = command("verify_resume")
-    recording = work.RecordingOptions(folder=record, start=start, kill_after=kill_after)
-    options = {"files": config or [], "out": out, "nproc": nproc, "recording": recording}
-    raise typer.Exit(work.recorded_run(list(recipe or []), **options))
+    raise typer.Exit(
+        command("verify_resume").verify(list(recipe or []), interruption=interruption, **options)
+    )

@@ -3,7 +3,15 @@
 import pytest
 from written_records import STATE, compared, written
 
-from mb_verify import EXIT_CODES, Interruption, VerificationError, proof_as_data, proof_as_text, prove
+from mb_verify import (
+    EXIT_CODES,
+    Interruption,
+    InterruptionError,
+    VerificationError,
+    proof_as_data,
+    proof_as_text,
+    prove,
+)
 from mb_verify.interruption import require_complete_runs, starts_of_cut_run
 
 SHUFFLED = {**STATE, "random streams: torch": "shuffled"}
@@ -76,3 +84,42 @@ def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_pat
         (3, None, None),
     ]
     assert [each.name for each in killed] == ["cut run", "cut run, start 2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 8, "step": 8}, "step: 8 leaves nothing to resume in 8 steps"),
+        ({"steps": 8, "step": 4, "resumed_by": (1, 2)}, "step: 4 leaves nothing to resume in 8 steps"),
+        ({"steps": 8, "step": 0}, "step: 0 is before the first step"),
+        ({"steps": 8, "step": 2, "resumed_by": (0,)}, r"resumed_by: \(0,\) has a number below 1"),
+        (
+            {"steps": 8, "step": 2, "resumed_by": (1,), "kill": True},
+            "kill: cannot be combined with resumed_by",
+        ),
+    ],
+)
+def test_impossible_interruptions_are_rejected(fields, message):
+    with pytest.raises(InterruptionError, match=message):
+        Interruption(**fields)
+
+
+def test_a_folder_with_files_is_rejected_and_without_one_a_temporary_folder_is_used(tmp_path):
+    cut, folders = Interruption(steps=3, step=2), []
+    (tmp_path / "something").touch()
+    with pytest.raises(VerificationError, match="is not empty, and both runs must start afresh"):
+        prove(starts_that_record(), folder=tmp_path, interruption=cut)
+
+    def make_start(start):
+        folders.append(start.run.parent)
+        starts_that_record()(start)
+
+    assert prove(make_start, interruption=cut).conclusion == "equal"
+    assert not folders[0].exists()
+
+
+def test_a_random_stream_without_a_seed_is_named(tmp_path):
+    cut = Interruption(steps=3, step=2)
+    starts = starts_that_record(first=SHUFFLED, resumed=SHUFFLED, again=SHUFFLED)
+    proof = prove(starts, folder=tmp_path / "proof", interruption=cut)
+    assert "  torch may have no seed: seed every random stream, used or not" in proof_as_text(proof, cut)

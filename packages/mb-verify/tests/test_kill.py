@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_verify import KillAfterCheckpoint
+from mb_verify.kill import tracked_step
 
 
 class Clock:
@@ -52,3 +53,12 @@ def test_the_process_is_killed_once_the_checkpoint_is_complete(tmp_path):
         finally:
             os._exit(0)  # in any case: a child must not continue as pytest
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_tracker_that_is_being_written_holds_no_step(tmp_path):
+    tracker = tmp_path / "latest.txt"
+    assert tracked_step(tracker) is None
+    tracker.write_text("")
+    assert tracked_step(tracker) is None
+    tracker.write_text("12\n")
+    assert tracked_step(tracker) == 12

@@ -9,22 +9,30 @@ START = {"run": Path("runs/cut"), "record": Path("records/cut"), "number": 1, "p
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def run(program, *, saved=None, **options):
-    lines = []
-    command = [sys.executable, "-c", program]
-    run_start_command(RunStart(**START, **options), command, saved_step=lambda: saved, log=lines.append)
-    return lines
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a program as a start; `saved` is the step of its newest checkpoint."""
+
+    def run_program(program, *, saved=None, **options):
+        tracker, lines = tmp_path / "latest.txt", []
+        if saved is not None:
+            tracker.write_text(str(saved))
+        command = [sys.executable, "-c", program]
+        run_start_command(RunStart(**START, **options), command, tracker=tracker, log=lines.append)
+        return lines
+
+    return run_program
 
 
-def test_a_start_that_ends_in_order_is_logged():
+def test_a_start_that_ends_in_order_is_logged(run):
     assert run("") == ["cut run, start 2: done, 0 s"]
 
 
-def test_a_start_that_is_killed_after_its_checkpoint_is_logged():
+def test_a_start_that_is_killed_after_its_checkpoint_is_logged(run):
     assert run(KILLS_ITSELF, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
 
 
-def test_a_signal_that_a_launcher_reports_counts_as_a_kill():
+def test_a_signal_that_a_launcher_reports_counts_as_a_kill(run):
     program = "import sys; sys.exit('rank 1 was killed by SIGKILL')"
     assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
 
@@ -46,6 +54,22 @@ def test_a_signal_that_a_launcher_reports_counts_as_a_kill():
         "not killed",
     ],
 )
-def test_other_ends_are_failures(program, options, message):
+def test_other_ends_are_failures(run, program, options, message):
     with pytest.raises(VerificationError, match=message):
         run(program, **options)
+
+
+def test_a_kill_without_a_tracker_is_an_error():
+    with pytest.raises(VerificationError, match="no tracker to wait for"):
+        run_start_command(RunStart(**START, kill_after=6), [sys.executable, "-c", ""])
+
+
+def test_the_command_receives_the_request_of_its_start_and_no_older_one(run, monkeypatch):
+    monkeypatch.setenv("MB_VERIFY_KILL_AFTER", "3")
+    program = (
+        "import os, sys, mb_verify; sys.exit(str(mb_verify.RecordingRequest.from_environment(os.environ)))"
+    )
+    with pytest.raises(
+        VerificationError, match=r"'records/cut'\), start=1, kill_after=None, tracker=.*latest.txt"
+    ):
+        run(program)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mb_checkpoint.initial_weights import require_weights
 from mb_config.masking import leaf, masked
-from mb_launch import is_launched, requested_port, set_omp_threads
+from mb_launch import is_launched, read_world, requested_port, set_omp_threads
 from mb_loop import TrainOutcome
 from mb_metrics import write_missing_stop
 from mb_trainer.commands.errors import reported
@@ -22,6 +22,7 @@ from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import settle_job
 from mb_trainer.trainer import outcome_if_complete
 from mb_trainer.trainer import pretrain as run_pretrain
+from mb_verify import callbacks_from_environment
 
 
 def pretrain(
@@ -56,6 +57,7 @@ def pretrain(
             outcome: TrainOutcome = run_pretrain(
                 request.config,
                 **options,
+                callbacks=recording_callbacks(os.environ),
                 resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
             )
             return outcome.exit_code
@@ -76,6 +78,20 @@ def pretrain(
         )
 
     return reported(work)
+
+
+def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
+    """Return the callbacks of mb-verify that the environment requests: `mb verify-resume` records its runs so."""
+
+    def conditions() -> dict[str, str]:
+        torch_state = import_module("mb_verify.torch_state")  # imports torch, as the next one does
+        arithmetic = import_module("mb_host.reproducibility").read_arithmetic()
+        return {**torch_state.conditions(), **arithmetic.as_text()}
+
+    world = read_world(environment)
+    return callbacks_from_environment(
+        environment, rank=world.rank, world_size=world.world_size, conditions=conditions
+    )
 
 
 RESUME_COMMAND = "MB_RESUME_COMMAND"

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from mb_verify.diagnosis import EXIT_CODES as EXIT_CODES
     from mb_verify.diagnosis import ResumeProof as ResumeProof
     from mb_verify.diagnosis import diagnosis_lines as diagnosis_lines
+    from mb_verify.environment import RecordingRequest as RecordingRequest
+    from mb_verify.environment import callbacks_from_environment as callbacks_from_environment
+    from mb_verify.environment import record_file_from_environment as record_file_from_environment
+    from mb_verify.errors import InterruptionError as InterruptionError
+    from mb_verify.errors import RecordingRequestError as RecordingRequestError
     from mb_verify.errors import VerificationError as VerificationError
     from mb_verify.interruption import Interruption as Interruption
     from mb_verify.interruption import RunStart as RunStart
@@ -56,23 +61,28 @@ _HOMES = {
     "Difference": "comparison",
     "EXIT_CODES": "diagnosis",
     "Interruption": "interruption",
+    "InterruptionError": "errors",
     "KillAfterCheckpoint": "kill",
     "RecordFile": "run_record",
     "RecordPosition": "run_record",
     "RecordRow": "run_record",
     "Recorder": "recorder",
+    "RecordingRequest": "environment",
+    "RecordingRequestError": "errors",
     "ResumeProof": "diagnosis",
     "RunRecord": "run_record",
     "RunStart": "interruption",
     "StateReader": "recorder",
     "Verdict": "comparison",
     "VerificationError": "errors",
+    "callbacks_from_environment": "environment",
     "compare": "comparison",
     "diagnosis_lines": "diagnosis",
     "proof_as_data": "verdict_text",
     "proof_as_text": "verdict_text",
     "prove": "interruption",
     "read_record": "run_record",
+    "record_file_from_environment": "environment",
     "read_torch_state": "torch_state",
     "read_torch_step": "torch_state",
     "run_start_command": "start_command",

@@ -73,6 +73,8 @@ def diagnosis_lines(proof: ResumeProof) -> list[str]:
             else f"different; first in\n    {first.between('the first', 'the second')}"
         )
         lines.append(f"  two straight runs: {found}")
+        if first is not None and first.category == "random streams":
+            lines.append(f"  {first.name} may have no seed: seed every random stream, used or not")
     if differs_before_cut(proof.verdict):
         lines.append("  the first difference is before the interruption")
     return [*lines, *condition_lines(proof.conditions), f"verdict: {MEANINGS[conclusion]}"]

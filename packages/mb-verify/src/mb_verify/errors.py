@@ -13,3 +13,20 @@ class VerificationError(RuntimeError):
     """False: the request was read and failed, so that a program exits with 1, not with 2."""
     internal: ClassVar[bool] = False
     """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
+
+
+class InterruptionError(VerificationError, ValueError):
+    """An interruption is impossible, such as one after the last step. `field` names the field of `Interruption`."""
+
+    bad_input: ClassVar[bool] = True
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class RecordingRequestError(VerificationError, ValueError):
+    """The environment variables that request a recording are malformed."""
+
+    bad_input: ClassVar[bool] = True

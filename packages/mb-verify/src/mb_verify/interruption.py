@@ -1,22 +1,30 @@
 """Proof of an exact resume: which starts of a run are made, and their comparison. No torch.
 
 A straight run is made in one start, the cut run in two or more. `prove` calls back for each start, so that it works
-with any trainer that can be stopped after a step, or killed, and resumed.
+with any trainer that can be stopped after a step, or killed, and resumed. All starts of a run have the same folder
+(`RunStart.run`), which the trainer receives as its output folder and finds its newest checkpoint in.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mb_verify.comparison import Verdict, compare
 from mb_verify.diagnosis import ResumeProof, conditions_of
-from mb_verify.errors import VerificationError
+from mb_verify.environment import RecordingRequest
+from mb_verify.errors import InterruptionError, VerificationError
 from mb_verify.run_record import RunRecord, read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Interruption of the cut run."""
+    """Interruption of the cut run.
+
+    Raises:
+        InterruptionError: nothing is left to resume, a number is below 1, or a kill is combined with `resumed_by`.
+    """
 
     steps: int
     """Steps of the complete run."""
@@ -27,13 +35,28 @@ class Interruption:
     resumed_by: tuple[int, ...] = ()
     """Processes of each further start; empty: one further start, with the same number of processes."""
 
+    def __post_init__(self) -> None:
+        """Reject an interruption that no run can have."""
+        if self.step < 1:
+            raise InterruptionError("step", f"{self.step} is before the first step; must be at least 1")
+        if any(processes < 1 for processes in self.resumed_by):
+            raise InterruptionError("resumed_by", f"{self.resumed_by} has a number below 1")
+        if self.step * max(1, len(self.resumed_by)) >= self.steps:
+            raise InterruptionError(
+                "step",
+                f"{self.step} leaves nothing to resume in {self.steps} steps; the last interruption must come before "
+                "the end",
+            )
+        if self.kill and self.resumed_by:
+            raise InterruptionError("kill", "cannot be combined with resumed_by")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """One start of a run."""
 
     run: Path
-    """Folder of the run: `straight`, `cut` or `straight-again`."""
+    """Folder of the run: `straight`, `cut` or `straight-again`. The same for all starts of a run."""
     record: Path
     """Folder that receives the record."""
     number: int
@@ -51,12 +74,23 @@ class RunStart:
         """Readable name, such as "cut run, start 2"."""
         return f"{self.run.name} run" + (f", start {self.number + 1}" if self.number else "")
 
+    def environment(self, *, tracker: Path | None = None) -> dict[str, str]:
+        """Return the variables that `callbacks_from_environment` reads in the process of this start.
+
+        Args:
+            tracker: file that holds the step of the newest complete checkpoint; needed with `kill_after`.
+        """
+        request = RecordingRequest(
+            folder=self.record, start=self.number, kill_after=self.kill_after, tracker=tracker
+        )
+        return request.variables()
+
 
 def prove(
     make_start: Callable[[RunStart], None],
     *,
-    folder: Path,
-    processes: int,
+    folder: Path | None = None,
+    processes: int = 1,
     interruption: Interruption,
     log: Callable[[str], None] = print,
 ) -> ResumeProof:
@@ -67,15 +101,32 @@ def prove(
 
     Args:
         make_start: runs one start to its end with a `Recorder` or `RecordFile` that writes to `record`, and raises
-            where it fails.
-        folder: receives the run folders and `records/`.
+            where it fails. `run_start_command` does this with a command.
+        folder: receives the run folders and `records/`, and must be empty; None: a temporary folder.
         processes: of each start, unless `interruption.resumed_by` gives others.
         interruption: length of the run, and where it is interrupted.
         log: receives progress messages.
 
     Raises:
-        VerificationError: a run ended early, or did not resume where it was interrupted.
+        VerificationError: the folder is not empty, a run ended early, or did not resume where it was interrupted.
     """
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise VerificationError(
+            f"{folder}: is not empty, and both runs must start afresh. Give another folder."
+        )
+    with TemporaryDirectory(prefix="mb-verify-") if folder is None else nullcontext(folder) as name:
+        return prove_in(Path(name), make_start, processes=processes, interruption=interruption, log=log)
+
+
+def prove_in(
+    folder: Path,
+    make_start: Callable[[RunStart], None],
+    *,
+    processes: int,
+    interruption: Interruption,
+    log: Callable[[str], None],
+) -> ResumeProof:
+    """Make the proof in an empty folder; see `prove`."""
     same_ranks = not interruption.resumed_by
 
     def straight(name: str) -> RunRecord:

@@ -17,7 +17,7 @@ class KillAfterCheckpoint:
 
     Args:
         step: step of the checkpoint.
-        tracker: file that holds the number of the newest complete checkpoint.
+        tracker: file that holds the step of the newest complete checkpoint.
         kill: whether to kill this process; False on ranks that only wait.
         pause: seconds that the first of these steps waits.
         longest: upper limit of that wait in seconds.
@@ -50,7 +50,7 @@ class KillAfterCheckpoint:
             return
         deadline = self._clock() + self._pause
         self._pause = min(2 * self._pause, self._longest)
-        while not self._is_complete():
+        while (tracked_step(self._tracker) or 0) < self._step:
             left = deadline - self._clock()
             if left <= 0:
                 return
@@ -58,5 +58,8 @@ class KillAfterCheckpoint:
         if self._kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _is_complete(self) -> bool:
-        return self._tracker.is_file() and int(self._tracker.read_text()) >= self._step
+
+def tracked_step(tracker: Path) -> int | None:
+    """Return the step that a tracker file holds; None: there is no file, or its writer has not completed it."""
+    text = tracker.read_text().strip() if tracker.is_file() else ""
+    return int(text) if text.isdecimal() else None

@@ -1,9 +1,11 @@
 """Values of a plain PyTorch loop: parameters, optimizer, random streams, as text or hashes. Imports torch."""
 
+import ctypes
 import hashlib
 import random
 import sys
 from collections.abc import Mapping
+from importlib.metadata import distributions, version
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ def read_torch_state(
     counters: Mapping[str, object] | None = None,
 ) -> dict[str, str]:
     """Return the values to record between two steps. Synchronises with the device.
+
+    They contain the random streams of Python, torch and, where it is imported, numpy: seed all of them, used or not,
+    because one without a seed differs in every run.
 
     Args:
         model: its parameters and buffers are hashed.
@@ -84,13 +89,19 @@ def read_random_streams() -> dict[str, str]:
 
 
 def conditions() -> dict[str, str]:
-    """Return conditions that the bits of a run depend on in addition to its settings: device, threads, torch."""
+    """Return conditions that the bits of a run depend on in addition to its settings: device, threads, versions."""
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()).lower(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
+        **installed_versions("megatron-core", "numpy"),
     }
+
+
+def installed_versions(*names: str) -> dict[str, str]:
+    """Return the versions of those distributions that are installed."""
+    return {name: version(name) for name in names if any(distributions(name=name))}
 
 
 def setting(value: object) -> str:
@@ -111,5 +122,7 @@ def digest(value: object) -> str:
     here = here.to_local() if isinstance(here, DTensor) else here
     hashed = hashlib.blake2b(f"{here.dtype} {tuple(here.shape)}".encode(), digest_size=8)
     flat = here.cpu().contiguous().reshape(-1)
-    hashed.update(flat.view(torch.uint8).numpy())
+    size = flat.numel() * flat.element_size()
+    if size:  # not through numpy, which torch does not require
+        hashed.update((ctypes.c_ubyte * size).from_address(flat.data_ptr()))
     return hashed.hexdigest()

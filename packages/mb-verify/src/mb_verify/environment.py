@@ -1,0 +1,125 @@
+"""Recording that environment variables request, so that any trainer can be recorded without an option. No torch.
+
+| variable | meaning |
+|---|---|
+| `MB_VERIFY_RECORD` | folder that receives the record; without it nothing is recorded |
+| `MB_VERIFY_START` | number of the start: 0 for the first (default), one more for each resume |
+| `MB_VERIFY_KILL_AFTER` | the last rank kills itself once the checkpoint of this step is complete |
+| `MB_VERIFY_TRACKER` | file that holds the step of the newest complete checkpoint; a kill waits for it |
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mb_verify.errors import RecordingRequestError
+from mb_verify.kill import KillAfterCheckpoint
+from mb_verify.recorder import Recorder, StateReader
+from mb_verify.run_record import RecordFile
+
+PREFIX = "MB_VERIFY_"
+RECORD, START = f"{PREFIX}RECORD", f"{PREFIX}START"
+KILL_AFTER, TRACKER = f"{PREFIX}KILL_AFTER", f"{PREFIX}TRACKER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRequest:
+    """Request to record one start of a run, as it is passed to the process that makes the start."""
+
+    folder: Path
+    """Receives the record."""
+    start: int = 0
+    kill_after: int | None = None
+    """The last rank kills itself once the checkpoint of this step is complete; None: no kill."""
+    tracker: Path | None = None
+    """File that holds the step of the newest complete checkpoint."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "RecordingRequest | None":
+        """Return the request of an environment; None if nothing is to be recorded.
+
+        Raises:
+            RecordingRequestError: a number is malformed, or a kill has no file to wait for.
+        """
+        folder, tracker = environment.get(RECORD), environment.get(TRACKER)
+        if not folder:
+            return None
+        kill_after = number_of(KILL_AFTER, environment)
+        if kill_after is not None and not tracker:
+            raise RecordingRequestError(
+                f"{TRACKER}: is not set, and {KILL_AFTER}={kill_after} needs the file with the step of the newest "
+                f"checkpoint. Set {TRACKER}, or unset {KILL_AFTER}."
+            )
+        return cls(
+            folder=Path(folder),
+            start=number_of(START, environment) or 0,
+            kill_after=kill_after,
+            tracker=Path(tracker) if tracker else None,
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that pass this request to a process."""
+        values = {
+            RECORD: self.folder,
+            START: self.start,
+            KILL_AFTER: self.kill_after,
+            TRACKER: self.tracker,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def callbacks_from_environment(
+    environment: Mapping[str, str],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    reader: Callable[[Any], StateReader] | None = None,
+    conditions: Callable[[], Mapping[str, str]] | None = None,
+) -> list[object]:
+    """Return the callbacks that record this process, and kill it after a checkpoint; none unless they are requested.
+
+    Args:
+        environment: variables of the process, such as `os.environ`.
+        rank: rank of this process.
+        world_size: number of processes; the last rank is the one that kills itself.
+        reader: see `Recorder`.
+        conditions: see `Recorder`.
+
+    Raises:
+        RecordingRequestError: a number is malformed, or a kill has no file to wait for.
+    """
+    request = RecordingRequest.from_environment(environment)
+    if request is None:
+        return []
+    recorder = Recorder(request.folder, rank=rank, start=request.start, reader=reader, conditions=conditions)
+    if request.kill_after is None or request.tracker is None:
+        return [recorder]
+    kill = rank == world_size - 1
+    return [recorder, KillAfterCheckpoint(request.kill_after, tracker=request.tracker, kill=kill)]
+
+
+def record_file_from_environment(environment: Mapping[str, str], *, rank: int = 0) -> RecordFile | None:
+    """Return the record of this process for a loop without callbacks; None unless it is requested.
+
+    Raises:
+        RecordingRequestError: a number is malformed, or a kill has no file to wait for.
+    """
+    request = RecordingRequest.from_environment(environment)
+    return None if request is None else RecordFile(request.folder, rank=rank, start=request.start)
+
+
+def number_of(name: str, environment: Mapping[str, str]) -> int | None:
+    """Return the number that a variable holds; None if it is not set or empty.
+
+    Raises:
+        RecordingRequestError: the text is no number.
+    """
+    text = environment.get(name)
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise RecordingRequestError(
+            f"{name}: {text!r} is not a number. Set it to a whole number, or unset it."
+        )
+    return int(text)

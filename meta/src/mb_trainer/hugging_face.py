@@ -1,35 +1,23 @@
 """Conversion of checkpoints from and to Hugging Face folders, in one process. Imports torch and megatron."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from mb_checkpoint import CheckpointConfig, CheckpointSaveContext, save_checkpoint
-from mb_data import load_saved_tokenizer
+from mb_checkpoint import save_model_weights
 from mb_data.tokenizer_loading import TOKENIZER_FILES, copy_tokenizer_files
 from mb_host.layers import host_block_spec
 from mb_launch import World
 from mb_loop import TrainState
-from mb_models.hf.config_json import config_of
-from mb_models.hf.conversion import (
-    dtype_name,
-    load_by_kind,
-    memory_mapped_model,
-    require_gpt,
-    section_of_folder,
-    weights_dtype,
-)
+from mb_models.hf.conversion import memory_mapped_model, require_gpt, section_of_folder, weights_dtype
+from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
-from mb_models.hf.save import save_hf_model
-from mb_models.peft.hugging_face import save_adapters
-from mb_models.peft.loading import load_adapted, load_merged
-from mb_models.unsharded import unshard
 from mb_trainer.config import ConfigContainer, GPTModelConfig, TextCorpusConfig, TokenizerConfig
 from mb_trainer.model import model_groups
-from mb_trainer.model_weights import weights_loader
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.sampling import newest_of
+from mb_trainer.saved_run import SavedRun
 from mb_trainer.state import GlobalState
 
 CPU = torch.device("cpu")
@@ -60,16 +48,13 @@ def import_folder(folder: Path, out: Path) -> int:
         ) as chunk,
     ):
         load_hf_weights([chunk], folder, pg_collection=groups)
-        context = CheckpointSaveContext(
+        save_model_weights(
+            out / "checkpoints",
+            [chunk],
             state=GlobalState(cfg=config, train_state=TrainState()),
-            model=[chunk],
-            optimizer=None,
-            opt_param_scheduler=None,
-            num_floating_point_operations_so_far=0,
             pg_collection=groups,
+            write_assets=partial(copy_tokenizer_files, folder),
         )
-        settings = CheckpointConfig(save=str(out / "checkpoints"), save_optim=False, save_rng=False)
-        save_checkpoint(context, settings, write_assets=lambda target: copy_tokenizer_files(folder, target))
         parameters: int = sum(parameter.numel() for parameter in chunk.parameters())
     # an explicit null would count as set by the user
     config.to_yaml(out / "run_config.yaml", defaults=False)
@@ -104,41 +89,34 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
     vocabulary are kept. The tokenizer is copied.
 
     Raises:
-        NoCheckpointError: there is none.
-        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: all are damaged.
+        mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
+        mb_checkpoint.IncompleteCheckpointError: it is one checkpoint, and damaged.
         mb_models.hf.errors.HuggingFaceError: no supported transformers model computes the same result.
         mb_models.peft.errors.PeftError: adapters are requested of a run that has none.
     """
-    selection = newest_of(run, purpose="export", log=log)
-    config = ConfigContainer.from_yaml(selection.path / "run_config.yaml")
-    unshard(config.model)
-    size = None
-    if config.model.vocab_size is None:
-        size = load_saved_tokenizer(selection.path, config.tokenizer).vocab_size
+    saved = SavedRun.find(run, purpose="export", log=log)
+    config = saved.config
+    size = saved.tokenizer().vocab_size if config.model.vocab_size is None else None
     section = require_gpt(config.model, source=run)
-    dtype = weights_dtype(section)
     with (
         model_groups(World(), config, device=CPU) as groups,
         memory_mapped_model(
             section,
             groups=groups,
             layer_spec=host_block_spec,
-            dtype=dtype,
+            dtype=weights_dtype(section),
             folder=out.parent,
             tokenizer_vocab_size=size,
         ) as chunk,
     ):
-        load = weights_loader(selection.path, [chunk], config, groups)
-        if adapters:
-            rows = chunk.embedding.word_embeddings.weight.shape[0]
-            config_of(section, vocab_size=rows, dtype=dtype_name(dtype))  # rejects unsupported features
-            kind = load_adapted(config.peft, [chunk], load)
-            save_adapters(chunk, out, section=kind, config=section, pg_collection=groups)
-        elif config.peft is None:
-            load_by_kind(chunk, load)
-            save_hf_model(chunk, out, config=section, pg_collection=groups)
-        else:
-            load_merged(config.peft, [chunk], load)
-            save_hf_model(chunk, out, config=section, pg_collection=groups)
-    copy_tokenizer_files(selection.path, out)
-    return selection.step or 0
+        export_model(
+            chunk,
+            out,
+            section=section,
+            load=partial(saved.load, [chunk], groups),
+            pg_collection=groups,
+            peft=config.peft,
+            adapters_only=adapters,
+        )
+    copy_tokenizer_files(saved.checkpoint.path, out)
+    return saved.checkpoint.step or 0

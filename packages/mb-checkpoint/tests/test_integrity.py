@@ -13,7 +13,7 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     TrainStateError,
 )
-from mb_checkpoint.integrity import first_intact, newest_intact
+from mb_checkpoint.integrity import first_intact, newest_intact, require_newest_intact
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
 from mb_checkpoint.select import select_checkpoint
 from mb_checkpoint.train_state import read_train_state
@@ -41,6 +41,27 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_for_the_newest_intact_one(tm
     ]
     assert found.skipped[0].reason == "__0_0.distcp differs from the manifest (SHA-256)"
     assert sum(read) > (tmp_path / "iter_0000010" / "__0_0.distcp").stat().st_size
+
+
+def test_a_damaged_checkpoint_of_a_run_folder_is_logged_and_the_previous_one_taken(tmp_path):
+    root = tmp_path / "checkpoints"
+    for step in (10, 20):
+        complete_checkpoint.save(root, step)
+    flip(root / "iter_0000020")
+    lines = []
+    assert require_newest_intact(tmp_path, purpose="export", log=lines.append).step == 10
+    assert lines == [
+        f"skipped {root}/iter_0000020: __0_0.distcp differs from the manifest (SHA-256)",
+        f"taken instead: {root}/iter_0000010",
+    ]
+
+
+@pytest.mark.parametrize("name", ["empty", "absent"])
+def test_a_folder_without_checkpoints_is_bad_input(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointNotFoundError, match=f"{name}: has no checkpoint to export") as caught:
+        require_newest_intact(tmp_path / name, purpose="export")
+    assert caught.value.bad_input
 
 
 def test_contents_need_not_be_compared(tmp_path):

@@ -217,6 +217,12 @@ def test_weights_alone_may_come_from_a_part_too(one_rank, tmp_path):
     assert one_rank.run(tiny_work.weights_of_a_part, tmp_path) == [(1.0, 20.0)]
 
 
+def test_weights_are_saved_alone_and_may_come_from_two_checkpoints(one_rank, tmp_path):
+    ((first, own, shared, files),) = one_rank.run(tiny_work.weights_saved_alone, tmp_path)
+    assert (first, own, shared) == ([8.0], 8.0, 20.0)
+    assert {"run_config.yaml", "tokenizer.json"} <= {*files}
+
+
 def test_a_base_that_lacks_weights_is_rejected_by_their_names(one_rank, tmp_path):
     one_rank.run(tiny_work.save_adapters, tmp_path / "base", 8)
     ((kind, message, _),) = one_rank.run(

@@ -448,6 +448,32 @@ def weights_of_a_part(folder):
     return run.model.own[0, 0].item(), run.model.shared[0].item()
 
 
+def weights_saved_alone(folder):
+    """Save weights alone, load them into another model, and then one tensor of each of two checkpoints.
+
+    Return the values of the first load, the values of both tensors of the second, and the files of the checkpoint.
+    """
+    from mb_checkpoint import load_model_weights, save_model_weights
+
+    for name, value in (("adapters", 20), ("base", 8)):
+        run = run_of(folder, value)
+        save_model_weights(
+            folder / name,
+            [run.model],
+            state=run.state,
+            pg_collection=run.groups,
+            write_assets=lambda target: (target / "tokenizer.json").write_text("{}"),
+        )
+    run = run_of(folder, 1)
+    load_model_weights(folder / "base", run.model, pg_collection=run.groups)
+    first = sorted(run.model.values())
+    chosen = load_model_weights(
+        folder / "adapters", run.model, pg_collection=run.groups, key_filter=is_adapter, base=folder / "base"
+    )
+    files = [each.name for each in chosen.path.iterdir()]
+    return first, run.model.own[0, 0].item(), run.model.shared[0].item(), files
+
+
 def fails_to_save(folder, section, options):
     """Save where the configuration cannot be written; return the root that the failure names, and the events."""
     events = []

@@ -14,6 +14,7 @@ from mb_data import (
     TokenizerError,
     load_tokenizer,
 )
+from mb_data.tokenizers import decode_stream
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 from mb_data import train_bpe
@@ -31,6 +32,15 @@ def trained(tmp_path_factory):
 @given(text=st.text())
 def test_bytes_round_trip(text):
     assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
+
+
+def test_a_stream_of_ids_becomes_pieces_of_complete_characters():
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("aü∑")
+    assert list(decode_stream(tokenizer, ids)) == ["a", "ü", "∑"]
+    assert list(decode_stream(tokenizer, ids[:-1]))[:2] == ["a", "ü"]
+    assert "".join(decode_stream(tokenizer, ids[:-1])).endswith("\N{REPLACEMENT CHARACTER}")
+    assert list(decode_stream(tokenizer, [])) == []
 
 
 def test_numbers_round_trip():

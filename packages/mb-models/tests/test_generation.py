@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from mb_models import GPTModelConfig, ModelConfigError, T5ModelConfig
+from mb_models.families import GPT, require_text_family
 from mb_models.generation import PromptError, generate
 
 
@@ -49,3 +51,10 @@ def test_padding_rows_are_never_sampled():
 def test_an_empty_prompt_is_rejected():
     with pytest.raises(PromptError, match="prompt: is empty"):
         follow([])
+
+
+def test_only_families_that_continue_text_are_sampled():
+    size = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
+    assert require_text_family(GPTModelConfig(**size)) is GPT
+    with pytest.raises(ModelConfigError, match="a T5ModelConfig continues no text"):
+        require_text_family(T5ModelConfig(**size))

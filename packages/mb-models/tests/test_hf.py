@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
@@ -154,6 +155,22 @@ def test_memory_mapped_parameters_are_loaded_and_read(groups, tmp_path):
     memory_map_parameters([paged], tmp_path / "pages")
     load_hf_weights([paged], tmp_path / "in", pg_collection=groups)
     assert same(dict(chunk.named_parameters()), dict(paged.named_parameters()))
+
+
+def test_a_checkpoint_is_exported_one_kind_of_parameter_at_a_time(groups, tmp_path):
+    make("llama", tmp_path / "in")
+    section, chunk = imported(tmp_path / "in", groups)
+    kinds = []
+
+    def load(is_selected):
+        stored = {name: value for name, value in chunk.named_parameters() if is_selected(name)}
+        kinds.append(len(stored))
+        empty.load_state_dict(stored, strict=False)
+
+    empty = build(section, groups)
+    export_model(empty, tmp_path / "out", section=section, load=load, pg_collection=groups)
+    assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
+    assert sum(kinds) == len(list(chunk.named_parameters()))
 
 
 def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):

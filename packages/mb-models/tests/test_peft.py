@@ -10,6 +10,7 @@ from megatron.core import dist_checkpointing
 
 from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
+from mb_models.hf.export import export_model
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, section_by_name
 from mb_models.peft.errors import PeftError
@@ -81,6 +82,36 @@ def test_adapters_load_into_hugging_faces_peft(tiny, groups, kind, tmp_path):
     theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapters").eval()
     with torch.no_grad():
         assert (theirs(TOKENS).logits - logits(chunk.eval())).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("adapters_only", [False, True])
+def test_an_export_merges_adapters_or_writes_them_alone(tiny, groups, tmp_path, adapters_only):
+    section = LoRA(dim=4)
+    config, trained = build(tiny, groups, layernorm_epsilon=1e-6)
+    section.install([trained])
+    disturb(trained)
+    stored = trained.state_dict()
+    _, chunk = build(tiny, groups, layernorm_epsilon=1e-6)
+    export_model(
+        chunk,
+        tmp_path / "out",
+        section=config,
+        load=lambda _is_adapter: chunk.load_state_dict(stored),
+        pg_collection=groups,
+        peft=section,
+        adapters_only=adapters_only,
+    )
+    if adapters_only:
+        options = {"section": section, "config": config, "pg_collection": groups}
+        save_adapters(trained, tmp_path / "expected", **options)
+    else:
+        merge([trained])
+        save_hf_model(trained, tmp_path / "expected", config=config, pg_collection=groups)
+    written, expected = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("out", "expected")
+    )
+    assert written == expected
+    assert ("adapter_config.json" in written) == adapters_only
 
 
 def test_dora_starts_from_the_norms_of_the_loaded_weights(tiny, groups):

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.run_status import ResumeStatus as ResumeStatus
     from mb_checkpoint.run_status import resume_status as resume_status
     from mb_checkpoint.save import save_checkpoint as save_checkpoint
+    from mb_checkpoint.save import save_model_weights as save_model_weights
     from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
     from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
     from mb_checkpoint.select import select_checkpoint as select_checkpoint
@@ -141,6 +142,7 @@ _HOMES = {
     "resume_status": "run_status",
     "resumed_step": "completion",
     "save_checkpoint": "save",
+    "save_model_weights": "save",
     "select_checkpoint": "select",
     "trusted": "trust",
     "verify_checkpoint": "inspection",

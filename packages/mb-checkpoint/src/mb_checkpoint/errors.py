@@ -34,6 +34,12 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """A requested checkpoint does not exist."""
 
 
+class CheckpointSourceError(CheckpointNotFoundError):
+    """A folder that the user named as the source of weights holds no checkpoint."""
+
+    bad_input: ClassVar[bool] = True
+
+
 class DamagedCheckpointError(CheckpointError):
     """Files of a checkpoint are damaged or missing.
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mb_checkpoint.errors import ManifestError, file_problem, first_of
-from mb_checkpoint.layout import MANIFEST
+from mb_checkpoint.errors import CheckpointSourceError, ManifestError, file_problem, first_of
+from mb_checkpoint.layout import MANIFEST, checkpoints_in
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.manifest import find_hash_mismatches, read_manifest
 from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
@@ -50,6 +50,33 @@ def newest_intact(
         IncompleteCheckpointError: The path is one checkpoint, and it is damaged.
     """
     return first_intact(lambda rejected: select_checkpoint(path, rejected=rejected), progress=progress)
+
+
+def require_newest_intact(
+    run: Path, *, purpose: str, log: Callable[[str], object] = lambda _line: None
+) -> SelectedCheckpoint:
+    """Return the newest intact checkpoint of a run folder, or of a folder of checkpoints.
+
+    Args:
+        run: The folder.
+        purpose: What the caller does with it, such as "export", for the message if there is none.
+        log: Receives a line for each damaged checkpoint that was skipped, and one for the checkpoint taken instead.
+
+    Raises:
+        CheckpointSourceError: There is no checkpoint.
+        NoIntactCheckpointError, IncompleteCheckpointError: All are damaged.
+    """
+    checkpoints = checkpoints_in(run)
+    selection = newest_intact(checkpoints) if checkpoints.is_dir() else None
+    if selection is None:
+        raise CheckpointSourceError(
+            f"{run}: has no checkpoint to {purpose}. Name the folder of a run that saved one, such as runs/gpt_tiny."
+        )
+    for skipped in selection.skipped:
+        log(f"skipped {skipped.path}: {skipped.reason}")
+    if selection.skipped:
+        log(f"taken instead: {selection.path}")
+    return selection
 
 
 def _damage(path: Path, progress: Callable[[int], object]) -> str | None:

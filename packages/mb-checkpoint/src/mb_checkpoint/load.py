@@ -185,6 +185,8 @@ def load_model_weights(
     strict: bool = True,
     pg_collection: Any | None = None,
     verify_integrity: bool = True,
+    key_filter: KeyFilter | None = None,
+    base: Path | str | None = None,
 ) -> SelectedCheckpoint:
     """Load only the weights, for sampling or evaluation; return the checkpoint.
 
@@ -197,6 +199,8 @@ def load_model_weights(
         strict: Reject tensors that only the checkpoint or only the model has; False leaves both kinds unchanged.
         pg_collection: Process groups; None uses Megatron's own.
         verify_integrity: Verify contents against the manifest; False if the caller has just done so.
+        key_filter: Load only the parameters whose names it accepts; None loads all of them.
+        base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -211,16 +215,22 @@ def load_model_weights(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return "weights", select_checkpoint(path, step=step, wanted=WEIGHTS, rejected=rejected)
 
-    config = CheckpointConfig(verify_integrity=verify_integrity, strict_fsdp_dtensor_load=strict)
+    config = CheckpointConfig(
+        verify_integrity=verify_integrity, strict_fsdp_dtensor_load=strict and key_filter is None
+    )
+    groups = CheckpointGroups.of(pg_collection)
+    context = CheckpointLoadContext(
+        state=None,  # type: ignore[arg-type]  # of a run; weights have none
+        model=list(model) if isinstance(model, Sequence) else [model],
+        optimizer=None,
+        opt_param_scheduler=None,
+        strict=strict,
+        adapter_key_filter=key_filter,
+    )
+    if base is not None and key_filter is not None:
+        _load_base(context, config, groups, str(base), adapters=key_filter)
     with intact_checkpoint(find, config) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")
-        context = CheckpointLoadContext(
-            state=None,  # type: ignore[arg-type]  # of a run; weights have none
-            model=list(model) if isinstance(model, Sequence) else [model],
-            optimizer=None,
-            opt_param_scheduler=None,
-            strict=strict,
-        )
-        _load(context, config, CheckpointGroups.of(pg_collection), chosen, resume=False)
+        _load(context, config, groups, chosen, resume=False)
     return chosen

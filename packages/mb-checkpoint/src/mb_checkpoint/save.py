@@ -22,7 +22,7 @@ A process that dies before step 8 leaves the previous checkpoint current.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -35,7 +35,7 @@ from mb_checkpoint import fsdp, mcore_plan
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero
 from mb_checkpoint.commit import discard, open_staging
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, describe_failure
+from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike, describe_failure
 from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
 from mb_checkpoint.finalize import FinalizeJob, finalize_save
@@ -123,6 +123,37 @@ def save_checkpoint(
         total_bytes=done.total_bytes,
         pruned=done.pruned,
     )
+
+
+def save_model_weights(
+    path: Path | str,
+    model: Sequence[Any],
+    *,
+    state: StateLike,
+    pg_collection: Any | None = None,
+    write_assets: Callable[[Path], None] | None = None,
+) -> SavedCheckpoint:
+    """Save only the weights, for example after a conversion from another format.
+
+    The counterpart of `load_model_weights`. Collective over all ranks. Errors as `save_checkpoint`.
+
+    Args:
+        path: Folder that receives the checkpoint and the trackers.
+        model: Model chunks of this rank.
+        state: Counters, of which `step` names the checkpoint, and the configuration to store with it.
+        pg_collection: Process groups; None uses Megatron's own.
+        write_assets: Called on rank 0 with the folder, to add files such as those of the tokenizer.
+    """
+    context = CheckpointSaveContext(
+        state=state,
+        model=model,
+        optimizer=None,
+        opt_param_scheduler=None,
+        num_floating_point_operations_so_far=0,
+        pg_collection=pg_collection,
+    )
+    config = CheckpointConfig(save=str(path), save_optim=False, save_rng=False)
+    return save_checkpoint(context, config, write_assets=write_assets)
 
 
 def plan_save(

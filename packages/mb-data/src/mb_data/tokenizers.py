@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -41,6 +41,19 @@ class TokenLookup(Protocol):
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an entry; None if it does not exist."""
+
+
+def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Yield each piece of text as soon as the bytes of its ids form complete characters."""
+    pending: list[int] = []
+    for number in ids:
+        pending.append(number)
+        text = tokenizer.decode(pending)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text
+            pending = []
+    if pending:
+        yield tokenizer.decode(pending)
 
 
 class ByteTokenizer:

@@ -9,6 +9,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.chunks import StackSpec
 from mb_models.config import GPTModelConfig
+from mb_models.errors import ModelConfigError
 from mb_models.forward_step import GPTForwardStep
 from mb_models.gpt import GPTModelProvider
 from mb_models.hybrid import MambaForwardStep, MambaModelProvider, hybrid_transformer_engine_spec
@@ -128,3 +129,20 @@ def family_of(section: object) -> Family:
         f"model: {type(section).__name__} belongs to no family of models, so it is unknown how to build it. "
         f"Use one of {known}."
     )
+
+
+def require_text_family(section: object) -> Family:
+    """Return the family of a model section if its models generate the text that follows a prompt.
+
+    Raises:
+        ModelConfigError: its models do not.
+    """
+    family = family_of(section)
+    if not family.continues_text:
+        raise ModelConfigError(
+            [
+                f"model: a {type(section).__name__} continues no text, because it answers to more than a "
+                "prompt: a text with gaps, or an image. Sample a GPT or a hybrid."
+            ]
+        )
+    return family

@@ -21,9 +21,13 @@ class InterruptionError(VerificationError, ValueError):
     bad_input: ClassVar[bool] = True
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
+        super().__init__(field, problem)
         self.field = field
         self.problem = problem
+
+    def __str__(self) -> str:
+        """Return the field and its problem."""
+        return f"{self.field}: {self.problem}"
 
 
 class RecordingRequestError(VerificationError, ValueError):

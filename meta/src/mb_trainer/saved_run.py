@@ -1,0 +1,53 @@
+"""Newest checkpoint of a run, read in one process for sampling and export. Imports torch and megatron."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_checkpoint import SelectedCheckpoint, load_model_weights
+from mb_checkpoint.integrity import require_newest_intact
+from mb_data import load_saved_tokenizer
+from mb_data.tokenizers import Tokenizer
+from mb_models.unsharded import unshard
+from mb_trainer.config import ConfigContainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """Newest intact checkpoint of a run, with its configuration."""
+
+    checkpoint: SelectedCheckpoint
+    config: ConfigContainer
+    """Without parallelism: the shards of any parallel layout are merged while they are loaded."""
+
+    @classmethod
+    def find(cls, run: Path, *, purpose: str, log: Callable[[str], object]) -> "SavedRun":
+        """Return the run of a folder. Arguments and errors as `mb_checkpoint.integrity.require_newest_intact`."""
+        checkpoint = require_newest_intact(run, purpose=purpose, log=log)
+        config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml")
+        unshard(config.model)
+        return cls(checkpoint=checkpoint, config=config)
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that is saved with the checkpoint."""
+        return load_saved_tokenizer(self.checkpoint.path, self.config.tokenizer)
+
+    def load(
+        self,
+        chunks: list[Any],
+        groups: ProcessGroupCollection,
+        is_selected: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Load the weights with selected names, and those under adapters; None: all weights."""
+        has_adapters = self.config.peft is not None
+        load_model_weights(
+            self.checkpoint.path,
+            chunks,
+            pg_collection=groups,
+            verify_integrity=has_adapters,  # of the weights under the adapters; the rest has been verified
+            key_filter=is_selected,
+            base=self.config.checkpoint.pretrained_checkpoint if has_adapters else None,
+        )

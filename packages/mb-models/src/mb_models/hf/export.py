@@ -1,0 +1,55 @@
+"""Export of a checkpoint in the Hugging Face format: load, merge adapters, write. Imports torch and megatron."""
+
+from pathlib import Path
+from typing import Any
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mb_models.config import GPTModelConfig
+from mb_models.hf.config_json import config_of
+from mb_models.hf.conversion import dtype_name, load_by_kind, weights_dtype
+from mb_models.hf.save import save_hf_model
+from mb_models.peft.config import PEFT
+from mb_models.peft.hugging_face import save_adapters
+from mb_models.peft.loading import Load, load_adapted, load_merged
+
+
+def export_model(
+    chunk: Any,
+    folder: Path,
+    *,
+    section: GPTModelConfig,
+    load: Load,
+    pg_collection: ProcessGroupCollection,
+    peft: PEFT | None = None,
+    adapters_only: bool = False,
+) -> None:
+    """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
+
+    Adapters are merged. Padding rows of the vocabulary are kept.
+
+    Args:
+        chunk: the complete model without adapters, from `mb_models.hf.conversion.memory_mapped_model`.
+        folder: output folder.
+        section: section of the model.
+        load: loads the selected parameters, and with `peft` those under the adapters as well.
+        pg_collection: groups of one rank each.
+        peft: section of the adapters; None: the checkpoint has none.
+        adapters_only: write only the adapters, in the format of peft.
+
+    Raises:
+        HuggingFaceError: no supported transformers model computes the same result.
+        PeftError: adapters are requested of a checkpoint that has none, or have a user-defined class.
+    """
+    if adapters_only:
+        rows = chunk.embedding.word_embeddings.weight.shape[0]
+        # rejects unsupported features before anything is loaded
+        config_of(section, vocab_size=rows, dtype=dtype_name(weights_dtype(section)))
+        adapters = load_adapted(peft, [chunk], load)
+        save_adapters(chunk, folder, section=adapters, config=section, pg_collection=pg_collection)
+        return
+    if peft is None:
+        load_by_kind(chunk, load)
+    else:
+        load_merged(peft, [chunk], load)
+    save_hf_model(chunk, folder, config=section, pg_collection=pg_collection)

@@ -1,29 +1,12 @@
-"""`mb verify-resume`: its options, the length of its runs, the overrides of a start."""
+"""`mb verify-resume`: its options and starts."""
 
 import pytest
 from typer.testing import CliRunner
 
-from mb_config import TrainingConfig
 from mb_trainer.cli import app
 from mb_trainer.commands.train import recording_callbacks
-from mb_trainer.commands.verify_resume import length_overrides, start_command, start_overrides
+from mb_trainer.commands.verify_resume import start_command, start_overrides
 from mb_verify import RunStart
-
-
-@pytest.mark.parametrize(
-    ("section", "overrides"),
-    [
-        ({"train_iters": 500}, ("train.train_iters=20",)),
-        ({"train_samples": 9000, "global_batch_size": 8}, ("train.train_samples=160",)),
-        (
-            {"train_samples": 9000, "global_batch_size": 8, "rampup_batch_size": [4, 4, 32]},
-            ("train.train_iters=20", "train.train_samples=null"),
-        ),
-        ({"num_epochs": 2.0}, ("train.train_iters=20", "train.num_epochs=null")),
-    ],
-)
-def test_a_proof_has_the_requested_length_in_samples_and_in_steps(section, overrides):
-    assert length_overrides(TrainingConfig(**section), 20) == overrides
 
 
 @pytest.mark.parametrize(

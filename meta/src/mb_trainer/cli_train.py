@@ -1,8 +1,5 @@
 """Command line for training: `mb pretrain`, `finetune`, `verify-resume`."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from mb_checkpoint.cli import Trust
@@ -16,7 +13,7 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
-from mb_verify.cli_options import Cut, Kill, ResumeProcesses, Steps, read_interruption
+from mb_verify.cli_options import Cut, Kill, ProofFolder, ResumeProcesses, Steps, read_interruption
 
 train = typer.Typer()
 
@@ -81,15 +78,7 @@ def finetune(
 def verify_resume(  # noqa: PLR0913 - options of a command
     recipe: Recipe = None,
     config: ConfigFiles = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Keep both runs and what they recorded here.",
-            show_default=False,
-        ),
-    ] = None,
+    out: ProofFolder = None,
     nproc: Processes = None,
     steps: Steps = 20,
     cut: Cut = 7,

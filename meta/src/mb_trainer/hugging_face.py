@@ -37,15 +37,12 @@ def import_folder(folder: Path, out: Path) -> int:
         mb_models.hf.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
     """
     section = section_of_folder(folder)
-    dtype = weights_dtype(section)
     out.mkdir(parents=True, exist_ok=True)
     copy_tokenizer_files(folder, out)
-    config = configuration(section, dtype=dtype, out=out)
+    config = configuration(section, out=out)
     with (
         model_groups(World(), config, device=CPU) as groups,
-        memory_mapped_model(
-            section, groups=groups, layer_spec=host_block_spec, dtype=dtype, folder=out
-        ) as chunk,
+        memory_mapped_model(section, groups=groups, layer_spec=host_block_spec, folder=out) as chunk,
     ):
         load_hf_weights([chunk], folder, pg_collection=groups)
         save_model_weights(
@@ -61,12 +58,12 @@ def import_folder(folder: Path, out: Path) -> int:
     return parameters
 
 
-def configuration(section: GPTModelConfig, *, dtype: torch.dtype, out: Path) -> ConfigContainer:
+def configuration(section: GPTModelConfig, *, out: Path) -> ConfigContainer:
     """Return a configuration that fine-tunes the imported model on the data of the recipe gpt_tiny."""
     config = gpt_tiny()
     section.seq_length = min(section.seq_length, LONGEST)
     config.model = section
-    config.mixed_precision = PRECISION.get(dtype)
+    config.mixed_precision = PRECISION.get(weights_dtype(section))
     config.optimizer.lr, config.optimizer.min_lr = 1e-5, 1e-6
     tokenizer = out / TOKENIZER_FILES[0]
     if tokenizer.is_file():
@@ -104,7 +101,6 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
             section,
             groups=groups,
             layer_spec=host_block_spec,
-            dtype=weights_dtype(section),
             folder=out.parent,
             tokenizer_vocab_size=size,
         ) as chunk,

@@ -13,7 +13,7 @@ from mb_config import (
     scheduler_steps,
 )
 from mb_config.batch_stages import scheduled_stages
-from mb_config.schedule import epoch_iterations, sequences_after
+from mb_config.schedule import epoch_iterations, length_overrides, sequences_after
 
 
 def steps(train, **scheduler):
@@ -162,3 +162,19 @@ def test_the_learning_rate_stays_in_its_range(iters, batch, warmup, consumed):
 def test_a_learning_rate_must_be_set():
     with pytest.raises(ValueError, match=r"optimizer.lr: is not set"):
         learning_rate(0, steps=lengths(1, 0, 1), scheduler=SchedulerConfig(), optimizer=OptimizerConfig())
+
+
+@pytest.mark.parametrize(
+    ("section", "overrides"),
+    [
+        ({"train_iters": 500}, ("train.train_iters=20",)),
+        ({"train_samples": 9000, "global_batch_size": 8}, ("train.train_samples=160",)),
+        (
+            {"train_samples": 9000, "global_batch_size": 8, "rampup_batch_size": [4, 4, 32]},
+            ("train.train_iters=20", "train.train_samples=null"),
+        ),
+        ({"num_epochs": 2.0}, ("train.train_iters=20", "train.num_epochs=null")),
+    ],
+)
+def test_a_run_gets_the_requested_length_in_samples_or_in_steps(section, overrides):
+    assert length_overrides(TrainingConfig(**section), 20) == overrides

@@ -8,7 +8,9 @@ from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 
+from mb_host.layers import host_block_spec
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
+from mb_models.hf.conversion import memory_mapped_model
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
@@ -167,8 +169,11 @@ def test_a_checkpoint_is_exported_one_kind_of_parameter_at_a_time(groups, tmp_pa
         kinds.append(len(stored))
         empty.load_state_dict(stored, strict=False)
 
-    empty = build(section, groups)
-    export_model(empty, tmp_path / "out", section=section, load=load, pg_collection=groups)
+    with memory_mapped_model(
+        section, groups=groups, layer_spec=host_block_spec, folder=tmp_path / "pages"
+    ) as empty:
+        export_model(empty, tmp_path / "out", section=section, load=load, pg_collection=groups)
+    assert list((tmp_path / "pages").iterdir()) == []
     assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
     assert sum(kinds) == len(list(chunk.named_parameters()))
 

@@ -7,13 +7,20 @@ typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
 from mb_verify import Interruption  # noqa: E402
-from mb_verify.cli_options import Cut, Kill, ResumeProcesses, Steps, read_interruption  # noqa: E402
+from mb_verify.cli_options import Cut, Kill, ProofFolder, ResumeProcesses, Steps, read_interruption  # noqa: E402
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()
-def prove(steps: Steps = 20, cut: Cut = 7, kill: Kill = False, resume_nproc: ResumeProcesses = None):
+def prove(
+    steps: Steps = 20,
+    cut: Cut = 7,
+    kill: Kill = False,
+    resume_nproc: ResumeProcesses = None,
+    out: ProofFolder = None,
+):
+    print(out or "temporary")
     print(read_interruption(steps=steps, cut=cut, kill=kill, resume_nproc=resume_nproc))
 
 
@@ -26,7 +33,7 @@ def prove(steps: Steps = 20, cut: Cut = 7, kill: Kill = False, resume_nproc: Res
     ],
 )
 def test_options_describe_an_interruption(options, interruption):
-    assert CliRunner().invoke(app, options).output == f"{interruption}\n"
+    assert CliRunner().invoke(app, [*options, "--out=here"]).output == f"here\n{interruption}\n"
 
 
 @pytest.mark.parametrize(

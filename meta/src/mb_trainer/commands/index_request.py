@@ -8,18 +8,15 @@ from pathlib import Path
 import typer
 
 import mb_host
-from mb_config import ConfigError, smallest_world
-from mb_config.facts import TargetMachine
-from mb_config.program import examine
+from mb_config.program import read_for_sections
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
 from mb_trainer.config_program import PROGRAM
 from mb_trainer.data_checks import verify_data
-from mb_trainer.request_reader import read_request
 from mb_trainer.tokenizer_assets import kept_by_run
 
-OF_DATA = ("dataset.", "tokenizer.", "train.", "validation.")
-"""Prefixes of the fields that sample indices depend on."""
+SECTIONS = ("dataset", "tokenizer", "train", "validation")
+"""Sections that sample indices depend on."""
 
 
 def read_index_request(
@@ -33,14 +30,8 @@ def read_index_request(
     found: list[IndexRequest] = []
 
     def work() -> int:
-        world = world_size or smallest_world(read_request(settings, files=files).config.model)
-        examined = examine(PROGRAM, settings, files=files, target=TargetMachine(world_size=world))
-        problems = [
-            one for one in examined.result.errors if all(path.startswith(OF_DATA) for path in one.fields)
-        ]
-        if problems:
-            raise ConfigError(problems)
-        request, config = examined.request, examined.request.config
+        request = read_for_sections(PROGRAM, settings, files=files, sections=SECTIONS, world_size=world_size)
+        config = request.config
         verify_data(config)
         if "megatron.core" not in sys.modules:
             mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch
@@ -57,7 +48,6 @@ def read_index_request(
         )
         return 0
 
-    code = reported(work)
-    if code:
+    if code := reported(work):
         raise typer.Exit(code)
     return found[0]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from mb_checkpoint.layout import STEP_TRACKER
-from mb_config import TrainingConfig
+from mb_config.schedule import length_overrides
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import refuse_inside_a_launcher, worker_arguments
 from mb_trainer.request_reader import read_request
@@ -52,19 +52,6 @@ def verify(
         return EXIT_CODES[proof.conclusion]
 
     return reported(work)
-
-
-def length_overrides(train: TrainingConfig, steps: int) -> tuple[str, ...]:
-    """Return overrides that set the length of a run, in samples or in steps as the recipe counts.
-
-    Batches that grow or change have no fixed number of samples in a step: such a run is counted in steps.
-    """
-    constant = train.rampup_batch_size is None and train.step_batch_size_schedule is None
-    if train.train_samples is not None and train.global_batch_size is not None and constant:
-        return (f"train.train_samples={steps * train.global_batch_size}",)
-    counted = {"num_epochs": train.num_epochs, "train_samples": train.train_samples}
-    others = (f"train.{name}=null" for name, value in counted.items() if value is not None)
-    return (f"train.train_iters={steps}", *others)
 
 
 def start_overrides(start: RunStart) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from mb_config._rules import Problem
 from mb_config.errors import ConfigReadError
 from mb_config.facts import TargetMachine, collect_facts
 from mb_config.fallbacks import select_local_layers
-from mb_config.plan.model_shape import read_field
+from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.preflight import PreflightChecks, PreflightResult, preflight
-from mb_config.problems import RuleLike
+from mb_config.problems import ConfigError, RuleLike
 from mb_config.request import ConfigRequest, PlainReader, RequestReader
 from mb_config.rules import RULES
 from mb_config.run_estimate import CountFlops
@@ -134,6 +134,40 @@ def examine(
     paths = [error.path.partition("[")[0] for error in unread or () if error.path]
     readable = [item for item in result.problems if not any(_reads(item, path) for path in paths)]
     return Examination(request=request, result=replace(result, problems=readable), facts=facts)
+
+
+def read_for_sections(
+    program: ConfigProgram,
+    arguments: Sequence[str],
+    *,
+    files: Sequence[Path] = (),
+    sections: Sequence[str],
+    world_size: int | None = None,
+) -> ConfigRequest:
+    """Read and check a request for a command that uses some sections only, such as one that prepares data.
+
+    Problems of which a field belongs to another section are ignored.
+
+    Args:
+        program: Reader, rules and facts.
+        arguments: Recipe or file, and overrides.
+        files: Files that are applied over the recipe.
+        sections: Names of the used sections.
+        world_size: Number of processes; None: the smallest number that holds the model.
+
+    Raises:
+        ConfigError: The used sections violate rules.
+        ConfigReadError: Settings cannot be read.
+    """
+    world = world_size or smallest_world(program.reader.read(arguments, files=files).config.model)
+    examined = examine(program, arguments, files=files, target=TargetMachine(world_size=world))
+    used = tuple(f"{section}." for section in sections)
+    problems = [
+        problem for problem in examined.result.errors if all(path.startswith(used) for path in problem.fields)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return examined.request
 
 
 def check_request(

@@ -62,6 +62,19 @@ def scheduler_steps(
     return _in_steps(train, scheduler, after)
 
 
+def length_overrides(train: TrainingConfig, steps: int) -> tuple[str, ...]:
+    """Return overrides that make a run `steps` steps long, in samples or in steps as its settings count.
+
+    Batches that grow or change have no fixed number of samples in a step: such a run is counted in steps.
+    """
+    constant = train.rampup_batch_size is None and train.step_batch_size_schedule is None
+    if train.train_samples is not None and train.global_batch_size is not None and constant:
+        return (f"train.train_samples={steps * train.global_batch_size}",)
+    counted = {"num_epochs": train.num_epochs, "train_samples": train.train_samples}
+    others = (f"train.{name}=null" for name, value in counted.items() if value is not None)
+    return (f"train.train_iters={steps}", *others)
+
+
 def sequences_after(
     steps: int,
     train: TrainingConfig,

@@ -1,5 +1,6 @@
 """Options of a command that proves a resume, for programs of trainers. Needs the extra `cli`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,12 @@ ResumeProcesses = Annotated[
         metavar="N[,N...]",
         help="Resume with so many processes; several: interrupted at each multiple of K. Compares what was read.",
         show_default=False,
+    ),
+]
+ProofFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Keep both runs and what they recorded here.", show_default=False
     ),
 ]
 

@@ -70,8 +70,8 @@ def memory_mapped_model(
     *,
     groups: ProcessGroupCollection,
     layer_spec: StackSpec,
-    dtype: torch.dtype,
     folder: Path,
+    dtype: torch.dtype | None = None,
     tokenizer_vocab_size: int | None = None,
 ) -> Iterator[Any]:
     """Build a complete model on the host with parameters of 0 in files below `folder`; remove the files at the end.
@@ -80,8 +80,8 @@ def memory_mapped_model(
         section: model section without parallelism (`mb_models.unsharded.unshard`); not modified.
         groups: process groups of one rank each.
         layer_spec: layers for the CPU.
-        dtype: floating-point type of the parameters.
         folder: folder on a disk with space for the parameters; created if it does not exist.
+        dtype: floating-point type of the parameters; None: that in which the model is trained.
         tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
     """
     local = replace(section, transformer_impl="local", perform_initialization=False)
@@ -94,7 +94,7 @@ def memory_mapped_model(
             tokenizer_vocab_size=tokenizer_vocab_size,
         )
         [chunk] = provider.provide_chunks(groups)
-        chunk.to(dtype)
+        chunk.to(dtype or weights_dtype(section))
         memory_map_parameters([chunk], Path(pages))
         yield chunk
 

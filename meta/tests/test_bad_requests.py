@@ -4,7 +4,7 @@ import pytest
 
 from mb_config.facts import TargetMachine
 from mb_config.program import examine
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
 CP, VP = "model.context_parallel_size", "model.virtual_pipeline_model_parallel_size"
@@ -187,7 +187,7 @@ TABLE = [
 
 def broken(words, processes, out):
     """Return the ids of the rules that a request violates."""
-    found = examine(PROGRAM, words.split(), out=out, target=TargetMachine(world_size=processes))
+    found = examine(program(), words.split(), out=out, target=TargetMachine(world_size=processes))
     return {problem.id for problem in found.result.problems}
 
 

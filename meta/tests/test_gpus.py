@@ -9,7 +9,7 @@ import pytest
 from mb_config.cli_check import CommandInput, check
 from mb_config.facts import TargetMachine
 from mb_launch.gpus import DRIVER
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 from mb_trainer.machine import target_facts
 
 LINES = [f"NVIDIA H200, GPU-{index}abc, 00000000:{index}7:00.0, 143771, 580.159.03" for index in range(4)]
@@ -18,14 +18,14 @@ LINES = [f"NVIDIA H200, GPU-{index}abc, 00000000:{index}7:00.0, 143771, 580.159.
 
 @pytest.mark.skipif(any(DRIVER.glob("*")), reason="this machine has GPUs")
 def test_a_check_names_the_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch, capsys):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!{sys.executable}\nprint({chr(10).join(LINES)!r})\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    nvidia_smi = tmp_path / "nvidia-smi"
+    nvidia_smi.write_text(f"#!{sys.executable}\nprint({chr(10).join(LINES)!r})\n")
+    nvidia_smi.chmod(nvidia_smi.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     target = TargetMachine(world_size=1)
     given = CommandInput(arguments=["gpt_tiny"], out=tmp_path / "run")
-    check(PROGRAM, given, target=target, as_json=False)
+    check(program(), given, target=target, as_json=False)
     notes = capsys.readouterr().err
     assert target_facts(target)["gpu"] == "h200"
     assert "this machine: 4 x NVIDIA H200, 140.4 GiB each, driver 580.159.03" in notes

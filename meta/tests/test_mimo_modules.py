@@ -11,7 +11,7 @@ from mb_trainer.cli import app
 from mb_trainer.errors import RunFolderError
 from mb_trainer.recipes import gpt_tiny, mimo_tiny
 from mb_trainer.request_reader import read_request
-from mb_trainer.settle import settle_job
+from mb_trainer.settle import RunOptions, settle_job
 
 FIRST = "model.language_rank_offset"
 
@@ -71,14 +71,9 @@ def test_a_run_of_one_model_does_not_resume_as_modules_with_its_optimizer(tmp_pa
         config = mimo_tiny()
         config.model.language_rank_offset = offset
         config.checkpoint.load_optim = load_optim
-        return settle_job(
-            config,
-            name="x",
-            out=tmp_path,
-            provenance=None,
-            resume_with_changes=resume_with_changes,
-            environment={"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-        )
+        environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        options = RunOptions(out=tmp_path, resume_with_changes=resume_with_changes, environment=environment)
+        return settle_job(config, options)
 
     settled(False, 0).config.to_yaml(tmp_path / "run_config.yaml")
     (tmp_path / "checkpoints" / "iter_0000003").mkdir(parents=True)

@@ -7,7 +7,7 @@ import pytest
 from mb_config.cli_check import CommandInput, check
 from mb_config.facts import TargetMachine
 from mb_trainer.commands.errors import reported
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 from mb_trainer.request_reader import read_request
 
 
@@ -31,6 +31,6 @@ def test_an_odd_number_is_an_answer(recipe, only, value, tmp_path):
     for path in number_fields(recipe, only=only):
         given = CommandInput(arguments=[recipe, f"{path}={value}"], out=tmp_path)
         code = reported(
-            lambda given=given: check(PROGRAM, given, target=TargetMachine(world_size=1), as_json=False)
+            lambda given=given: check(program(), given, target=TargetMachine(world_size=1), as_json=False)
         )
         assert code in (0, 1, 2), path

@@ -10,7 +10,7 @@ from mb_config.facts import TargetMachine
 from mb_config.preflight import preflight
 from mb_config.program import examine
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import RECIPES
@@ -35,7 +35,7 @@ ONE_PROCESS = TargetMachine(world_size=1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_passes_every_rule_at_its_world_size_and_twice_that(name, times):
     target = TargetMachine(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
-    findings = examine(PROGRAM, [name], target=target).result
+    findings = examine(program(), [name], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -61,7 +61,7 @@ def test_t5_base_passes_every_rule_at_its_world_size_and_twice_that(times):
     target = TargetMachine(
         world_size=times * RECIPES["t5_base"].processes, gpu="h100", transformer_engine="2.20"
     )
-    findings = examine(PROGRAM, ["t5_base"], target=target).result
+    findings = examine(program(), ["t5_base"], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -78,7 +78,7 @@ def test_a_hybrid_passes_every_rule_at_its_world_size_and_twice_that(times):
     target = TargetMachine(
         world_size=times * RECIPES["hybrid_8b"].processes, gpu="h100", transformer_engine="2.20"
     )
-    findings = examine(PROGRAM, ["hybrid_8b"], target=target).result
+    findings = examine(program(), ["hybrid_8b"], target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -100,7 +100,7 @@ def test_both_ways_to_count_a_hybrid_agree(name, size):
     ],
 )
 def test_what_a_t5_cannot_do_is_refused_before_it_is_built(words, rule):
-    findings = examine(PROGRAM, words, target=TargetMachine(world_size=2)).result
+    findings = examine(program(), words, target=TargetMachine(world_size=2)).result
     assert rule in [problem.id for problem in findings.errors]
 
 

@@ -10,7 +10,7 @@ from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolde
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import RunFolder, folder_of, set_run_paths
-from mb_trainer.settle import settle_job
+from mb_trainer.settle import RunOptions, settle_job
 
 
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):
@@ -92,9 +92,7 @@ def settled(out, **checkpoint):
     for name, value in checkpoint.items():
         setattr(config.checkpoint, name, value)
         known.note(f"checkpoint.{name}", "command line")
-    return settle_job(
-        config, name="x", out=out, provenance=known, resume_with_changes=False, environment={}
-    ).status.state
+    return settle_job(config, RunOptions(out=out, provenance=known, environment={})).status.state
 
 
 def test_random_weights_are_not_evaluated(tmp_path):

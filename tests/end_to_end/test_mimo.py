@@ -9,7 +9,7 @@ from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
 from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 from mb_trainer.data_checks import verify_data
 from mb_trainer.recipes import mimo_tiny
 from mb_verify import Recorder, compare, read_record
@@ -82,5 +82,5 @@ def test_it_continues_no_prompt(runs, capsys):
     ],
 )
 def test_what_it_cannot_do_is_refused_before_it_is_built(words, rule):
-    findings = examine(PROGRAM, words, target=TargetMachine(world_size=2)).result
+    findings = examine(program(), words, target=TargetMachine(world_size=2)).result
     assert [problem.id for problem in findings.errors] == [rule]

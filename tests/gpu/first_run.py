@@ -434,7 +434,7 @@ def settings_child() -> dict[str, Any]:
     from mb_config.cli_check import CommandInput, check
     from mb_config.facts import TargetMachine
     from mb_trainer.commands.errors import reported
-    from mb_trainer.config_program import PROGRAM
+    from mb_trainer.config_program import program
 
     machine = Machine(out=Path(os.environ["FIRST_RUN_OUT"]), environment=os.environ, gpu=False)
     answers: dict[str, Any] = {}
@@ -446,7 +446,7 @@ def settings_child() -> dict[str, Any]:
                 given = CommandInput(arguments=machine.words(row.settings), out=machine.out / "checked")
                 target = TargetMachine(**TARGET)
                 code = reported(
-                    lambda given=given, target=target: check(PROGRAM, given, target=target, as_json=False)
+                    lambda given=given, target=target: check(program(), given, target=target, as_json=False)
                 )
             answers[row.id] = printed.getvalue().splitlines() if code else []
             for name in row.environment:

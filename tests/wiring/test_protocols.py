@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.run_checkpointer import RunStateLike
     from mb_checkpoint.run_load import LoadReporter
     from mb_config import DistributedDataParallelConfig, TrainingConfig
+    from mb_config.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
     from mb_data.batch_padding import PaddedModel
     from mb_data.cli_index import IndexRequestReader
@@ -117,7 +118,6 @@ if TYPE_CHECKING:
     from mb_trainer import console
     from mb_trainer.commands.index_request import read_index_request
     from mb_trainer.config_program import count_flops
-    from mb_trainer.recipes.recipe import Recipe
     from mb_trainer.state import GlobalState
 
     def _(model: GPTModelConfig) -> ParallelSizes:

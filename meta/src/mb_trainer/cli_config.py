@@ -13,7 +13,7 @@ configs.add_typer(mb_config.cli.checks)
 configs.add_typer(mb_config.cli.configurations, name="config")
 
 TRAINER = MountedProgram(
-    load=lambda: import_module("mb_trainer.config_program").PROGRAM,
+    load=lambda: import_module("mb_trainer.config_program").program(),
     exit_codes=lambda work: command("errors").reported(work),
     source="RECIPE",
     source_help=RECIPE_ARGUMENTS,

@@ -1,8 +1,10 @@
 """Arguments and options that several commands of `mb` share, and the lazy import of their implementations."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
+import click
 import typer
 
 from mb_config.cli_options import ConfigFiles as ConfigFiles
@@ -26,6 +28,38 @@ NoNumaBinding = Annotated[
 ResumeWithChanges = Annotated[
     bool, typer.Option("--resume-with-changes", help="Resume a run whose settings differ.")
 ]
+
+
+def add_import_option(group: Any) -> None:
+    """Give every command below a group the option --import, which adds the user's modules to the trainer's registry."""
+    for each in group.commands.values():
+        if hasattr(each, "commands"):
+            add_import_option(each)
+        else:
+            each.params.append(
+                click.Option(
+                    param_decls=["--import"],
+                    multiple=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=import_modules,
+                    metavar="MODULE",
+                    help="A module with your recipes, sections or rules, which is imported; repeatable.",
+                )
+            )
+
+
+def import_modules(_context: Any, _parameter: Any, names: Sequence[str]) -> None:
+    """Import modules, and add their recipes, dataclasses and rules to the registry.
+
+    Raises:
+        typer.BadParameter: a module cannot be imported, or a recipe of its name exists.
+    """
+    for name in names:
+        try:
+            import_module("mb_trainer.registry").REGISTRY.import_module(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error).removeprefix("--import ")) from error
 
 
 def command(name: str) -> Any:

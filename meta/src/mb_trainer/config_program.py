@@ -17,7 +17,7 @@ from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts
-from mb_trainer.preflight import CHECKS, RULES, RULES_BY_PACKAGE
+from mb_trainer.preflight import RULES, all_checks, all_rules
 from mb_trainer.request_reader import READER
 from mb_trainer.run_folder import folder_of, set_run_paths
 
@@ -81,17 +81,19 @@ def explain_constraint(name: str) -> str | None:
     return "\n\n".join([head, *(explain(rule) for rule in RULES if rule.id in found.rules)])
 
 
-PROGRAM = ConfigProgram(
-    name="mb",
-    reader=READER,
-    checks=CHECKS,
-    rules_by_package=RULES_BY_PACKAGE,
-    gather_facts=target_facts,
-    world_size=1,
-    place=place_in_run_folder,
-    embedding_rows=embedding_rows,
-    count_flops=count_flops,
-    verify_data=data_problem,
-    machine_notes=lambda: tuple(gpu_lines()),
-    explain_other=explain_constraint,
-)
+def program() -> ConfigProgram:
+    """Return the trainer as the commands use it, with the recipes, classes and rules of the user."""
+    return ConfigProgram(
+        name="mb",
+        reader=READER,
+        checks=all_checks(),
+        rules_by_package=all_rules(),
+        gather_facts=target_facts,
+        world_size=1,
+        place=place_in_run_folder,
+        embedding_rows=embedding_rows,
+        count_flops=count_flops,
+        verify_data=data_problem,
+        machine_notes=lambda: tuple(gpu_lines()),
+        explain_other=explain_constraint,
+    )

@@ -1,5 +1,8 @@
 """Checks before any process group or model is built: the rules of all packages, for `mb_config.preflight`. No torch."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import mb_checkpoint.rules
 import mb_config
 import mb_data.rules
@@ -17,6 +20,7 @@ from mb_models.kernel_rules import FALLBACKS
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import TOKENIZER
 from mb_trainer.machine import target_facts
+from mb_trainer.registry import REGISTRY
 
 NO_RESTART = Rule(
     id="T48",
@@ -62,6 +66,16 @@ IMPLIED_BY = {
 CHECKS = PreflightChecks(rules=RULES, implied_by=IMPLIED_BY, fallbacks=FALLBACKS, data=TOKENIZER)
 
 
+def all_rules() -> dict[str, Sequence[RuleLike]]:
+    """Return the rules by package, with those of the modules that the user has imported."""
+    return {**RULES_BY_PACKAGE, **REGISTRY.rules_by_package}
+
+
+def all_checks() -> PreflightChecks:
+    """Return the checks with the rules of the user."""
+    return replace(CHECKS, rules=tuple(rule for rules in all_rules().values() for rule in rules))
+
+
 def settle(
     config: ConfigContainer,
     *,
@@ -83,6 +97,6 @@ def settle(
     target = TargetMachine(world_size=world_size, local_world_size=local_world_size)
     facts = target_facts(target, config.env_vars)
     select_local_layers(config, facts=facts, provenance=provenance)
-    result = preflight(config, CHECKS, facts=facts, provenance=provenance)
+    result = preflight(config, all_checks(), facts=facts, provenance=provenance)
     result.raise_errors()
     return result

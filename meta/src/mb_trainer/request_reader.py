@@ -8,14 +8,16 @@ from mb_config.overrides import SECTION_FACTORIES
 from mb_config.request import ConfigRequest, RecipeReader
 from mb_models.peft.config import section_by_name
 from mb_trainer.config import ConfigContainer
-from mb_trainer.recipes import RECIPES
+from mb_trainer.registry import REGISTRY
 
 ALL_SECTION_FACTORIES = {**SECTION_FACTORIES, "peft": section_by_name}
 """Section path to the function that makes the section from a name, as in `peft=lora`."""
 
 READER = RecipeReader(
     container=ConfigContainer,
-    recipes=RECIPES,
+    recipes=REGISTRY.recipes,
+    targets=REGISTRY.classes,
+    recipe_of_file=REGISTRY.recipe_of_file,
     default="gpt_tiny",
     section_factories=ALL_SECTION_FACTORIES,
     list_command="mb recipes",

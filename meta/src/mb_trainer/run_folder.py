@@ -18,9 +18,11 @@ from mb_checkpoint.paths import is_url
 from mb_config import Provenance, SavedSettings, difference_lines
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
+from mb_metrics.event_log import STARTS, read_event_rows
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
+from mb_trainer.user_code import UserCode
 
 NOT_SETTINGS = frozenset(
     {
@@ -111,6 +113,18 @@ def saved_settings(folder: RunFolder) -> SavedSettings:
         fix="Restore the file, or remove it to resume with the settings of this command (checkpoints are not "
         "changed), or give another folder with --out.",
     )
+
+
+def changed_code(folder: RunFolder, code: UserCode) -> dict[str, tuple[list[str], list[str]]]:
+    """Return `code.<part>` -> (previous, current) names of the user's code, for each part that differs."""
+    previous: Mapping[str, Any] | None = None
+    for row in read_event_rows(folder.events):
+        previous = row.get("code", {}) if row.get("event") in STARTS else previous
+    if previous is None:
+        return {}
+    parts = dict.fromkeys((*previous, *code.names))
+    both = {part: (previous.get(part, []), code.names.get(part, [])) for part in parts}
+    return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}
 
 
 def changed_settings_message(

@@ -13,6 +13,7 @@ from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models.unsharded import unshard
 from mb_trainer.config import ConfigContainer
+from mb_trainer.registry import REGISTRY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class SavedRun:
     def find(cls, run: Path, *, purpose: str, log: Callable[[str], object]) -> "SavedRun":
         """Return the run of a folder. Arguments and errors as `mb_checkpoint.integrity.require_newest_intact`."""
         checkpoint = require_newest_intact(run, purpose=purpose, log=log)
-        config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml")
+        config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
         unshard(config.model)
         return cls(checkpoint=checkpoint, config=config)
 

@@ -1,6 +1,7 @@
 """Settled run: checked configuration, run folder, and the checkpoint to resume from. No torch, nothing is written."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolde
 from mb_trainer.preflight import settle
 from mb_trainer.run_folder import (
     RunFolder,
+    changed_code,
     changed_settings_message,
     folder_of,
     saved_settings,
@@ -26,13 +28,29 @@ from mb_trainer.run_folder import (
     unwritable_reason,
 )
 from mb_trainer.tokenizer_assets import where_tokenizer
+from mb_trainer.user_code import NO_CODE, UserCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Request of a run apart from its configuration; the fields are the arguments of `mb_trainer.pretrain`."""
+
+    name: str = "run"
+    out: Path | str | None = None
+    provenance: Provenance | None = None
+    code: UserCode = NO_CODE
+    resume_with_changes: bool = False
+    resume_command: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    notes: Sequence[str] = ()
+    """Messages to print before the run starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Run that passed every check: its configuration, its folder and this process's rank."""
 
-    name: str
+    options: RunOptions
     config: ConfigContainer
     settled: PreflightResult
     folder: RunFolder
@@ -41,31 +59,25 @@ class Job:
     world: World
     unwritable_reason: str | None = None
     """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
-    resume_command: str | None = None
-    """Command that resumes the run after a stop; if set, the process belongs to a command and ends with the run."""
     changed_settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
 
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.options.name
 
-def settle_job(
-    config: ConfigContainer,
-    *,
-    name: str,
-    out: Path | str | None,
-    provenance: Provenance | None,
-    resume_with_changes: bool,
-    environment: Mapping[str, str],
-    resume_command: str | None = None,
-) -> Job:
+
+def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     """Check everything that is known before a start, without writing; raises as `pretrain`.
 
     A job is "complete" here if its last step seems to exist; the content of that checkpoint is not read.
     """
-    world = read_world(environment)
-    folder = folder_of(out, name=name)
-    known = Provenance.of(config) if provenance is None else provenance
+    world = read_world(options.environment)
+    folder = folder_of(options.out, name=options.name)
+    known = Provenance.of(config) if options.provenance is None else options.provenance
     set_run_paths(config, folder, known)
     evaluate_only = config.validation.skip_train
     note = (
@@ -75,29 +87,28 @@ def settle_job(
         config,
         world_size=world.world_size,
         provenance=known,
-        local_world_size=read_local_world_size(environment),
+        local_world_size=read_local_world_size(options.environment),
     )
     verify_data(config)
     if config.ft is not None and config.ft.enable_ft_package:
-        require_monitor(environment)
+        require_monitor(options.environment)
     unwritable = require_writable(config, folder)
     status = resume_status(
         config.checkpoint, train_iters=config.train.train_iters or 0, evaluate_only=evaluate_only
     )
     if status.state == "rejected":
         raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
-    changed = compare_with_previous(config, folder, status, allow_changes=resume_with_changes)
+    notes = (*options.notes, note, where_tokenizer(config))
     return Job(
-        name=name,
+        options=options,
         config=config,
         settled=settled,
         folder=folder,
-        changed_settings=changed,
+        changed_settings=compare_with_previous(config, folder, status, options),
         status=status,
         world=world,
         unwritable_reason=unwritable,
-        resume_command=resume_command,
-        notes=tuple(line for line in (note, where_tokenizer(config)) if line is not None),
+        notes=tuple(line for line in notes if line is not None),
     )
 
 
@@ -121,20 +132,20 @@ def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
 
 
 def compare_with_previous(
-    config: ConfigContainer, folder: RunFolder, status: ResumeStatus, *, allow_changes: bool
+    config: ConfigContainer, folder: RunFolder, status: ResumeStatus, options: RunOptions
 ) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from the run in the folder: dotted path -> (previous, current).
 
-    If there are any, the current schedule replaces that of the checkpoint, unless `use_checkpoint_opt_param_scheduler`
-    is set.
+    A forward step or a hook of the user counts as a setting, by its name. If there are any, the current schedule
+    replaces that of the checkpoint, unless `use_checkpoint_opt_param_scheduler` is set.
 
     Raises:
         RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
         mb_config.SavedSettingsError: the settings in the folder cannot be read.
     """
     saved = saved_settings(folder)
-    changed = saved.differences(config)
-    if changed and not allow_changes:
+    changed = saved.differences(config) | changed_code(folder, options.code)
+    if changed and not options.resume_with_changes:
         fixed = fixed_by_weights(changed) if status.resumes else []
         raise RunFolderError(changed_settings_message(folder, changed, fixed=fixed))
     if changed and status.resumes and config.checkpoint.load_optim:

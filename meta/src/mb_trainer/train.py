@@ -109,7 +109,7 @@ class Run:
             outcome = self.train_and_evaluate(summary, callbacks)
         self.console.print(outcome.message)
         if outcome.reason != "skip_train":
-            resume_command = None if outcome.reason == "finished" else self.job.resume_command
+            resume_command = None if outcome.reason == "finished" else self.job.options.resume_command
             checkpoints = self.job.config.checkpoint.save
             where = location_lines(self.job.folder, checkpoints=checkpoints, resume_command=resume_command)
             for line in (*summary.lines(), *where):
@@ -244,7 +244,7 @@ class Run:
             store=shared_store(self.job.world),
             start_time=self.state.start_time,
             launched=is_launched(os.environ),
-            process_ends=self.job.resume_command is not None,
+            process_ends=self.job.options.resume_command is not None,
         )
 
     def attention_logits(self) -> AttentionLogits | None:

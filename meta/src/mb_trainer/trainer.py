@@ -1,15 +1,17 @@
 """Entry point `pretrain(config)`: settle the run, set its environment, then train. Imports torch after all checks."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mb_checkpoint
 import mb_host
 import mb_overlap
+from mb_checkpoint.initial_weights import require_weights
 from mb_checkpoint.run_status import is_in_save_folder
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
@@ -19,16 +21,19 @@ from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.console import Console
 from mb_trainer.machine import first_gpu
-from mb_trainer.settle import Job, settle_job
+from mb_trainer.settle import Job, RunOptions, settle_job
+from mb_trainer.user_code import NO_CODE, UserCode
 
 
-def pretrain(
+def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Bridge's
     config: ConfigContainer,
+    forward_step_func: Callable[..., Any] | None = None,
+    callbacks: Sequence[object] = (),
     *,
+    code: UserCode = NO_CODE,
     name: str = "run",
     out: Path | str | None = None,
     provenance: Provenance | None = None,
-    callbacks: Sequence[object] = (),
     resume_with_changes: bool = False,
     resume_command: str | None = None,
     environment: Mapping[str, str] | None = None,
@@ -40,10 +45,13 @@ def pretrain(
 
     Args:
         config: resolved in place.
+        forward_step_func: `(iterator, model)` or `(state, iterator, model)`, as Megatron's schedules call it; None:
+            that of `code`, or of the model's family.
+        callbacks: called after those of `code`, which are called after the trainer's own.
+        code: forward step, hooks on the model, callbacks and sinks of the user.
         name: names the run folder and appears in the log.
         out: run folder; None: `runs/<name>`.
         provenance: origin of the values; without it, values set in code count as set by the user.
-        callbacks: called after the trainer's own.
         resume_with_changes: resume although the run folder's settings differ.
         resume_command: shown after a stop. With it, the process is expected to end with the run: from the first step
             on, `train.exit_signal` only ever requests a stop. Without it the previous signal handlers are restored.
@@ -62,18 +70,27 @@ def pretrain(
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
-    environment = os.environ if environment is None else environment
+    own_step = code.forward_step if forward_step_func is None else forward_step_func
+    return train_job(
+        config,
+        RunOptions(
+            name=name,
+            out=out,
+            provenance=provenance,
+            code=replace(code, forward_step=own_step, callbacks=(*code.callbacks, *callbacks)),
+            resume_with_changes=resume_with_changes,
+            resume_command=resume_command,
+            environment=os.environ if environment is None else environment,
+        ),
+    )
+
+
+def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
+    """Do what `pretrain` documents."""
+    environment = options.environment
     # before everything else: threads that libraries start inherit the CPU affinity of this moment
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
-    job = settle_job(
-        config,
-        name=name,
-        out=out,
-        provenance=provenance,
-        resume_with_changes=resume_with_changes,
-        resume_command=resume_command,
-        environment=environment,
-    )
+    job = settle_job(config, options)
     console = Console(rank=job.world.rank, prints=job.world.is_logging_rank)
     # before torch is imported, which reads some of them
     set_unset_variables(config.env_vars, log=console.print)
@@ -89,8 +106,23 @@ def pretrain(
     build = import_module("mb_trainer.build")  # imports torch; only after all checks
     warnings = nullcontext() if console.prints else captured_warnings(console)
     with warnings, captured_records(console, config.logger):
-        outcome: TrainOutcome = build.run(job, console=console, callbacks=callbacks)
+        outcome: TrainOutcome = build.run(job, console=console)
     return outcome
+
+
+def finetune(
+    config: ConfigContainer,
+    forward_step_func: Callable[..., Any] | None = None,
+    callbacks: Sequence[object] = (),
+    **options: Any,
+) -> TrainOutcome:
+    """Train from the weights in `checkpoint.pretrained_checkpoint`, or resume such a run; as `pretrain` otherwise.
+
+    Raises:
+        mb_checkpoint.CheckpointConfigError: there are no weights to start from.
+    """
+    require_weights(config.checkpoint)
+    return pretrain(config, forward_step_func, callbacks, **options)
 
 
 def announce(job: Job, bound: str | None, console: Console) -> None:

@@ -74,6 +74,7 @@ def test_an_imported_module_adds_recipes_rules_and_classes(registry, write):
     assert registry.recipes["mine"].build() == "my configuration"
     assert dict(registry.classes) == {"my_recipes.MyTraining": sys.modules["my_recipes"].MyTraining}
     assert registry.rules_by_package == {"my_recipes": ("my rule",)}
+    assert registry.imported == ["my_recipes"]
 
 
 def test_a_recipe_of_a_name_in_use_names_both_sources(registry, write):

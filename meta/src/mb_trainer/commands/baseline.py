@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration
-from mb_trainer.recipes import RECIPES
+from mb_trainer.registry import REGISTRY
 from mb_trainer.run_folder import NOT_SETTINGS, RunFolder
 
 _RECIPE_IN_LOG = re.compile(r"^([\w.-]+): .* M parameters,", re.MULTILINE)
@@ -18,8 +18,8 @@ def find_baseline(run: Path) -> BaselineConfiguration | None:
         return None
     with log.open(errors="replace") as text:
         names = _RECIPE_IN_LOG.findall(text.read(_CHARACTERS_TO_SEARCH))
-    name = next((name for name in names if name in RECIPES), None)
+    name = next((name for name in names if name in REGISTRY.recipes), None)
     if name is None:
         return None
-    settings = RECIPES[name].build().to_dict()
+    settings = REGISTRY.recipes[name].build().to_dict()
     return BaselineConfiguration(name=f"the recipe {name}", settings=settings, ignored=NOT_SETTINGS)

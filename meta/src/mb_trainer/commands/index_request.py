@@ -11,7 +11,7 @@ import mb_host
 from mb_config.program import read_for_sections
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
-from mb_trainer.config_program import PROGRAM
+from mb_trainer.config_program import program
 from mb_trainer.data_checks import verify_data
 from mb_trainer.tokenizer_assets import kept_by_run
 
@@ -30,7 +30,9 @@ def read_index_request(
     found: list[IndexRequest] = []
 
     def work() -> int:
-        request = read_for_sections(PROGRAM, settings, files=files, sections=SECTIONS, world_size=world_size)
+        request = read_for_sections(
+            program(), settings, files=files, sections=SECTIONS, world_size=world_size
+        )
         config = request.config
         verify_data(config)
         if "megatron.core" not in sys.modules:

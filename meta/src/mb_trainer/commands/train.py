@@ -5,23 +5,23 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from mb_checkpoint.initial_weights import require_weights
 from mb_config.masking import leaf, masked
 from mb_launch import is_launched, read_world, requested_port, set_omp_threads
-from mb_loop import TrainOutcome
 from mb_metrics import write_missing_stop
 from mb_trainer.commands.errors import reported
 from mb_trainer.console import Console
 from mb_trainer.errors import LaunchError
+from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolder
-from mb_trainer.settle import settle_job
-from mb_trainer.trainer import outcome_if_complete
-from mb_trainer.trainer import pretrain as run_pretrain
+from mb_trainer.settle import RunOptions, settle_job
+from mb_trainer.trainer import outcome_if_complete, train_job
+from mb_trainer.user_code import NO_CODE
 from mb_verify import callbacks_from_environment
 
 
@@ -47,22 +47,22 @@ def pretrain(
         request = read_request(arguments, files=files)
         if command == "finetune":
             require_weights(request.config.checkpoint)
-        options: dict[str, Any] = {
-            "name": request.name,
-            "out": out,
-            "provenance": request.provenance,
-            "resume_with_changes": resume_with_changes,
-        }
+        code = NO_CODE if request.recipe is None else request.recipe.code or NO_CODE
+        options = RunOptions(
+            name=request.name,
+            out=out,
+            provenance=request.provenance,
+            code=code,
+            resume_with_changes=resume_with_changes,
+            notes=[] if request.base is None else [f"{request.name}: applied to {request.base}"],
+        )
         if nproc is None or nproc == 1:
-            outcome: TrainOutcome = run_pretrain(
-                request.config,
-                **options,
-                callbacks=recording_callbacks(os.environ),
-                resume_command=os.environ.get(RESUME_COMMAND) or typed(os.environ),
-            )
-            return outcome.exit_code
+            resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
+            code = replace(code, callbacks=(*code.callbacks, *recording_callbacks(os.environ)))
+            options = replace(options, code=code, resume_command=resume_command)
+            return train_job(request.config, options).exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
-        job = settle_job(request.config, **options, environment=world)
+        job = settle_job(request.config, replace(options, environment=world))
         if job.status.state == "complete" and outcome_if_complete(job, Console()) is not None:
             return 0
         port = requested_port(os.environ)
@@ -133,6 +133,7 @@ def worker_arguments(
     options += [] if out is None else [f"--out={out}"]
     options += ["--resume-with-changes"] if resume_with_changes else []
     options += [f"--trust={folder}" for folder in trust]
+    options += [f"--import={module}" for module in REGISTRY.imported]
     return [*options, "--", *arguments]
 
 

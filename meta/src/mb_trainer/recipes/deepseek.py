@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mb_config.registration import Recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
-from mb_trainer.recipes.recipe import Recipe
 
 ATTENTION: Mapping[str, Any] = {
     "multi_latent_attention": True,

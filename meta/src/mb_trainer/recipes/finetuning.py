@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from mb_config.registration import Recipe
 from mb_trainer.config import ConfigContainer, SumsFinetuningConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.lora import BASE
-from mb_trainer.recipes.recipe import Recipe
 
 
 def sft_tiny() -> ConfigContainer:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mb_config.registration import Recipe
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,
@@ -18,7 +19,6 @@ from mb_trainer.config import (
     ValidationConfig,
 )
 from mb_trainer.recipes import deepseek, llama, mixtral, qwen
-from mb_trainer.recipes.recipe import Recipe
 
 TINY: Mapping[str, Any] = {
     "position_embedding_type": "rope",

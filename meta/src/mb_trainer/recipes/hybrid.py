@@ -1,5 +1,6 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
+from mb_config.registration import Recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,
@@ -9,7 +10,6 @@ from mb_trainer.config import (
 )
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.pretraining import pretraining
-from mb_trainer.recipes.recipe import Recipe
 
 
 def hybrid_tiny() -> ConfigContainer:

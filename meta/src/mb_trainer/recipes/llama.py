@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mb_config.registration import Recipe
 from mb_overlap import userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
-from mb_trainer.recipes.recipe import Recipe
 
 LLAMA: Mapping[str, Any] = {
     **MODERN,

@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from mb_config.registration import Recipe
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
-from mb_trainer.recipes.recipe import Recipe
 
 BASE = "runs/gpt_tiny/checkpoints"
 """Folder of the checkpoints that `mb pretrain gpt_tiny` writes."""

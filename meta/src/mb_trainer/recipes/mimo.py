@@ -1,5 +1,6 @@
 """Recipes of vision-language models: images and text in, text out."""
 
+from mb_config.registration import Recipe
 from mb_trainer.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -14,7 +15,6 @@ from mb_trainer.config import (
     ValidationConfig,
 )
 from mb_trainer.recipes.gpt import TINY
-from mb_trainer.recipes.recipe import Recipe
 
 
 def mimo_tiny() -> ConfigContainer:

@@ -1,8 +1,8 @@
 """Recipe of Qwen3, in its published size."""
 
+from mb_config.registration import Recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
-from mb_trainer.recipes.recipe import Recipe
 
 
 def qwen3_8b() -> ConfigContainer:

@@ -1,5 +1,6 @@
 """Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
+from mb_config.registration import Recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,
@@ -13,7 +14,6 @@ from mb_trainer.config import (
 )
 from mb_trainer.recipes.gpt import TINY, gpt_tiny
 from mb_trainer.recipes.pretraining import pretraining
-from mb_trainer.recipes.recipe import Recipe
 
 SENTINELS = 100
 """Number of sentinel tokens, as in the published models: enough for an encoder of 1,800 tokens."""

@@ -160,6 +160,9 @@ class Registry:
     rules_by_package: dict[str, Sequence[RuleLike]] = field(default_factory=dict)
     """Rules by the package or module that defines them."""
 
+    imported: list[str] = field(default_factory=list)
+    """Modules that were imported by name, in order; a process that the program starts imports them, too."""
+
     def import_module(self, name: str) -> None:
         """Import a module and add its `RECIPES` (name -> recipe or function), `RULES` and dataclasses.
 
@@ -175,6 +178,8 @@ class Registry:
         except Exception as error:
             raise RegistrationError(f"--import {name}: cannot be imported ({_reason(error)}).") from error
         self._add(module, source=name)
+        if name not in self.imported:
+            self.imported.append(name)
 
     def recipe_of_file(self, text: str) -> tuple[str, Recipe]:
         """Return the name and the recipe of `FILE.py:NAME`, or of `FILE.py` with a single recipe.

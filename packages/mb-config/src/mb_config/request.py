@@ -17,6 +17,7 @@ from mb_config.errors import ConfigReadError
 from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides, merge_yaml
 from mb_config.plain_config import PlainConfig, read_plain_config
 from mb_config.provenance import Provenance
+from mb_config.registration import Recipe
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
 
@@ -48,8 +49,8 @@ class ConfigRequest:
     base: str | None = None
     """Recipe or file that the file of this name is applied to; None: the request is that recipe or file itself."""
 
-    recipe: RecipeLike | None = None
-    """Recipe that built the configuration; None: it comes from a file."""
+    recipe: Recipe | None = None
+    """Recipe that built the configuration, with its code; None: it comes from a file."""
 
     provenance: Provenance
     """Origin of each value."""
@@ -263,7 +264,8 @@ class PlainReader:
 def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:
     config = recipe.build()
     provenance = Provenance.of(config, origin=source)
-    return ConfigRequest(name=name, config=config, recipe=recipe, provenance=provenance)
+    known = recipe if isinstance(recipe, Recipe) else None
+    return ConfigRequest(name=name, config=config, recipe=known, provenance=provenance)
 
 
 def is_override(argument: str) -> bool:

@@ -1,0 +1,54 @@
+"""Code of the user that a run uses in addition to its configuration."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ModelHook = Callable[[list[Any]], Any]
+"""Function that modifies a rank's model chunks in place, or returns others as a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """Forward step, hooks on the model, callbacks and sinks of a run.
+
+    An argument of `pretrain` and `finetune`, or the `code` of a `Recipe`, so that `mb pretrain RECIPE` uses it.
+    """
+
+    forward_step: Callable[..., Any] | None = None
+    """`(iterator, model)` or `(state, iterator, model)`, called by Megatron's schedules; returns the output of the
+    model and the loss function for it. None: that of the model's family.
+    """
+    pre_wrap_hooks: Sequence[ModelHook] = ()
+    """Called in order with the chunks before adapters are installed and before data parallelism wraps them."""
+    post_wrap_hooks: Sequence[ModelHook] = ()
+    """Called in order with the wrapped chunks, before the optimizer is built."""
+    callbacks: Sequence[object] = ()
+    """Objects with `on_*` methods, called after the trainer's own."""
+    sinks: Sequence[Any] = ()
+    """Destinations of the metrics in addition to those of the section `logger`; open on the logging rank only."""
+    process_non_loss_data: Callable[[Any, int, Any], object] | None = None
+    """Called as (data, step, writer) after each validation, on the rank with TensorBoard's SummaryWriter."""
+    non_loss_data: Callable[[Sequence[Any]], Any] | None = None
+    """Called with the chunks after each validation, on all ranks; returns the data. None: the data come from
+    `loss_function(output, non_loss_data=True)` of the last batch.
+    """
+
+    @property
+    def names(self) -> Mapping[str, list[str]]:
+        """Names of the code that determines the computation; a run resumes with the same."""
+        parts = {
+            "forward_step": [] if self.forward_step is None else [self.forward_step],
+            "pre_wrap_hooks": self.pre_wrap_hooks,
+            "post_wrap_hooks": self.post_wrap_hooks,
+        }
+        return {part: [name_of(each) for each in code] for part, code in parts.items() if code}
+
+
+NO_CODE = UserCode()
+
+
+def name_of(code: object) -> str:
+    """Return the qualified name of a function, or of the class of a callable object."""
+    named: Any = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,45 @@
+"""Inspection of the losses of a user's forward step."""
+
+import torch
+
+from mb_loop.inspected_step import inspected_forward_step
+
+
+def loss_function(output, non_loss_data=False):
+    """Return loss and logged losses, or non-loss data."""
+    return output if non_loss_data else (output.sum(), {"loss": output.sum()})
+
+
+def forward_step(iterator, model):
+    """Run a model on the next batch."""
+    return model(next(iterator)), loss_function
+
+
+def test_the_loss_of_each_microbatch_is_inspected_and_returned():
+    seen = []
+    step = inspected_forward_step(forward_step, None, inspect_loss=seen.append)
+    weight = torch.ones(2, requires_grad=True)
+    output, loss = step(iter([torch.tensor([1.0, 2.0])]), lambda batch: weight * batch)
+    value, logged = loss(output)
+    assert (float(value.detach()), float(logged["loss"].detach()), [float(each) for each in seen]) == (
+        3.0,
+        3.0,
+        [3.0],
+    )
+    assert value.requires_grad
+    assert not seen[0].requires_grad
+    assert loss(output, non_loss_data=True) is output
+    assert len(seen) == 1
+
+
+def test_a_stage_without_a_loss_has_nothing_to_inspect():
+    step = inspected_forward_step(lambda iterator, model: (model, None), None, inspect_loss=list.append)
+    assert step(None, "hidden") == ("hidden", None)
+
+
+def test_without_inspection_only_the_state_is_bound():
+    def with_state(state, iterator, model):
+        return state, iterator, model
+
+    assert inspected_forward_step(with_state, "state")("data", "model") == ("state", "data", "model")
+    assert inspected_forward_step(forward_step, "state") is forward_step

@@ -76,16 +76,9 @@ def get_batch(
     parts = to_device(microbatch, wanted, device=device)
     if cp_group is not None and cp_group.size() > 1:
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
-        parts = get_batch_on_this_cp_rank(
-            {**parts, "cu_seqlens": None}, is_hybrid_cp=False, cp_group=cp_group
-        )
-    return Batch(
-        tokens_BS=parts.get("tokens"),
-        labels_BS=parts.get("labels"),
-        loss_mask_BS=parts.get("loss_mask"),
-        position_ids_BS=parts.get("position_ids"),
-        attention_mask_B1SS=parts.get("attention_mask"),
-    )
+        whole = {**parts, "cu_seqlens": None}
+        parts = get_batch_on_this_cp_rank(whole, is_hybrid_cp=False, cp_group=cp_group)
+    return _batch(parts)
 
 
 def next_microbatch(
@@ -125,6 +118,18 @@ def to_device(
     return {key: microbatch[key].to(device, non_blocking=True) for key in keys}
 
 
+def _batch(parts: Mapping[str, torch.Tensor], *, packed_seq_params: PackedSeqParams | None = None) -> Batch:
+    """Return a batch of the tensors by their keys in a microbatch."""
+    return Batch(
+        tokens_BS=parts.get("tokens"),
+        labels_BS=parts.get("labels"),
+        loss_mask_BS=parts.get("loss_mask"),
+        position_ids_BS=parts.get("position_ids"),
+        attention_mask_B1SS=parts.get("attention_mask"),
+        packed_seq_params=packed_seq_params,
+    )
+
+
 def _packed(
     microbatch: Mapping[str, torch.Tensor], keys: Sequence[str], *, device: torch.device, cp_size: int
 ) -> Batch:
@@ -136,19 +141,14 @@ def _packed(
         )
     parts = to_device(microbatch, [key for key in keys if key != "max_seqlen"], device=device)
     boundaries, longest = parts["cu_seqlens"][0], int(microbatch["max_seqlen"][0])
-    return Batch(
-        tokens_BS=parts.get("tokens"),
-        labels_BS=parts.get("labels"),
-        loss_mask_BS=parts.get("loss_mask"),
-        position_ids_BS=parts.get("position_ids"),
-        packed_seq_params=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=boundaries,
-            cu_seqlens_kv=boundaries,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-        ),
+    packing = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=boundaries,
+        cu_seqlens_kv=boundaries,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
+    return _batch(parts, packed_seq_params=packing)
 
 
 def _check(microbatch: Mapping[str, torch.Tensor], *, only_stage: bool, packed: bool) -> None:

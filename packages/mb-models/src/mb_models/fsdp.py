@@ -54,9 +54,8 @@ def wrap_megatron_fsdp(
 
     `ddp_config.data_parallel_sharding_strategy` selects the sharded tensors; `ddp_config` is not modified. The
     optimizer is Megatron's distributed optimizer. If gradients are reduced during backward, `no_sync_func` of the
-    model's
-    configuration is set unless it is already: without it Megatron-FSDP does not know the last microbatch, and with
-    the strategies no_shard and optim each rank would silently train on its own gradients.
+    model's configuration is set unless it is already: without it Megatron-FSDP does not know the last microbatch, and
+    with the strategies no_shard and optim each rank would silently train on its own gradients.
 
     All ranks call it, after the weights are loaded or initialised. With `broadcast_parameters` it is collective over
     the data-parallel groups, and copies the weights of the first replica to the others.
@@ -120,12 +119,7 @@ def wrap_torch_fsdp2(
             "wrap_torch_fsdp2: ddp_config.use_megatron_fsdp=True, because only one of the two can shard a weight. "
             "Set it to False, or call wrap_megatron_fsdp."
         )
-    for chunk in chunks:
-        if not isinstance(chunk, GPTModel):
-            raise FsdpError(
-                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because checkpoints of hybrid models hold no "
-                "shards, and other families are untested. Use wrap_ddp."
-            )
+    _reject_other_families(chunks)
     _reject_violations(
         {
             fsdp_rules.TORCH: True,
@@ -203,6 +197,16 @@ def to_shard(value: Any, *, like: torch.Tensor) -> Any:
     return DTensor.from_local(
         value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def _reject_other_families(chunks: Sequence[torch.nn.Module]) -> None:
+    """Reject chunks that FSDP2 is not supported for."""
+    for chunk in chunks:
+        if not isinstance(chunk, GPTModel):
+            raise FsdpError(
+                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because checkpoints of hybrid models hold no "
+                "shards, and other families are untested. Use wrap_ddp."
+            )
 
 
 def _has_adapters(chunks: Sequence[torch.nn.Module]) -> bool:

@@ -116,8 +116,7 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         device: device of the parameters.
         layers: layer implementation; None: chosen by `choose_layers`.
         tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
-        pre_wrap_hook: called with this rank's chunks before they are wrapped; modifies them in place (`PEFT.install`,
-            `freeze_moe_router`).
+        pre_wrap_hook: modifies this rank's chunks in place before they are wrapped (`PEFT.install`).
         family: a custom family; None: that of the section.
         seed: seed of the weights with `ModuleGroups`; otherwise weights come from the seeded generators.
 
@@ -126,33 +125,73 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         ModelConfigError: the model, or a hook on modules with per-module parallelism, is not supported.
         mb_models.fsdp_rules.FsdpError: the model cannot be sharded as configured.
     """
-    family = family_of(section) if family is None else family
-    ddp = DataParallelSetup() if ddp is None else ddp
-    if layers is None:
-        layers = choose_layers(family, device, wanted=section.transformer_impl)
-    if section.transformer_impl != layers.implementation:
-        section = replace(section, transformer_impl=layers.implementation)
-    if isinstance(groups, ModuleGroups):
-        if pre_wrap_hook is not None:
-            raise ModelConfigError(
-                [
-                    "pre_wrap_hook: is set, because hooks such as adapters do not support modules with per-module "
-                    "parallelism. Build one model under a ProcessGroupCollection, or pass no hook."
-                ]
-            )
-        modules = MimoModules(
-            section,
-            groups=groups,
-            layer_spec=layers.spec,
-            device=device,
-            tokenizer_vocab_size=tokenizer_vocab_size,
-        )
-        return _build_modules(
-            modules, family=family, section=section, optimizer=optimizer, ddp=ddp, seed=seed
-        )
-    provider = family.provider(
-        section, layer_spec=layers.spec, device=device, tokenizer_vocab_size=tokenizer_vocab_size
+    parts = _ModelParts.of(
+        section, family=family, layers=layers, device=device, tokenizer_vocab_size=tokenizer_vocab_size
     )
+    ddp = DataParallelSetup() if ddp is None else ddp
+    if isinstance(groups, ModuleGroups):
+        _reject_hook(pre_wrap_hook)
+        return _build_modules(parts, groups=groups, optimizer=optimizer, ddp=ddp, seed=seed)
+    return _build_one_model(parts, groups=groups, optimizer=optimizer, ddp=ddp, pre_wrap_hook=pre_wrap_hook)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModelParts:
+    """Model section with the family and the layers that it is built of."""
+
+    section: Any
+    family: Family
+    options: Mapping[str, Any]
+    """Layers, device and size of the tokenizer, as every provider takes them."""
+
+    @classmethod
+    def of(
+        cls,
+        section: Any,
+        *,
+        family: Family | None,
+        layers: LayerChoice | None,
+        device: torch.device,
+        tokenizer_vocab_size: int | None,
+    ) -> "_ModelParts":
+        """Choose family and layers unless they are given, and set the layer implementation in the section."""
+        family = family_of(section) if family is None else family
+        if layers is None:
+            layers = choose_layers(family, device, wanted=section.transformer_impl)
+        if section.transformer_impl != layers.implementation:
+            section = replace(section, transformer_impl=layers.implementation)
+        options = {
+            "layer_spec": layers.spec,
+            "device": device,
+            "tokenizer_vocab_size": tokenizer_vocab_size,
+        }
+        return cls(section=section, family=family, options=options)
+
+    def parameter_count(self, vocab_size: int) -> int:
+        """Return the number of parameters of the complete model."""
+        return self.family.parameters(self.section, vocab_size=vocab_size)
+
+
+def _reject_hook(pre_wrap_hook: object) -> None:
+    if pre_wrap_hook is not None:
+        raise ModelConfigError(
+            [
+                "pre_wrap_hook: is set, because hooks such as adapters do not support modules with per-module "
+                "parallelism. Build one model under a ProcessGroupCollection, or pass no hook."
+            ]
+        )
+
+
+def _build_one_model(
+    parts: _ModelParts,
+    *,
+    groups: ProcessGroupCollection,
+    optimizer: OptimizerSetup,
+    ddp: DataParallelSetup,
+    pre_wrap_hook: Callable[[list[Any]], object] | None,
+) -> TrainingModel:
+    """Build this rank's chunks, their optimizer and the scheduler. Collective over the data-parallel groups."""
+    provider = parts.family.provider(parts.section, **parts.options)
     built = provider.provide_chunks(groups)
     if pre_wrap_hook is not None:
         pre_wrap_hook(built)
@@ -170,11 +209,11 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         chunks=chunks,
         optimizer=stepper,
         scheduler=None if optimizer.scheduler is None else optimizer.scheduler(stepper),
-        forward_step=family.forward_step,
+        forward_step=parts.family.forward_step,
         schedule=_pipeline_schedule(provider.transformer, groups),
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
-        parameters=family.parameters(section, vocab_size=provider.vocab_size),
+        parameters=parts.parameter_count(provider.vocab_size),
         groups=groups,
         checkpoint_groups=groups,
     )
@@ -252,17 +291,16 @@ def _pipeline_schedule(transformer: Any, groups: ProcessGroupCollection) -> dict
 
 
 def _build_modules(
-    modules: MimoModules,
+    parts: _ModelParts,
     *,
-    family: Family,
-    section: Any,
+    groups: ModuleGroups,
     optimizer: OptimizerSetup,
     ddp: DataParallelSetup,
     seed: int,
 ) -> TrainingModel:
     """Build this rank's modules, their optimizers and the scheduler. Collective over the world."""
+    modules = MimoModules(parts.section, groups=groups, **parts.options)
     ignore_bridge_warning()
-    groups = modules.groups
     model = modules.provide(seed=seed)
     modules.wrap(model, ddp.config)
     overrides = None if optimizer.config_overrides is None else optimizer.config_overrides([model])
@@ -276,7 +314,7 @@ def _build_modules(
         schedule={"forward_backward_func": modules.forward_backward(), "pg_collection": groups.main},
         transformer=modules.transformer,
         vocab_size=modules.vocab_size,
-        parameters=family.parameters(section, vocab_size=modules.vocab_size),
+        parameters=parts.parameter_count(modules.vocab_size),
         groups=groups.main,
         checkpoint_groups=parallelism.checkpoint_positions,
         modules=parallelism,

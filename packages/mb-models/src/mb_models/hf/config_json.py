@@ -92,21 +92,7 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
         HuggingFaceError: fields of `REQUIRED` are missing, or fields have values that Megatron Core would compute
             differently; lists all fields of either kind.
     """
-    missing = [key for key in REQUIRED if key not in content]
-    if missing:
-        raise HuggingFaceError(
-            f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
-            "Download the file again."
-        )
-    content = {**DEFAULTS[content["model_type"]], **content}
-    wrong = [f"{key}={content[key]!r}" for key, fine in MUST_BE.items() if content.get(key) not in fine]
-    # qwen2 and qwen3 write a window that use_sliding_window=false disables; for mixtral and llama it applies
-    if content.get("sliding_window") is not None and "use_sliding_window" not in content:
-        wrong.append(f"sliding_window={content['sliding_window']!r}")
-    if wrong:
-        raise HuggingFaceError(
-            f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute different results."
-        )
+    content = _complete(content)
     kind = content["model_type"]
     experts = content["num_local_experts"] if kind == "mixtral" else None
     return GPTModelConfig(
@@ -141,6 +127,26 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
         moe_token_dispatcher_type="alltoall" if experts else "allgather",
         **_rotary(content),
     )
+
+
+def _complete(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the values of missing fields, if Megatron can compute the same results."""
+    missing = [key for key in REQUIRED if key not in content]
+    if missing:
+        raise HuggingFaceError(
+            f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
+            "Download the file again."
+        )
+    content = {**DEFAULTS[content["model_type"]], **content}
+    wrong = [f"{key}={content[key]!r}" for key, fine in MUST_BE.items() if content.get(key) not in fine]
+    # qwen2 and qwen3 write a window that use_sliding_window=false disables; for mixtral and llama it applies
+    if content.get("sliding_window") is not None and "use_sliding_window" not in content:
+        wrong.append(f"sliding_window={content['sliding_window']!r}")
+    if wrong:
+        raise HuggingFaceError(
+            f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute different results."
+        )
+    return content
 
 
 def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,18 +231,8 @@ def config_of(config: GPTModelConfig, *, vocab_size: int, dtype: str) -> dict[st
         raise HuggingFaceError(
             f"{', '.join(wrong)}: cannot be exported, because no model of {', '.join(ARCHITECTURES)} computes the same."
         )
-    if config.num_moe_experts is not None:
-        kind = "mixtral"
-    elif config.qk_layernorm:
-        kind = "qwen3"
-    else:
-        kind = "qwen2" if config.add_qkv_bias else "llama"
-    rotary: dict[str, object] = {"rope_type": "default"}
-    if config.rope_scaling:
-        rotary = {"rope_type": "llama3", "factor": config.rope_scaling_factor, **LLAMA3_SCALING}
-    elif config.seq_len_interpolation_factor is not None:
-        rotary = {"rope_type": "linear", "factor": config.seq_len_interpolation_factor}
-    content = {
+    kind = _kind_of(config)
+    return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
         "hidden_size": config.hidden_size,
@@ -248,26 +244,49 @@ def config_of(config: GPTModelConfig, *, vocab_size: int, dtype: str) -> dict[st
         "hidden_act": "silu",
         "max_position_embeddings": config.max_position_embeddings or config.seq_length,
         "rms_norm_eps": config.layernorm_epsilon,
-        # both spellings: transformers 5 reads the first, earlier versions the others
-        "rope_parameters": {"rope_theta": float(config.rotary_base), **rotary},
-        "rope_theta": float(config.rotary_base),
-        "rope_scaling": None if rotary["rope_type"] == "default" else rotary,
+        **_rope_fields(config),
         "tie_word_embeddings": config.share_embeddings_and_output_weights,
         "initializer_range": config.init_method_std,
         "vocab_size": vocab_size,
         "dtype": dtype,
         "torch_dtype": dtype,
+        **_fields_of_kind(config, kind),
     }
+
+
+def _kind_of(config: GPTModelConfig) -> str:
+    """Return the model_type that computes the same as a section."""
+    if config.num_moe_experts is not None:
+        return "mixtral"
+    if config.qk_layernorm:
+        return "qwen3"
+    return "qwen2" if config.add_qkv_bias else "llama"
+
+
+def _rope_fields(config: GPTModelConfig) -> dict[str, Any]:
+    """Return the rotary embedding in both spellings: transformers 5 reads the first, earlier versions the others."""
+    rotary: dict[str, object] = {"rope_type": "default"}
+    if config.rope_scaling:
+        rotary = {"rope_type": "llama3", "factor": config.rope_scaling_factor, **LLAMA3_SCALING}
+    elif config.seq_len_interpolation_factor is not None:
+        rotary = {"rope_type": "linear", "factor": config.seq_len_interpolation_factor}
+    return {
+        "rope_parameters": {"rope_theta": float(config.rotary_base), **rotary},
+        "rope_theta": float(config.rotary_base),
+        "rope_scaling": None if rotary["rope_type"] == "default" else rotary,
+    }
+
+
+def _fields_of_kind(config: GPTModelConfig, kind: str) -> dict[str, Any]:
+    """Return the fields of config.json that only some kinds of models have."""
     if kind == "mixtral":
         loss = config.moe_aux_loss_coeff
-        content |= {
+        return {
             "router_aux_loss_coef": loss[0] if isinstance(loss, list) else loss,
             "num_local_experts": config.num_moe_experts,
             "num_experts_per_tok": config.moe_router_topk,
             "sliding_window": None,
         }
-    if kind in ("llama", "qwen3"):
-        content["attention_bias"] = False
-    if kind in ("qwen2", "qwen3"):
-        content["use_sliding_window"] = False
-    return content
+    attention = {"attention_bias": False} if kind in ("llama", "qwen3") else {}
+    window = {"use_sliding_window": False} if kind in ("qwen2", "qwen3") else {}
+    return {**attention, **window}

@@ -67,19 +67,24 @@ def save_adapters(
             modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
     writer.finish()
     (target / "model.safetensors").replace(target / "adapter_model.safetensors")
-    content = {
+    content = adapter_config(section, modules=list(modules), base=base)
+    (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def adapter_config(section: LoRA, *, modules: list[str], base: str) -> dict[str, object]:
+    """Return the content of adapter_config.json; `modules` are the layers with adapters, `base` the base model."""
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": section.dim,
         "lora_alpha": section.alpha,
         "lora_dropout": section.dropout,
-        "target_modules": list(modules),
+        "target_modules": modules,
         "use_dora": isinstance(section, DoRA),
         "bias": "none",
         "inference_mode": True,
     }
-    (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from mb_verify.run_record import ALL_RANKS, RecordPosition, RunRecord
+from mb_verify.run_record import ALL_RANKS, RecordPosition, RecordRow, RunRecord, Values
 
 CATEGORIES = (
     "samples",
@@ -83,40 +83,21 @@ def compare(straight: RunRecord, cut: RunRecord, *, same_ranks: bool = True) -> 
         cut: record of the interrupted one.
         same_ranks: compare rank by rank; False compares values that do not depend on the number of processes.
     """
-
-    def at_cut(position: RecordPosition) -> bool:
-        return position.after_step and position.step in cut.started_at
-
     counts = {category: CategoryCount(category=category) for category in CATEGORIES}
     differences: list[Difference] = []
-    chosen = [row for row in straight.rows if (row.position.rank == ALL_RANKS) != same_ranks]
-    wanted = {row.position: row.values for row in chosen}
-    there = [
-        row
-        for row in cut.rows
-        if (row.position.rank == ALL_RANKS) != same_ranks
-        and not (at_cut(row.position) and row.position not in wanted)
-    ]
-    missing = wanted.keys() - {row.position for row in there}
-    pairs = [(row.position, wanted.get(row.position, {}), row.values, row.start) for row in there]
-    pairs += [(position, wanted[position], {}, start_of_step(position.step, cut)) for position in missing]
-    loaded: list[bool] = []
-    for position, expected, found, start in pairs:
-        if start and position.after_step and position.step == cut.started_at[start]:
-            loaded.append(expected == found)
-        for full in expected.keys() | found.keys():
+    pairs = pair_rows(straight, cut, same_ranks=same_ranks)
+    for pair in pairs:
+        for full in pair.straight.keys() | pair.cut.keys():
             category, _, name = full.partition(": ")
             count = counts.setdefault(category, CategoryCount(category=category))
             count.compared += 1
             count.names.add(name)
-            old, new = expected.get(full, ABSENT), found.get(full, ABSENT)
-            if old != new:
+            difference = pair.difference(category, name)
+            if difference is not None:
                 count.different += 1
-                differences.append(
-                    Difference(
-                        category=category, name=name, position=position, straight=old, cut=new, start=start
-                    )
-                )
+                differences.append(difference)
+    loaded = [pair.straight == pair.cut for pair in pairs if pair.is_loaded_by(cut)]
+    wanted = [row.position for row in rows_to_compare(straight, same_ranks=same_ranks)]
     return Verdict(
         lines=tuple(count for count in counts.values() if count.compared),
         first=min(map(narrow, differences), key=sort_key) if differences else None,
@@ -125,6 +106,61 @@ def compare(straight: RunRecord, cut: RunRecord, *, same_ranks: bool = True) -> 
         resumed_at=cut.started_at[1:],
         loaded_equal=all(loaded) if loaded else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPair:
+    """Values of both runs at one position; empty for a run that has none."""
+
+    position: RecordPosition
+    straight: Values
+    cut: Values
+    start: int
+    """Start of the cut run that has, or should have, the values."""
+
+    def is_loaded_by(self, cut: RunRecord) -> bool:
+        """Return whether the values are the state that a later start of the cut run loaded."""
+        position = self.position
+        return bool(self.start and position.after_step and position.step == cut.started_at[self.start])
+
+    def difference(self, category: str, name: str) -> Difference | None:
+        """Return the difference of one value; None if both runs have the same."""
+        full = f"{category}: {name}"
+        old, new = self.straight.get(full, ABSENT), self.cut.get(full, ABSENT)
+        if old == new:
+            return None
+        return Difference(
+            category=category, name=name, position=self.position, straight=old, cut=new, start=self.start
+        )
+
+
+def rows_to_compare(run: RunRecord, *, same_ranks: bool) -> list[RecordRow]:
+    """Return the rows of each rank, or those of all ranks together."""
+    return [row for row in run.rows if (row.position.rank == ALL_RANKS) != same_ranks]
+
+
+def pair_rows(straight: RunRecord, cut: RunRecord, *, same_ranks: bool) -> list[RowPair]:
+    """Return the rows of both runs by position: all of the cut run, and those that it lacks; see `compare`."""
+    wanted = {row.position: row.values for row in rows_to_compare(straight, same_ranks=same_ranks)}
+    pairs = []
+    for row in rows_to_compare(cut, same_ranks=same_ranks):
+        position = row.position
+        at_cut = position.after_step and position.step in cut.started_at
+        if position in wanted or not at_cut:
+            pairs.append(
+                RowPair(
+                    position=position,
+                    straight=wanted.get(position, {}),
+                    cut=row.values,
+                    start=row.start,
+                )
+            )
+    missing = wanted.keys() - {pair.position for pair in pairs}
+    pairs += [
+        RowPair(position=position, straight=wanted[position], cut={}, start=start_of_step(position.step, cut))
+        for position in missing
+    ]
+    return pairs
 
 
 def start_of_step(step: int, run: RunRecord) -> int:

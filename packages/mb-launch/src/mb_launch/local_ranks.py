@@ -84,13 +84,18 @@ def launch_local(
             else:
                 elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as error:
-            recorded = read_failures(Path(folder))
-            code = common_rerun_code([process.exitcode for process in error.failures.values()])
-            if code is not None and not recorded:
-                return LaunchResult(exit_code=code)
-            failure = first_failure(error.failures, recorded, logs=Path(folder))
-            return LaunchResult(exit_code=failure.exit_code, failure=failure)
+            return _failed_launch(error, Path(folder))
     return LaunchResult(exit_code=0)
+
+
+def _failed_launch(error: ChildFailedError, folder: Path) -> LaunchResult:
+    """Return the first cause among the failed ranks, or the exit code by which all of them request a rerun."""
+    recorded = read_failures(folder)
+    code = common_rerun_code([process.exitcode for process in error.failures.values()])
+    if code is not None and not recorded:
+        return LaunchResult(exit_code=code)
+    failure = first_failure(error.failures, recorded, logs=folder)
+    return LaunchResult(exit_code=failure.exit_code, failure=failure)
 
 
 @contextmanager

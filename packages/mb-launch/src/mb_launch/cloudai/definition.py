@@ -19,6 +19,14 @@ from mb_launch.cloudai.constraints import (
     read_launch_request,
     violated_constraints,
 )
+from mb_launch.cloudai.installables import (
+    MOUNT,
+    DockerImage,
+    GitRepo,
+    Installable,
+    PythonExecutable,
+    select_bridge_repo,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,41 +35,6 @@ else:
 
 SYSTEM_ARGUMENTS = frozenset({"gpus_per_node", "time_limit"})
 """Arguments of the system that a test may set, too."""
-
-MOUNT = "/opt/Megatron-Bridge"
-"""Path of the repository in the container."""
-
-
-class GitRepo(BaseModel):
-    """A repository at one commit."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    url: str = Field(repr=False)
-    """Address. Not printed, because it may include a password."""
-    commit: str
-    """Commit, branch or tag."""
-    init_submodules: bool = False
-    """Check out submodules, too."""
-    mount_as: str | None = None
-    """Folder of the container over which the clone is mounted; None: not mounted."""
-
-
-class DockerImage(BaseModel):
-    """An image to install."""
-
-    url: str
-    """Address or path."""
-
-
-class PythonExecutable(BaseModel):
-    """A Python environment made from a repository."""
-
-    git_repo: GitRepo
-    """The repository."""
-
-
-Installable = DockerImage | PythonExecutable | GitRepo
 
 
 class MegatronBridgeCmdArgs(BaseModel):
@@ -297,7 +270,7 @@ class MegatronBridgeTestDefinition(BaseModel):
     @classmethod
     def validate_git_repos_has_megatron_bridge_repo(cls, repos: list[GitRepo]) -> list[GitRepo]:
         """Reject a test without the repository of Megatron-Bridge."""
-        if _select(repos) is None:
+        if select_bridge_repo(repos) is None:
             raise ValueError(
                 f"git_repos: Megatron-Bridge is not among {len(repos)} repositories, because no address contains "
                 f"'Megatron-Bridge', and none has mount_as='{MOUNT}'. Add it as [[git_repos]] with url and commit."
@@ -317,7 +290,7 @@ class MegatronBridgeTestDefinition(BaseModel):
     @property
     def megatron_bridge_repo(self) -> GitRepo:
         """The first repository of Megatron-Bridge."""
-        repo = _select(self.git_repos)
+        repo = select_bridge_repo(self.git_repos)
         if repo is None:
             raise ValueError(
                 "git_repos: Megatron-Bridge is missing, because the list was changed after validation. Add it again."
@@ -390,14 +363,3 @@ def load_test_definition(path: str | Path) -> MegatronBridgeTestDefinition:
 def _with_nearest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, known, n=1)
     return f"{name} (did you mean {near[0]}?)" if near else name
-
-
-def _select(repos: list[GitRepo]) -> GitRepo | None:
-    return next(
-        (
-            repo
-            for repo in repos
-            if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT
-        ),
-        None,
-    )

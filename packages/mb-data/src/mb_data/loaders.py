@@ -64,19 +64,30 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
     """
     if config.dataloader_type == "external":
         return iter(dataset)
-    loader: DataLoader[Any] = DataLoader(
+    sampler = _sampler(
+        config,
         dataset,
-        batch_sampler=_sampler(
-            config,
-            dataset,
-            seed=seed,
-            global_batch_size=global_batch_size,
-            total_samples=len(dataset),
-            consumed_samples=consumed_samples,
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        ),
+        seed=seed,
+        global_batch_size=global_batch_size,
+        consumed_samples=consumed_samples,
+        micro_batch_size=micro_batch_size,
+        data_parallel_rank=data_parallel_rank,
+        data_parallel_size=data_parallel_size,
+    )
+    return iter(_loader(dataset, sampler, config=config, seed=seed, worker_init_fn=worker_init_fn))
+
+
+def _loader(
+    dataset: Any,
+    sampler: RankSampler,
+    *,
+    config: DataloaderConfig,
+    seed: int,
+    worker_init_fn: Callable[[int], None] | None,
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
         collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
         num_workers=config.num_workers,
         pin_memory=config.pin_memory and torch.cuda.is_available(),
@@ -84,12 +95,12 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         worker_init_fn=worker_init_fn,
         generator=torch.Generator().manual_seed(seed),
     )
-    return iter(loader)
 
 
 def _sampler(
     config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **position: int
 ) -> RankSampler:
+    position["total_samples"] = len(dataset)
     if config.dataloader_type in (None, "single"):
         return SingleSampler(**position, drop_last=config.drop_last)
     if config.dataloader_type == "cyclic":

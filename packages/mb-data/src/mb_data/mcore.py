@@ -134,6 +134,16 @@ def build_gpt_datasets(
     if config.full_validation and context.valid_samples:
         sizes[1] = None
         _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
+    built = _build_splits(config, context, samples=samples, sizes=sizes)
+    for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
+        _require_samples(dataset, split=split, wanted=wanted or 0)
+    return built[0], built[1], built[2]
+
+
+def _build_splits(
+    config: GPTDatasetConfig, context: DatasetBuildContext, *, samples: list[int], sizes: list[int | None]
+) -> list[Any]:
+    """Build the datasets with Megatron's builder; a size of None makes a split of one epoch."""
     with _suppress_notices():
         megatron_config = _megatron_config(config, samples, reads_data=context.reads_data)
         dataset_class = _with_progress(
@@ -142,10 +152,7 @@ def build_gpt_datasets(
         builder = BlendedMegatronDatasetBuilder(
             dataset_class, sizes, lambda: context.reads_data, megatron_config
         )
-        built = builder.build()
-    for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
-        _require_samples(dataset, split=split, wanted=wanted or 0)
-    return built[0], built[1], built[2]
+        return list(builder.build())
 
 
 def to_megatron(

@@ -84,22 +84,28 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
             active=False,
             reason=f"a GPU is available ({torch.cuda.get_device_name()}), so torch is not changed",
         )
-    elif "megatron.core" in sys.modules:
+    else:
+        report = _install_on_host(
+            after_import, quiet=quiet, cause="force=True" if force else "no GPU is available"
+        )
+    _reports.append(report)
+    return report
+
+
+def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> HostReport:
+    """Replace torch's CUDA calls, and patch modules of Megatron when they are imported."""
+    if "megatron.core" in sys.modules:
         raise MegatronAlreadyImportedError(
             "mb_host.install: megatron.core is already imported, and references functions of torch that must be "
             "replaced first. Call mb_host.install() before the first import of megatron."
         )
-    else:
-        if quiet:
-            apply_log_filters()
-        hide_packages()
-        _replace_torch()
-        make_cpu_arithmetic_reproducible()
-        sys.meta_path.insert(0, after_import)
-        cause = "force=True" if force else "no GPU is available"
-        report = HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")
-    _reports.append(report)
-    return report
+    if quiet:
+        apply_log_filters()
+    hide_packages()
+    _replace_torch()
+    make_cpu_arithmetic_reproducible()
+    sys.meta_path.insert(0, after_import)
+    return HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")
 
 
 def _replace_torch() -> None:

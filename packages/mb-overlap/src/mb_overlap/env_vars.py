@@ -86,10 +86,9 @@ def recommended_env_vars(
     )
     margin = "20" if moe_overlap else "16" if concurrent else None
     recommended = {MAX_CONNECTIONS: connections, **dict.fromkeys(MARGINS, margin)}
+    already_set = () if env is None else env
     return {
-        name: value
-        for name, value in recommended.items()
-        if value is not None and (env is None or name not in env)
+        name: value for name, value in recommended.items() if value is not None and name not in already_set
     }
 
 

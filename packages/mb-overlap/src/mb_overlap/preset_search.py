@@ -1,6 +1,7 @@
 """Search for tuned settings by shape: the exact preset, or the nearest one with its distance."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
@@ -76,11 +77,7 @@ def find_preset(
         )
     gpu = short_name(gpu, GENERATIONS)
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
-            )
+    _require_positive(sizes)
     matches = (_match(each, sizes, precision, gpu, lora) for each in PRESETS.values())
     best = min(matches, key=lambda match: match.distance)
     if not best.exact:
@@ -90,6 +87,14 @@ def find_preset(
             stacklevel=2,
         )
     return best
+
+
+def _require_positive(sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
+            )
 
 
 def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora: bool) -> PresetMatch:

@@ -219,14 +219,7 @@ def load_model_weights(
         verify_integrity=verify_integrity, strict_fsdp_dtensor_load=strict and key_filter is None
     )
     groups = CheckpointGroups.of(pg_collection)
-    context = CheckpointLoadContext(
-        state=None,  # type: ignore[arg-type]  # of a run; weights have none
-        model=list(model) if isinstance(model, Sequence) else [model],
-        optimizer=None,
-        opt_param_scheduler=None,
-        strict=strict,
-        adapter_key_filter=key_filter,
-    )
+    context = _weights_context(model, strict=strict, key_filter=key_filter)
     if base is not None and key_filter is not None:
         _load_base(context, config, groups, str(base), adapters=key_filter)
     with intact_checkpoint(find, config) as (_, chosen):
@@ -234,3 +227,15 @@ def load_model_weights(
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")
         _load(context, config, groups, chosen, resume=False)
     return chosen
+
+
+def _weights_context(model: Any, *, strict: bool, key_filter: KeyFilter | None) -> CheckpointLoadContext:
+    """Return what is loaded where only the weights are: a model or its chunks."""
+    return CheckpointLoadContext(
+        state=None,  # type: ignore[arg-type]  # of a run; weights have none
+        model=list(model) if isinstance(model, Sequence) else [model],
+        optimizer=None,
+        opt_param_scheduler=None,
+        strict=strict,
+        adapter_key_filter=key_filter,
+    )

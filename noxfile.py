@@ -43,7 +43,7 @@ OLDEST_TRAINER_TESTS = [
     f"meta/tests/test_{name}.py"
     for name in (
         *("bad_requests", "ckpt", "cli", "console", "data_commands"),
-        *("plan", "recording", "report_command", "summary", "sweep"),
+        *("plan", "report_command", "summary", "sweep"),
     )
 ]
 """Tests of the trainer that use what it declares itself: typer, rich, psutil and tensorboard."""

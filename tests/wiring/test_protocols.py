@@ -61,24 +61,25 @@ if TYPE_CHECKING:
     )
     from mb_loop import CallbackContext, Checkpointer, RerunMachine, StepResult, TrainState
     from mb_loop import GlobalState as LoopState
+    from mb_loop.attention_logits import LogitSettings
     from mb_loop.bridge_api import StragglerReporter
     from mb_loop.evaluation import StopEvaluation
     from mb_loop.exit_conditions import StopRequested
     from mb_loop.graphs import CudaGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
-    from mb_loop.mcore_graphs import GraphLoopSettings, LayerGraphs
+    from mb_loop.mcore_graphs import GraphedModel, GraphLoopSettings, LayerGraphs
     from mb_loop.progress_log import ProgressState
+    from mb_loop.progress_recorder import LoggingRank, RecordedState
     from mb_loop.settings import LoopSettings
     from mb_loop.validation import NamedBatches
     from mb_metrics import FlopsPerToken, ModelNorms
     from mb_metrics.captured_logging import RankOutput
     from mb_metrics.event_recorder import EventContext
-    from mb_metrics.memory_report import WrapperSection
     from mb_metrics.model_norms import Norms
     from mb_metrics.module_norms import ModuleNorms
     from mb_metrics.run_summary import SummaryContext
+    from mb_metrics.sections import LocalModules, MeasuredModel, MetricsSettings, TrainSection, WrapperSection
     from mb_metrics.sinks.console import TextStream
-    from mb_metrics.training import TrainSection
     from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
     from mb_metrics.training_context import SampleSizes as SampleSizesLike
     from mb_models import (
@@ -93,6 +94,8 @@ if TYPE_CHECKING:
     )
     from mb_models.families import ChunkProvider
     from mb_models.layer_choice import AvailableLayers
+    from mb_models.module_parallelism import ModuleParallelism
+    from mb_models.training import TrainingModel
     from mb_overlap import Conflict
     from mb_overlap.user_buffers import UserBufferModel
     from mb_resilience import (
@@ -254,6 +257,27 @@ if TYPE_CHECKING:
 
     def _(state: GlobalState) -> ProgressState:
         return state
+
+    def _(state: GlobalState) -> RecordedState:
+        return state
+
+    def _(world: World) -> LoggingRank:
+        return world
+
+    def _(config: ConfigContainer) -> MetricsSettings:
+        return config
+
+    def _(model: TrainingModel) -> MeasuredModel:
+        return model
+
+    def _(modules: ModuleParallelism) -> LocalModules:
+        return modules
+
+    def _(model: TrainingModel) -> GraphedModel:
+        return model
+
+    def _(section: GPTModelConfig) -> LogitSettings:
+        return section
 
     def _(dist: DistributedInitConfig) -> FlightRecorderSettings:
         return dist

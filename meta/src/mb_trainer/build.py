@@ -25,7 +25,7 @@ from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
 from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
-from mb_launch import barrier, pick_device
+from mb_launch import barrier, default_store, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine
 from mb_loop.mcore_graphs import graph_resources, wrapping_stream
@@ -43,7 +43,7 @@ from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.tokenizer_assets import kept_by_run
-from mb_trainer.train import Run, shared_store
+from mb_trainer.train import Run
 from mb_trainer.trainer import report_complete
 
 
@@ -140,7 +140,7 @@ def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonito
         world=job.world,
         ft=config.ft,
         dist=config.dist,
-        store=shared_store(job.world),
+        store=default_store(job.world),
         folder=None if job.unwritable_reason else job.folder.path,
         state_folder=config.checkpoint.save or job.folder.path,
         asynchronous_saves=config.checkpoint.async_save,

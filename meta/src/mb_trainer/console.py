@@ -98,6 +98,11 @@ class Bar:
     progress: Progress | None = None
     task: int = 0
 
+    @property
+    def callbacks(self) -> list["ProgressBar"]:
+        """Callback that advances the bar after each step; none where no bar is shown."""
+        return [] if self.progress is None else [ProgressBar(self)]
+
     def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
         """Set the bar to `done`, and its total or label if given."""
         if self.progress is not None:

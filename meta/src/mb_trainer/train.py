@@ -12,60 +12,33 @@ from functools import partial
 from typing import Any
 
 import psutil
-from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import _get_default_store
 
-from mb_checkpoint import LoadedCheckpoint, PositionCopies, RunCheckpointer
+from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
 from mb_data import RunData
-from mb_launch import World, barrier, is_launched
+from mb_launch import barrier, default_store, is_launched
 from mb_loop import (
-    AttentionLogits,
     CallbackManager,
-    ProgressRecorder,
     StepResult,
     TrainOutcome,
+    build_attention_logits,
     evaluate_after_training,
+    progress_recorders,
     train,
 )
 from mb_loop.device import wait_for_device
 from mb_loop.evaluation import never_stop
 from mb_loop.mcore import MegatronRerunMachine, loss_inspection
-from mb_loop.mcore_graphs import build_layer_graphs, capture_full_iteration
-from mb_metrics import (
-    EventLog,
-    EventRecorder,
-    MetricsOutput,
-    RunProfilers,
-    RunSummary,
-    TrainingMetrics,
-    build_memory_report,
-    build_training_metrics,
-    read_last_step,
-)
-from mb_metrics.module_norms import ModuleNorms
+from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
+from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
 from mb_models.families import ForwardStep
-from mb_models.module_parallelism import MODULE_PATHS
 from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
-from mb_trainer.config import ConfigContainer
-from mb_trainer.console import Console, ProgressBar
+from mb_trainer.console import Console
 from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
-
-
-def shared_store(world: World) -> Store | None:
-    """Return the store of the default process group; None for a single rank."""
-    return _get_default_store() if world.world_size > 1 else None
-
-
-def loaded_from_persistent_storage(loaded: LoadedCheckpoint, config: ConfigContainer) -> bool:
-    """Return whether a checkpoint was loaded, and not from the disk of this node."""
-    if loaded.path is None:  # nothing was loaded, or a custom manager loaded it and reports only the step
-        return loaded.step > 0
-    return str(loaded.path) != str(config.checkpoint.non_persistent_local_ckpt_dir)
 
 
 def location_lines(
@@ -101,7 +74,7 @@ class Run:
         """
         tokens = None if self.data.sizes is None else self.data.sizes.tokens
         summary = RunSummary(tokens_per_sample=tokens, wait_for_device=wait_for_device)
-        if loaded_from_persistent_storage(self.loaded, self.job.config):
+        if self.loaded.from_persistent_storage:
             self.monitors.checkpoint_loaded()
         if self.job.config.validation.skip_train:
             outcome = self.evaluate_only(summary, callbacks)
@@ -121,30 +94,35 @@ class Run:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
-            events = self.event_recorder()
             stragglers = stack.enter_context(self.straggler_detectors())
-            metrics = stack.enter_context(self.metrics(stragglers))
+            recorders = stack.enter_context(self.recorders(stragglers))
             total, done = self.job.config.train.train_iters or 0, self.state.train_state.step
             bar = stack.enter_context(self.console.progress("training", total, done=done))
-            recorders: list[object] = [metrics, *(stack.enter_context(recorder) for recorder in events)]
             # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
             manager = CallbackManager(
                 [
                     *stragglers.callbacks,
                     summary,
-                    *([] if bar.progress is None else [ProgressBar(bar)]),
-                    *recorders,
-                    *self.progress_recorder(),
-                    *self.memory_report(),
-                    *self.position_copies(),
+                    *bar.callbacks,
+                    *recorders.callbacks,
+                    *progress_recorders(self.state, world=self.job.world, print_line=self.console.print),
+                    *position_callbacks(
+                        self.job.config.dataset.dataloader_save,
+                        rank=self.job.world.rank,
+                        log=self.console.print,
+                    ),
                     *callbacks,
                     *self.monitors.callbacks,
                     *self.profilers.attach(self.training_model.chunks),
                 ]
             )
-            outcome = self.run_loop(manager, stops=stops, stragglers=stragglers, flops=metrics.flops)
+            outcome = self.run_loop(
+                manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops
+            )
             if outcome.reason == "finished":
-                manager = CallbackManager([summary, *recorders, *callbacks, *self.monitors.callbacks])
+                manager = CallbackManager(
+                    [summary, *recorders.callbacks, *callbacks, *self.monitors.callbacks]
+                )
                 self.evaluate(manager, summary, stops=stops)
         return outcome
 
@@ -174,16 +152,12 @@ class Run:
             stop_evaluation=stops.stop_evaluation,
             straggler_stop_requested=stragglers.stop_requested,
             rerun_machine=self.rerun_machine,
-            cuda_graphs=build_layer_graphs(
-                config,
-                chunks=training_model.chunks,
-                optimizer=training_model.optimizer,
-                transformer=training_model.transformer,
-                groups=training_model.groups,
-            ),
+            cuda_graphs=build_layer_graphs(config, training_model),
             flops=flops,
-            attention_logits=self.attention_logits(),
-            **self.schedule_arguments(),
+            attention_logits=build_attention_logits(
+                config.model, training_model.chunks, groups=training_model.groups
+            ),
+            **captured_schedule(config, training_model),
         )
 
     def evaluate_only(self, summary: RunSummary, callbacks: Sequence[object]) -> TrainOutcome:
@@ -191,7 +165,12 @@ class Run:
         manager = CallbackManager([summary, *callbacks, *self.monitors.callbacks])
         # With validation.skip_train, `train` checks its arguments and returns; evaluation brings its own data.
         outcome = train(
-            *self.train_arguments(), None, None, self.state, callbacks=manager, **self.schedule_arguments()
+            *self.train_arguments(),
+            None,
+            None,
+            self.state,
+            callbacks=manager,
+            **captured_schedule(self.job.config, self.training_model),
         )
         self.evaluate(manager, summary)
         return outcome
@@ -231,7 +210,7 @@ class Run:
             callbacks=manager,
             write=self.console.print,
             stop_evaluation=stops.stop_evaluation if stops else never_stop,
-            **self.schedule_arguments(),
+            **captured_schedule(self.job.config, self.training_model),
         )
         if stops is not None and stops.evaluation_stopped:
             self.console.print("evaluation after training: given up, because the run was to stop")
@@ -241,19 +220,10 @@ class Run:
         return watch_stop_requests(
             self.job.config.train,
             world=self.job.world,
-            store=shared_store(self.job.world),
+            store=default_store(self.job.world),
             start_time=self.state.start_time,
             launched=is_launched(os.environ),
             process_ends=self.job.options.resume_command is not None,
-        )
-
-    def attention_logits(self) -> AttentionLogits | None:
-        """Return the monitor that reads attention logits and clips weights by them, if enabled. Collective."""
-        model = self.job.config.model
-        if not (model.qk_clip or model.log_max_attention_logit):
-            return None
-        return AttentionLogits(
-            self.training_model.chunks, groups=self.training_model.groups, clip=model.qk_clip
         )
 
     def straggler_detectors(self) -> AbstractContextManager[StragglerDetectors]:
@@ -269,94 +239,28 @@ class Run:
             log=self.console.print,
         )
 
-    def memory_report(self) -> list[object]:
-        """Return the callback that reports the run's memory, unless metrics are disabled."""
-        config = self.job.config
-        report = build_memory_report(
-            config.logger,
-            model=config.model,
-            train=config.train,
-            ddp=config.ddp,
-            groups=self.training_model.groups,
-            chunks=self.training_model.chunks,
-            print_line=self.console.print,
-            torch_fsdp2=config.dist.use_torch_fsdp2,
-        )
-        return [] if report is None else [report]
-
-    def schedule_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `mb_loop.train` for the parallelism: schedule, groups and pipeline communication.
-
-        The schedule runs as a CUDA graph if graphs of full iterations are enabled.
-        """
-        schedule = self.training_model.schedule
-        captured = capture_full_iteration(
-            schedule["forward_backward_func"],
-            self.job.config.model,
-            transformer=self.training_model.transformer,
-        )
-        return {**schedule, "forward_backward_func": captured}
-
-    def position_copies(self) -> list[object]:
-        """Return the callback that copies data-loader positions to `dataset.dataloader_save`, on rank 0, if set."""
-        folder = self.job.config.dataset.dataloader_save
-        if folder is None or self.job.world.rank != 0:
-            return []
-        return [PositionCopies(folder, log=self.console.print)]
-
-    def progress_recorder(self) -> list[object]:
-        """Return the callback that writes progress.txt, on the logging rank, if it is enabled."""
-        if not (self.job.config.logger.log_progress and self.job.world.is_logging_rank):
-            return []
-        world_size = self.job.world.world_size
-        return [ProgressRecorder(self.state, world_size=world_size, print_line=self.console.print)]
-
-    def event_recorder(self) -> list[EventRecorder]:
-        """Return the callback that writes events.jsonl, on the logging rank.
-
-        Reads the last row of the metrics file, so call it before `metrics`, which opens that file for writing.
-        """
-        job = self.job
-        if not job.world.is_logging_rank:
-            return []
-        changes = {path: list(values) for path, values in job.changed_settings.items()}
-        recorder = EventRecorder(
-            EventLog(job.folder.events),
-            description={"recipe": job.name, **job.status.start_fields},
-            resume_description={"changes": changes} if changes else {},
-            previous=read_last_step(job.folder.metrics),
-            process_start=psutil.Process().create_time(),
-        )
-        return [recorder]
-
-    def metrics(self, stragglers: StragglerDetectors) -> TrainingMetrics:
-        """Return the callback that records the metrics of this rank from the next step on. Collective.
+    def recorders(self, stragglers: StragglerDetectors) -> AbstractContextManager[RunRecorders]:
+        """Return a context manager that writes metrics and events of the next steps while it is open. Collective.
 
         The metrics of the straggler detectors are recorded with each step.
         """
-        job, config, training_model = self.job, self.job.config, self.training_model
-        modules = training_model.modules
+        job = self.job
+        changes = {path: list(values) for path, values in job.changed_settings.items()}
         output = MetricsOutput(
             folder=job.folder.path,
-            run_config=config.to_dict(),
+            run_config=job.config.to_dict(),
             config_file=job.folder.run_config,
             stream=self.console,
+            description={"recipe": job.name, **job.status.start_fields},
+            resume_description={"changes": changes} if changes else {},
+            process_start=psutil.Process().create_time(),
         )
-        return build_training_metrics(
-            config.logger,
-            model=config.model,
-            train=config.train,
-            groups=training_model.groups,
-            chunks=training_model.chunks,
-            device=training_model.device,
-            vocab_size=training_model.vocab_size,
+        return record_run(
+            job.config,
+            self.training_model,
             output=output if job.world.is_logging_rank else None,
             start_step=self.state.train_state.step,
             sample_sizes=self.data.sizes,
-            norms=None
-            if modules is None
-            else ModuleNorms(wrapped=modules.wrapped, groups=modules.groups.local, paths=MODULE_PATHS),
-            megatron_fsdp=config.ddp.use_megatron_fsdp,
-            decoupled_rate=config.optimizer.decoupled_lr is not None,
-            step_values=[stragglers.metrics] if stragglers.callbacks else [],
+            step_values=stragglers.step_values,
+            print_line=self.console.print,
         )

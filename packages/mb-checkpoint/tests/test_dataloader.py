@@ -7,7 +7,13 @@ import pytest
 import tiny_work
 from rank_work import error_of
 
-from mb_checkpoint import DataloaderStateError, PositionCopies, SaveOutcome, read_dataloader_state
+from mb_checkpoint import (
+    DataloaderStateError,
+    PositionCopies,
+    SaveOutcome,
+    position_callbacks,
+    read_dataloader_state,
+)
 from mb_checkpoint.dataloader import (
     align_chunk_positions,
     encode_position,
@@ -146,6 +152,14 @@ def test_positions_of_persistent_checkpoints_are_copied(tmp_path):
         "positions/iter_0000003/train_dataloader_dprank000.pt",
         "positions/iter_0000003/train_dataloader_dprank001.pt",
     ]
+
+
+def test_positions_are_copied_on_rank_0_if_a_folder_is_set(tmp_path):
+    checkpoint = put(tmp_path / "iter_0000003", 10, 20)
+    for folder, rank in ((None, 0), (tmp_path / "positions", 1), (tmp_path / "kept", 0)):
+        for copies in position_callbacks(folder, rank=rank, log=print):
+            copies.on_checkpoint_save(complete(3, checkpoint))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000003", "kept"]
 
 
 def test_a_copy_that_fails_is_a_warning(tmp_path):

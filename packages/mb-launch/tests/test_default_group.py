@@ -12,6 +12,7 @@ from mb_launch import (  # noqa: E402
     WorldError,
     barrier,
     default_process_group,
+    default_store,
     pick_device,
     seed_libraries,
 )
@@ -69,6 +70,14 @@ def test_the_group_is_closed_at_the_end_and_one_that_is_open_is_kept():
             assert torch.distributed.get_world_size() == 1
         assert torch.distributed.is_initialized()
     assert not torch.distributed.is_initialized()
+
+
+def test_the_ranks_share_a_store_and_a_single_rank_has_none():
+    with default_process_group(World(), device=CPU):
+        assert default_store(World()) is None
+        store = default_store(World(world_size=2))
+        store.set("key", "value")
+        assert store.get("key") == b"value"
 
 
 def test_several_processes_without_an_address_are_an_error(monkeypatch):

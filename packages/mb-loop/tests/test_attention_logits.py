@@ -1,5 +1,7 @@
 """Attention logits, with fake layers that measure and clip as Megatron's do."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -98,6 +100,23 @@ def test_logits_of_an_evaluation_are_ignored():
         train_iters=3, eval_iters=1, eval_interval=1,
     )  # fmt: skip
     assert (found, weights) == ([2.0, 2.0, 2.0], [[1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("clip", "log", "answer"),
+    [
+        (False, False, None),
+        (False, True, (9.0, False)),
+        (True, False, (9.0, True)),
+        (True, True, (9.0, True)),
+    ],
+)
+def test_logits_are_read_and_clipped_as_the_model_is_configured(clip, log, answer):
+    section, layer = SimpleNamespace(qk_clip=clip, log_max_attention_logit=log), Attention([9.0], limit=5.0)
+    layer(torch.ones(1))
+    logits = mb_loop.build_attention_logits(section, [layer])
+    found = None if logits is None else (logits(successful=True).item(), layer.weight.item() < 9.0)
+    assert found == answer
 
 
 def test_a_model_that_measures_nothing_is_rejected():

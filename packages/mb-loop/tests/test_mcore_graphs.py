@@ -54,7 +54,7 @@ class Helper:
 
 def layer_graphs(config, *, transformer=None, helper=Helper):
     parts = {"chunks": ["chunk"], "optimizer": "optimizer", "transformer": transformer, "groups": "groups"}
-    return graphs.build_layer_graphs(config, **parts, helper=helper)
+    return graphs.build_layer_graphs(config, SimpleNamespace(**parts), helper=helper)
 
 
 @pytest.fixture
@@ -128,7 +128,12 @@ def test_training_and_evaluation_have_separate_warm_ups_and_graphs(gpu):
 
     transformer = SimpleNamespace(cuda_graph_use_single_mempool=False)
     model = config_of("full_iteration").model
-    wrapped = graphs.capture_full_iteration(schedule, model, transformer=transformer)
+    trained = SimpleNamespace(
+        schedule={"forward_backward_func": schedule, "pg_collection": "groups"}, transformer=transformer
+    )
+    captured = graphs.captured_schedule(SimpleNamespace(model=model), trained)
+    assert captured["pg_collection"] == "groups"
+    wrapped = captured["forward_backward_func"]
     arguments = {"model": ["chunk"], "num_microbatches": 1, "seq_length": 4}
     try:
         for forward_only in (False, True, False):

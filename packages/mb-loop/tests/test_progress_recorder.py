@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import ProgressRecorder, SaveResult, TrainState
+from mb_loop import ProgressRecorder, SaveResult, TrainState, progress_recorders
 
 
 def context(step, *, non_persistent=False, written=True):
@@ -61,6 +61,20 @@ def test_a_save_in_the_background_has_a_line_at_its_start_and_one_when_it_is_com
         "Saving async checkpoint\tIteration: 5",
         "Saved async checkpoint\tIteration: 5",
     ]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "logging_rank", "recorders"), [(True, True, 1), (True, False, 0), (False, True, 0)]
+)
+def test_the_logging_rank_writes_the_file_if_it_is_enabled(
+    tmp_path, state, lines, enabled, logging_rank, recorders
+):
+    state.cfg.logger = SimpleNamespace(log_progress=enabled)
+    world = SimpleNamespace(world_size=2, is_logging_rank=logging_rank)
+    found = progress_recorders(state, world=world, print_line=lines.append)
+    for recorder in found:
+        recorder.on_train_start(SimpleNamespace(save=None))
+    assert (len(found), (tmp_path / "progress.txt").exists()) == (recorders, recorders == 1)
 
 
 def test_the_retry_of_a_failed_background_save_is_a_new_save(tmp_path, recorder):

@@ -1,8 +1,10 @@
 """Functions that ranks run in tests of norms over modules."""
 
+from types import SimpleNamespace
+
 import torch
 
-from mb_metrics.module_norms import ModuleNorms
+from mb_metrics.model_norms import build_norms
 
 PATHS = {"text": "language_model", "image": "submodules.vision"}
 
@@ -16,7 +18,8 @@ def norms_of(names):
             torch.nn.init.ones_(linear.weight)
             linear.weight.grad = torch.full((1, size), 2.0)
             wrapped[name] = torch.nn.ModuleDict({"module": linear}) if name == "text" else linear
-    norms = ModuleNorms(wrapped=wrapped, groups=dict.fromkeys(wrapped), paths=PATHS)
+    modules = SimpleNamespace(wrapped=wrapped, local_groups=dict.fromkeys(wrapped), paths=PATHS)
+    norms = build_norms(SimpleNamespace(modules=modules))
     return norms.parameters(), norms.gradients(loss_scale=torch.tensor(2.0))
 
 

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_metrics import (  # noqa: E402
+    EventRecorder,
     LoggerConfig,
     MetricsOutput,
     ProfilingConfig,
@@ -16,6 +17,8 @@ from mb_metrics import (  # noqa: E402
     TensorInspectError,
     build_memory_report,
     build_training_metrics,
+    read_event_rows,
+    record_run,
     start_profilers,
 )
 from mb_metrics.peaks import layer_precision  # noqa: E402
@@ -43,16 +46,29 @@ def section(**fields):
     return SimpleNamespace(**{**sizes, "params_dtype": "float32", "fp8": None, "fp4": None, **fields})
 
 
+def run_sections(logger, *, model=None, torch_fsdp2=False, **ddp):
+    """Return the sections of a run."""
+    wrapper = {"use_megatron_fsdp": False, "use_distributed_optimizer": False, "grad_reduce_in_fp32": True}
+    return SimpleNamespace(
+        logger=logger,
+        model=model or section(),
+        train=TRAIN,
+        ddp=SimpleNamespace(**{**wrapper, **ddp}),
+        dist=SimpleNamespace(use_torch_fsdp2=torch_fsdp2),
+        optimizer=SimpleNamespace(decoupled_lr=None),
+    )
+
+
+def wrapped(chunk, *, groups=GROUPS):
+    """Return a model on this process alone."""
+    return SimpleNamespace(chunks=[chunk], groups=groups, device="cpu", vocab_size=32, modules=None)
+
+
 def trained(folder, *, sizes=None, norms=None, model=None, **logger):
     chunk, stream = torch.nn.Linear(2, 1), io.StringIO()
     with build_training_metrics(
-        LoggerConfig(log_interval=1, **logger),
-        model=model or section(),
-        train=TRAIN,
-        groups=GROUPS,
-        chunks=[chunk],
-        device="cpu",
-        vocab_size=32,
+        run_sections(LoggerConfig(log_interval=1, **logger), model=model),
+        wrapped(chunk),
         output=MetricsOutput(folder=folder, stream=stream),
         sample_sizes=sizes,
         norms=norms,
@@ -104,6 +120,52 @@ def test_a_model_whose_flops_are_unknown_has_no_tflops(tmp_path, caplog):
     assert "no TFLOP/s: model.num_layers: must be a positive integer" in caplog.text
 
 
+def recorded(folder, *, output=True, start_step=0, **logger):
+    """Record one step after `start_step` and the end of training; return the callbacks and the printed lines."""
+    lines = []
+    with record_run(
+        run_sections(LoggerConfig(log_interval=1, **logger)),
+        wrapped(torch.nn.Linear(2, 1)),
+        output=MetricsOutput(folder=folder, stream=io.StringIO(), **DESCRIPTION) if output else None,
+        start_step=start_step,
+        print_line=lines.append,
+    ) as recorders:
+        step = start_step + 1
+        for callback in recorders.callbacks:
+            if isinstance(callback, EventRecorder):
+                callback.on_train_start(context(step=start_step))
+            callback.on_train_step_end(
+                context(step_result(step, losses={"lm loss": torch.tensor(4.0)}), step=step)
+            )
+            if isinstance(callback, EventRecorder):
+                callback.on_train_end(context(step=step, outcome=SimpleNamespace(reason="finished")))
+    return recorders, lines
+
+
+DESCRIPTION = {"description": {"recipe": "tiny"}, "resume_description": {"changes": {"a": [1, 2]}}}
+
+
+def test_a_run_is_recorded_with_its_events_and_its_memory(tmp_path):
+    recorders, lines = recorded(tmp_path)
+    recorded(tmp_path, start_step=1)
+    assert [type(each).__name__ for each in recorders.callbacks] == [
+        "TrainingMetrics",
+        "EventRecorder",
+        "MemoryReport",
+    ]
+    assert [line.split(":")[0] for line in lines] == ["Theoretical memory footprints"]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    start, stop, resume, _ = read_event_rows(tmp_path / "events.jsonl")
+    assert (start["event"], start["recipe"], stop["reason"]) == ("start", "tiny", "finished")
+    assert (resume["previous_step"], resume["changes"]) == (1, {"a": [1, 2]})
+
+
+def test_ranks_that_do_not_write_record_the_same_metrics_and_no_event(tmp_path):
+    recorders, lines = recorded(tmp_path, output=False, skip_train_metrics_log=True)
+    assert (recorders.events, recorders.memory, lines, list(tmp_path.iterdir())) == (None, None, [], [])
+
+
 @pytest.mark.parametrize(
     ("fields", "precision"),
     [
@@ -118,17 +180,12 @@ def test_mfu_is_a_fraction_of_the_peak_of_the_layers_precision(fields, precision
 
 
 def memory_lines(*, steps, model=None, logger=None, torch_fsdp2=False, **ddp):
-    wrapper = {"use_megatron_fsdp": False, "use_distributed_optimizer": False, "grad_reduce_in_fp32": True}
     lines = []
+    groups = SimpleNamespace(dp=ALONE, dp_cp=SimpleNamespace(rank=lambda: 0, size=lambda: 4))
     report = build_memory_report(
-        logger or LoggerConfig(log_interval=2),
-        model=model or section(),
-        train=TRAIN,
-        ddp=SimpleNamespace(**{**wrapper, **ddp}),
-        groups=SimpleNamespace(dp=ALONE, dp_cp=SimpleNamespace(rank=lambda: 0, size=lambda: 4)),
-        chunks=[torch.nn.Linear(1024, 1024, bias=False)],
+        run_sections(logger or LoggerConfig(log_interval=2), model=model, torch_fsdp2=torch_fsdp2, **ddp),
+        wrapped(torch.nn.Linear(1024, 1024, bias=False), groups=groups),
         print_line=lines.append,
-        torch_fsdp2=torch_fsdp2,
     )
     if report is not None:
         report.on_train_step_end(context(None))

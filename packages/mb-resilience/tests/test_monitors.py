@@ -177,7 +177,7 @@ def test_ranks_are_compared_at_each_log_interval(group):
         forward()  # an evaluation: not timed
         for _ in range(4):
             loop.step(forward, flops=10**9)
-            rows.append(found.metrics())
+            rows.append({name: value for read in found.step_values for name, value in read().items()})
         assert found.stop_requested is None
     assert [sorted(row)[:2] for row in rows[::2]] == [[], []]
     assert [row["straggler/slowest-rank"] for row in rows[1::2]] == [0.0, 0.0]
@@ -276,5 +276,6 @@ def test_sections_that_are_absent_or_disabled_change_nothing(sections):
     with build_straggler_detectors(world=ALONE, straggler=sections[0], nvrx_straggler=sections[1]) as found:
         assert found == StragglerDetectors()
         assert (found.callbacks, found.metrics(), found.stop_requested) == ([], {}, None)
+        assert found.step_values == []
         assert found.wrap_forward_step(len) is len
         assert found.wrap_data(data := iter([1])) is data

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.manifest import Manifest as Manifest
     from mb_checkpoint.manifest import read_manifest as read_manifest
     from mb_checkpoint.position_copies import PositionCopies as PositionCopies
+    from mb_checkpoint.position_copies import position_callbacks as position_callbacks
     from mb_checkpoint.retention import PruneResult as PruneResult
     from mb_checkpoint.retention import prune as prune
     from mb_checkpoint.run_checkpointer import RunCheckpointer as RunCheckpointer
@@ -134,6 +135,7 @@ _HOMES = {
     "list_checkpoints": "inspection",
     "load_checkpoint": "load",
     "load_model_weights": "load",
+    "position_callbacks": "position_copies",
     "prune": "retention",
     "read_dataloader_state": "dataloader",
     "read_manifest": "manifest",

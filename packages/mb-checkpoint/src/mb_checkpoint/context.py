@@ -228,6 +228,15 @@ class LoadedCheckpoint:
     """Checkpoints that were examined and not selected, with reasons."""
     notes: tuple[str, ...] = ()
     """State that was stored or requested, and was not restored, with reasons."""
+    from_local_disk: bool = False
+    """Whether the folder is that of local checkpoints (`non_persistent_local_ckpt_dir`), on the disk of this node."""
+
+    @property
+    def from_persistent_storage(self) -> bool:
+        """Whether a checkpoint was read from shared storage, whose load time is representative of later loads."""
+        if self.path is None:  # nothing was loaded, or a custom manager loaded it and reports only the step
+            return self.step > 0
+        return not self.from_local_disk
 
 
 @runtime_checkable

@@ -160,6 +160,7 @@ def load_local(
         path=root,
         skipped=older,
         notes=tuple(notes),
+        from_local_disk=True,
     )
 
 

@@ -64,3 +64,10 @@ class PositionCopies:
                 shutil.copyfile(file, target / file.name)
         except OSError as error:
             self._log(f"warning: dataset.dataloader_save: no position of step {save.step}: {cause_of(error)}")
+
+
+def position_callbacks(
+    folder: Path | str | None, *, rank: int, log: Callable[[str], object]
+) -> list[PositionCopies]:
+    """Return the callback that copies positions to a folder, on rank 0; none if the folder is None."""
+    return [] if folder is None or rank != 0 else [PositionCopies(folder, log=log)]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mb_launch.cloudai.outcome import write_report as write_report
     from mb_launch.default_group import barrier as barrier
     from mb_launch.default_group import default_process_group as default_process_group
+    from mb_launch.default_group import default_store as default_store
     from mb_launch.default_group import pick_device as pick_device
     from mb_launch.errors import LauncherError as LauncherError
     from mb_launch.failures import Failure as Failure
@@ -112,6 +113,7 @@ _HOMES = {
     "can_fork_ranks": "forked_ranks",
     "common_rerun_code": "first_cause",
     "default_process_group": "default_group",
+    "default_store": "default_group",
     "describe_bindings": "numa",
     "describe_gpus": "gpus",
     "extract_mbridge_metrics": "cloudai.outcome",

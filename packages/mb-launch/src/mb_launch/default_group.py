@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
 
 from mb_launch.world import World, WorldError, require_address
 
@@ -77,6 +78,11 @@ def default_process_group(
     finally:
         if opened_here:
             torch.distributed.destroy_process_group()
+
+
+def default_store(world: World) -> Store | None:
+    """Return the store of the default process group, which all ranks share; None for a single rank."""
+    return _get_default_store() if world.world_size > 1 else None
 
 
 def barrier(*, device: torch.device | None = None) -> None:

@@ -20,6 +20,7 @@ from mb_loop import _lazy
 
 if TYPE_CHECKING:
     from mb_loop.attention_logits import AttentionLogits as AttentionLogits
+    from mb_loop.attention_logits import build_attention_logits as build_attention_logits
     from mb_loop.bridge_api import checkpoint_and_decide_exit as checkpoint_and_decide_exit
     from mb_loop.bridge_api import post_training_step_callbacks as post_training_step_callbacks
     from mb_loop.bridge_api import save_checkpoint_and_time as save_checkpoint_and_time
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     )
     from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
     from mb_loop.progress_recorder import ProgressRecorder as ProgressRecorder
+    from mb_loop.progress_recorder import progress_recorders as progress_recorders
     from mb_loop.rerun_machine import RerunMachine as RerunMachine
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
@@ -116,6 +118,7 @@ _HOMES = {
     "ValidationSet": "validation",
     "ValidationSetError": "validation",
     "append_to_progress_log": "progress_log",
+    "build_attention_logits": "attention_logits",
     "checkpoint_and_decide_exit": "bridge_api",
     "compute_throughputs_and_append_to_progress_log": "progress_log",
     "disable_forward_pre_hook": "hooks",
@@ -129,6 +132,7 @@ _HOMES = {
     "needs_global_state_injection": "injection",
     "post_training_step_callbacks": "bridge_api",
     "prepare_forward_step_func": "injection",
+    "progress_recorders": "progress_recorder",
     "reduce_losses": "losses",
     "require_finite_loss": "loss_checks",
     "save_checkpoint_and_time": "bridge_api",

@@ -30,6 +30,18 @@ class ClippableAttention(Protocol):
         """Scale down the weights of heads whose logits are too large."""
 
 
+class LogitSettings(Protocol):
+    """Fields on attention logits that are read from section `model`."""
+
+    @property
+    def qk_clip(self) -> bool:
+        """Scale down the weights of heads whose logits are too large."""
+
+    @property
+    def log_max_attention_logit(self) -> bool:
+        """Report the largest logit."""
+
+
 class LogitGroups(Protocol):
     """Process groups over which logits are reduced, such as Megatron's ProcessGroupCollection."""
 
@@ -47,8 +59,7 @@ class AttentionLogits:
 
     Unlike Megatron's function for a model, it finds layers below any wrapper and in any model family, reduces all
     layers in one collective, and does not change the weights after a step that the optimizer skipped: the logits of
-        such a
-    step may be infinite, which would set weights to 0.
+    such a step may be infinite, which would set weights to 0.
 
     Args:
         model: model chunks of this rank.
@@ -102,6 +113,23 @@ class AttentionLogits:
                     layer.clip_qk()
         _largest(largest, None if groups is None else groups.mp)
         return largest
+
+
+def build_attention_logits(
+    section: LogitSettings, model: Sequence[torch.nn.Module], *, groups: LogitGroups | None = None
+) -> AttentionLogits | None:
+    """Return the reader that section `model` asks for, for `mb_loop.train`; None: logits are not read.
+
+    Collective over `groups.mp`; raises as `AttentionLogits`.
+
+    Args:
+        section: section `model`.
+        model: model chunks of this rank.
+        groups: process groups; None: a single rank.
+    """
+    if not (section.qk_clip or section.log_max_attention_logit):
+        return None
+    return AttentionLogits(model, groups=groups, clip=section.qk_clip)
 
 
 def _largest(values: Tensor, group: ProcessGroup | None) -> None:

@@ -7,10 +7,10 @@ nothing is captured. A run uses the functions of this file in this order:
 1. `graph_resources`, a context manager around the complete run;
 2. `wrapping_stream`, around the construction of the model;
 3. `build_layer_graphs`, for the argument `cuda_graphs` of `mb_loop.train`;
-4. `capture_full_iteration`, around the schedule that is passed to `mb_loop.train`.
+4. `captured_schedule`, for the arguments of the schedule of `mb_loop.train`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -56,6 +56,30 @@ class GraphLoopSettings(LoopSettings, Protocol):
     @property
     def model(self) -> GraphSettings:
         """Model, with its settings on graphs."""
+
+
+class GraphedModel(Protocol):
+    """Model that is captured, wrapped for data parallelism."""
+
+    @property
+    def chunks(self) -> Sequence[Any]:
+        """Model chunks of this rank."""
+
+    @property
+    def optimizer(self) -> Any:
+        """Megatron's optimizer."""
+
+    @property
+    def transformer(self) -> Any:
+        """Megatron's configuration of the model."""
+
+    @property
+    def groups(self) -> Any:
+        """Process groups."""
+
+    @property
+    def schedule(self) -> Mapping[str, Any]:
+        """Arguments of `mb_loop.train` with Megatron's `forward_backward_func`."""
 
 
 class GraphHelper(Protocol):
@@ -181,36 +205,43 @@ def wrapping_stream(model: GraphSettings) -> Iterator[None]:
 
 def build_layer_graphs(
     cfg: GraphLoopSettings,
+    model: GraphedModel,
     *,
-    chunks: Sequence[Any],
-    optimizer: Any,
-    transformer: Any,
-    groups: Any,
     helper: Callable[..., GraphHelper] = TECudaGraphHelper,
 ) -> LayerGraphs | None:
     """Return the layer graphs of a run; None if they are not enabled.
 
     Args:
         cfg: sections of the run.
-        chunks: wrapped model chunks of this rank.
-        optimizer: Megatron's optimizer.
-        transformer: Megatron's configuration of the model.
-        groups: process groups of the model.
+        model: the wrapped model.
         helper: constructs the capture helper.
     """
     if graph_kind(cfg.model) != "transformer_engine":
         return None
     return LayerGraphs(
         helper(
-            model=chunks,
-            config=transformer,
+            model=model.chunks,
+            config=model.transformer,
             seq_length=cfg.model.seq_length,
             micro_batch_size=cfg.train.micro_batch_size,
-            optimizers=[optimizer],
-            pg_collection=groups,
+            optimizers=[model.optimizer],
+            pg_collection=model.groups,
         ),
         warmup_steps=cfg.model.cuda_graph_warmup_steps,
     )
+
+
+def captured_schedule(cfg: GraphLoopSettings, model: GraphedModel) -> dict[str, Any]:
+    """Return the schedule of a model for `mb_loop.train`, which runs as one graph if full-iteration graphs are enabled.
+
+    Args:
+        cfg: sections of the run.
+        model: the wrapped model.
+    """
+    captured = capture_full_iteration(
+        model.schedule["forward_backward_func"], cfg.model, transformer=model.transformer
+    )
+    return {**model.schedule, "forward_backward_func": captured}
 
 
 def capture_full_iteration(

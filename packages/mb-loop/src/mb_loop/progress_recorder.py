@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mb_loop.progress_log import (
     FILE_NAME,
     SAVED_LATER,
     STARTED,
     ProgressLogError,
+    ProgressSettings,
     ProgressState,
     append_to_progress_log,
     compute_throughputs_and_append_to_progress_log,
@@ -18,6 +19,42 @@ from mb_loop.progress_log import (
 
 if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackContext
+
+
+class ProgressSwitch(Protocol):
+    """Field that is read from section `logger`."""
+
+    @property
+    def log_progress(self) -> bool:
+        """Write progress.txt."""
+
+
+class RecordedSettings(ProgressSettings, Protocol):
+    """Configuration sections that `progress_recorders` reads."""
+
+    @property
+    def logger(self) -> ProgressSwitch:
+        """Logging."""
+
+
+class RecordedState(ProgressState, Protocol):
+    """Fields of a global state that `progress_recorders` reads."""
+
+    @property
+    def cfg(self) -> RecordedSettings:
+        """Configuration."""
+
+
+class LoggingRank(Protocol):
+    """Rank of this process."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def is_logging_rank(self) -> bool:
+        """Whether this rank logs for all."""
 
 
 class ProgressRecorder:
@@ -93,3 +130,18 @@ class ProgressRecorder:
             write()
         except (OSError, ProgressLogError) as error:
             self._print_line(f"warning: {FILE_NAME} lacks a line: {error}")
+
+
+def progress_recorders(
+    state: RecordedState, *, world: LoggingRank, print_line: Callable[[str], None]
+) -> list[ProgressRecorder]:
+    """Return the callback that writes progress.txt, on the logging rank if `logger.log_progress` is set.
+
+    Args:
+        state: counters as loaded, configuration, and start time of the job.
+        world: rank of this process.
+        print_line: logs a line.
+    """
+    if not (state.cfg.logger.log_progress and world.is_logging_rank):
+        return []
+    return [ProgressRecorder(state, world_size=world.world_size, print_line=print_line)]

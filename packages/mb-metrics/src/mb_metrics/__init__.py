@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mb_metrics.memory_report import MemoryReport as MemoryReport
     from mb_metrics.memory_report import build_memory_report as build_memory_report
     from mb_metrics.metrics import Metrics as Metrics
+    from mb_metrics.metrics_output import MetricsOutput as MetricsOutput
     from mb_metrics.model_norms import ModelNorms as ModelNorms
     from mb_metrics.moe import expert_metrics as expert_metrics
     from mb_metrics.moe import prediction_metrics as prediction_metrics
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
     from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.rules import RULES as RULES
     from mb_metrics.run_events import RunEvent as RunEvent
+    from mb_metrics.run_recorders import RunRecorders as RunRecorders
+    from mb_metrics.run_recorders import record_run as record_run
     from mb_metrics.run_summary import RunSummary as RunSummary
     from mb_metrics.runtime import report_runtime as report_runtime
     from mb_metrics.samplers import MemorySampler as MemorySampler
@@ -116,7 +119,6 @@ if TYPE_CHECKING:
     from mb_metrics.throughput import report_throughput as report_throughput
     from mb_metrics.torch_profiling import build_profiling as build_profiling
     from mb_metrics.torch_profiling import start_memory_history_recording as start_memory_history_recording
-    from mb_metrics.training import MetricsOutput as MetricsOutput
     from mb_metrics.training import build_training_metrics as build_training_metrics
     from mb_metrics.training_metrics import TrainingMetrics as TrainingMetrics
     from mb_metrics.watch import watch_frames as watch_frames
@@ -148,7 +150,7 @@ _HOMES = {
     "MemorySnapshot": "profiling",
     "Metrics": "metrics",
     "MetricsError": "errors",
-    "MetricsOutput": "training",
+    "MetricsOutput": "metrics_output",
     "MetricsRow": "record",
     "MlflowSink": "sinks.mlflow",
     "ModelNorms": "model_norms",
@@ -167,6 +169,7 @@ _HOMES = {
     "RunNotFoundError": "report.run_reader",
     "RunProfilers": "profilers",
     "RunReader": "report.run_reader",
+    "RunRecorders": "run_recorders",
     "RunStatistics": "report.run_statistics",
     "RunSummary": "run_summary",
     "Sink": "sink",
@@ -208,6 +211,7 @@ _HOMES = {
     "read_log": "parse.log",
     "read_run": "report.run_reader",
     "read_run_from_log": "report.run_reader",
+    "record_run": "run_recorders",
     "reduce_max_memory_across_pp_group": "memory",
     "reduce_max_stat_across_model_parallel_group": "reductions",
     "report_html": "report.page",

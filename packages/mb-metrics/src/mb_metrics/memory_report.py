@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mb_metrics.config import LoggerConfig
 from mb_metrics.memory import (
     activation_bytes,
     memory_line,
@@ -15,27 +14,11 @@ from mb_metrics.memory import (
     theoretical_memory_line,
     weight_and_optimizer_bytes,
 )
-from mb_metrics.training import TrainSection
-from mb_metrics.training_context import MetricsContext, ModelGroups, RankGroup
+from mb_metrics.sections import MeasuredModel, MetricsSettings
+from mb_metrics.training_context import MetricsContext, RankGroup
 
 REPORTS = 2
 """Number of log intervals after which memory is reported."""
-
-
-class WrapperSection(Protocol):
-    """Fields that are read from section `ddp`."""
-
-    @property
-    def use_megatron_fsdp(self) -> bool:
-        """Whether Megatron FSDP shards weights, gradients and optimizer state."""
-
-    @property
-    def use_distributed_optimizer(self) -> bool:
-        """Whether the optimizer state is sharded."""
-
-    @property
-    def grad_reduce_in_fp32(self) -> bool:
-        """Whether gradients are accumulated in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,38 +111,26 @@ class MemoryReport:
 
 
 def build_memory_report(
-    logger: LoggerConfig,
-    *,
-    model: Any,
-    train: TrainSection,
-    ddp: WrapperSection,
-    groups: ModelGroups,
-    chunks: Sequence[Any],
-    print_line: Callable[[str], None],
-    torch_fsdp2: bool = False,
+    config: MetricsSettings, model: MeasuredModel, *, print_line: Callable[[str], None]
 ) -> MemoryReport | None:
-    """Return the memory report of a run; None with `skip_train_metrics_log`.
+    """Return the memory report of a run; None with `logger.skip_train_metrics_log`.
 
     Args:
-        logger: Section `logger`.
-        model: Section `model`, with Megatron's field names.
-        train: Section `train`.
-        ddp: Section `ddp`.
-        groups: Process groups of the model.
-        chunks: This rank's model chunks.
+        config: Sections of the run.
+        model: The wrapped model.
         print_line: Prints a line.
-        torch_fsdp2: Whether torch's FSDP2 shards weights, gradients and optimizer state.
     """
+    logger, ddp = config.logger, config.ddp
     if logger.skip_train_metrics_log:
         return None
-    replicas, fsdp = groups.dp_cp.size(), ddp.use_megatron_fsdp or torch_fsdp2
-    half_gradients = model.params_dtype != "float32" and not ddp.grad_reduce_in_fp32
+    replicas, fsdp = model.groups.dp_cp.size(), ddp.use_megatron_fsdp or config.dist.use_torch_fsdp2
+    half_gradients = config.model.params_dtype != "float32" and not ddp.grad_reduce_in_fp32
     return MemoryReport(
         log_interval=logger.log_interval,
-        model=model,
-        micro_batch_size=train.micro_batch_size or 1,
-        chunks=chunks,
-        data_parallel_group=groups.dp,
+        model=config.model,
+        micro_batch_size=config.train.micro_batch_size or 1,
+        chunks=model.chunks,
+        data_parallel_group=model.groups.dp,
         sharding=WeightSharding(
             model_shards=replicas if fsdp else 1,
             optimizer_shards=replicas if ddp.use_distributed_optimizer and not fsdp else 1,

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mb_metrics.gradient_norms import GradientNorms
+from mb_metrics.module_norms import ModuleNorms
 from mb_metrics.norms import NormGroups, calc_params_l2_norm
+from mb_metrics.sections import MeasuredModel
 
 
 class Norms(Protocol):
@@ -43,3 +45,17 @@ class ModelNorms:
         return calc_params_l2_norm(
             list(self._chunks), use_megatron_fsdp=self._megatron_fsdp, groups=self._groups
         )
+
+
+def build_norms(model: MeasuredModel, *, gradients: bool = True, megatron_fsdp: bool = False) -> Norms:
+    """Return the norms of a model, over its modules if they have a parallel layout each. Collective over the pipeline.
+
+    Args:
+        model: The wrapped model.
+        gradients: Whether gradient norms are needed.
+        megatron_fsdp: Whether Megatron FSDP shards the parameters.
+    """
+    modules = model.modules
+    if modules is not None:
+        return ModuleNorms(wrapped=modules.wrapped, groups=modules.local_groups, paths=modules.paths)
+    return ModelNorms(model.chunks, groups=model.groups, gradients=gradients, megatron_fsdp=megatron_fsdp)

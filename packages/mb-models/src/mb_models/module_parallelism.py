@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY as LANGUAGE
+from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.mimo import VISION
 from mb_models.mimo_groups import ModuleGroups
@@ -59,6 +60,16 @@ class ModuleParallelism:
     groups: ModuleGroups
     wrapped: Mapping[str, torch.nn.Module]
     """Module -> the wrapper that reduces its gradients, for the modules of this rank."""
+
+    @property
+    def local_groups(self) -> Mapping[str, ProcessGroupCollection]:
+        """Module -> its process groups, for the modules of this rank."""
+        return self.groups.local
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Module -> its attribute path in the complete model, for all modules."""
+        return MODULE_PATHS
 
     @property
     def checkpoint_positions(self) -> RankPositions:

@@ -34,6 +34,11 @@ class StragglerDetectors:
         """Callbacks of the detectors. Register them before the callback that records `metrics`."""
         return [each for each in (self.speeds, self.gpus) if each is not None]
 
+    @property
+    def step_values(self) -> list[Callable[[], dict[str, float]]]:
+        """Functions that return the metrics of the step that ended last; none if every detector is disabled."""
+        return [self.metrics] if self.callbacks else []
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the step that ended last; empty without a report."""
         return {

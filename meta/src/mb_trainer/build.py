@@ -2,7 +2,7 @@
 
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ from mb_trainer.train import Run
 from mb_trainer.trainer import report_complete
 
 
-def run(job: Job, *, console: Console, callbacks: Sequence[object] = ()) -> TrainOutcome:
+def run(job: Job, *, console: Console) -> TrainOutcome:
     """Run a job that passed every check. Collective over the world; the caller exits."""
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
@@ -64,13 +64,15 @@ def run(job: Job, *, console: Console, callbacks: Sequence[object] = ()) -> Trai
             return report_complete(job, last.path, console)
         monitors = stack.enter_context(run_monitors(job, console))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
-        CallbackManager(callbacks).fire("on_data_init_start", CallbackContext(state=state, model=[]))
+        CallbackManager(job.options.code.callbacks).fire(
+            "on_data_init_start", CallbackContext(state=state, model=[])
+        )
         parts = build(
             job, groups=groups, device=device, state=state, monitors=monitors, console=console, stack=stack
         )
         stack.enter_context(open_folder(job, console))
         try:
-            return parts.train(callbacks)
+            return parts.train()
         except BaseException:
             console.log(traceback.format_exc())
             raise
@@ -182,6 +184,7 @@ def wrapped_model(
             layers=layers,
             tokenizer_vocab_size=tokenizer_vocab_size,
             device=device,
+            code=job.options.code,
         )
     report_model(job, training_model, layers=layers.reason, console=console)
     return training_model

@@ -15,7 +15,7 @@ import mb_data.cli
 import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
 from mb_trainer.cli_config import TRAINER, configs
-from mb_trainer.cli_options import add_import_option, command
+from mb_trainer.cli_options import add_shared_options, command
 from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
 from mb_trainer.cli_weights import weights
@@ -68,5 +68,5 @@ def main() -> None:
     # torch warns when the package `pynvml` is installed. nvidia-resiliency-ext requires it: a user cannot change that
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     program = typer.main.get_command(app)
-    add_import_option(program)
+    add_shared_options(program)
     sys.exit(program())

@@ -26,6 +26,10 @@ class UnwritableFolderError(TrainerError, OSError):
     """Error for a run folder that cannot be written."""
 
 
+class UserCodeError(TrainerError, ValueError):
+    """Code of the user that the configuration leaves without a purpose."""
+
+
 class LaunchError(TrainerError, ValueError):
     """Invalid request for processes."""
 

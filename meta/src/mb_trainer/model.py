@@ -1,8 +1,9 @@
 """Process groups, seeds and model of a run, built from its configuration. Imports torch and megatron."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -26,6 +27,7 @@ from mb_models import (
 from mb_models.layer_choice import AvailableLayers
 from mb_models.mimo_config import has_module_layouts
 from mb_trainer.config import ConfigContainer
+from mb_trainer.user_code import ModelHook, UserCode
 
 
 @contextmanager
@@ -60,6 +62,18 @@ def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
     return layers
 
 
+def in_order(hooks: Sequence[ModelHook]) -> ModelHook | None:
+    """Return one hook that calls several, each with the chunks that the previous one returned; None without any."""
+
+    def call_all(chunks: list[Any]) -> list[Any]:
+        for hook in hooks:
+            changed = hook(chunks)
+            chunks = chunks if changed is None else changed
+        return chunks
+
+    return call_all if hooks else None
+
+
 def build_model(
     config: ConfigContainer,
     *,
@@ -67,9 +81,11 @@ def build_model(
     layers: LayerChoice,
     tokenizer_vocab_size: int,
     device: torch.device,
+    code: UserCode,
 ) -> TrainingModel:
-    """Build model, optimizer and scheduler. Collective over the world."""
+    """Build model, optimizer and scheduler, with the hooks of the user. Collective over the world."""
     dist = config.dist
+    adapters = [] if config.peft is None else [config.peft.install]
     return build_training_model(
         config.model,
         groups=groups,
@@ -102,6 +118,7 @@ def build_model(
         device=device,
         layers=layers,
         tokenizer_vocab_size=tokenizer_vocab_size,
-        pre_wrap_hook=None if config.peft is None else config.peft.install,
+        pre_wrap_hook=in_order((*code.pre_wrap_hooks, *adapters)),
+        post_wrap_hook=in_order(code.post_wrap_hooks),
         seed=config.rng.seed,
     )

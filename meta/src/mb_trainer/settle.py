@@ -16,7 +16,7 @@ from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience.monitor_client import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
-from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
+from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.preflight import settle
 from mb_trainer.run_folder import (
     RunFolder,
@@ -90,6 +90,11 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         local_world_size=read_local_world_size(options.environment),
     )
     verify_data(config)
+    if options.code.process_non_loss_data is not None and config.logger.tensorboard_dir is None:
+        raise UserCodeError(
+            "process_non_loss_data: is set with logger.tensorboard_dir=null, and receives TensorBoard's writer. "
+            "Set logger.tensorboard_dir."
+        )
     if config.ft is not None and config.ft.enable_ft_package:
         require_monitor(options.environment)
     unwritable = require_writable(config, folder)

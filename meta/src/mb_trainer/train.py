@@ -5,10 +5,10 @@ those of `mb_loop.train`.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from typing import Any
 
 import psutil
@@ -27,8 +27,10 @@ from mb_loop import (
 )
 from mb_loop.device import wait_for_device
 from mb_loop.evaluation import never_stop
+from mb_loop.inspected_step import inspected_forward_step
 from mb_loop.mcore import MegatronRerunMachine, loss_inspection
 from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
+from mb_loop.non_loss import NonLossData
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
 from mb_models.families import ForwardStep
 from mb_models.training import TrainingModel
@@ -39,6 +41,7 @@ from mb_trainer.console import Console
 from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
+from mb_trainer.user_code import UserCode
 
 
 def location_lines(
@@ -67,19 +70,16 @@ class Run:
     rerun_machine: MegatronRerunMachine | None
     monitors: RunMonitors
 
-    def train(self, callbacks: Sequence[object]) -> TrainOutcome:
-        """Train and evaluate, or evaluate only (`validation.skip_train`); print the summary. Collective.
-
-        `callbacks` are called after those of the trainer, and before monitors and profilers.
-        """
+    def train(self) -> TrainOutcome:
+        """Train and evaluate, or evaluate only (`validation.skip_train`); print the summary. Collective."""
         tokens = None if self.data.sizes is None else self.data.sizes.tokens
         summary = RunSummary(tokens_per_sample=tokens, wait_for_device=wait_for_device)
         if self.loaded.from_persistent_storage:
             self.monitors.checkpoint_loaded()
         if self.job.config.validation.skip_train:
-            outcome = self.evaluate_only(summary, callbacks)
+            outcome = self.evaluate_only(summary)
         else:
-            outcome = self.train_and_evaluate(summary, callbacks)
+            outcome = self.train_and_evaluate(summary)
         self.console.print(outcome.message)
         if outcome.reason != "skip_train":
             resume_command = None if outcome.reason == "finished" else self.job.options.resume_command
@@ -90,12 +90,13 @@ class Run:
         barrier()
         return outcome
 
-    def train_and_evaluate(self, summary: RunSummary, callbacks: Sequence[object]) -> TrainOutcome:
+    def train_and_evaluate(self, summary: RunSummary) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
             stragglers = stack.enter_context(self.straggler_detectors())
             recorders = stack.enter_context(self.recorders(stragglers))
+            non_loss = stack.enter_context(self.non_loss_data())
             total, done = self.job.config.train.train_iters or 0, self.state.train_state.step
             bar = stack.enter_context(self.console.progress("training", total, done=done))
             # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
@@ -111,19 +112,19 @@ class Run:
                         rank=self.job.world.rank,
                         log=self.console.print,
                     ),
-                    *callbacks,
+                    *self.code.callbacks,
                     *self.monitors.callbacks,
                     *self.profilers.attach(self.training_model.chunks),
                 ]
             )
             outcome = self.run_loop(
-                manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops
+                manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops, non_loss=non_loss
             )
             if outcome.reason == "finished":
                 manager = CallbackManager(
-                    [summary, *recorders.callbacks, *callbacks, *self.monitors.callbacks]
+                    [summary, *recorders.callbacks, *self.code.callbacks, *self.monitors.callbacks]
                 )
-                self.evaluate(manager, summary, stops=stops)
+                self.evaluate(manager, summary, stops=stops, non_loss=non_loss)
         return outcome
 
     def run_loop(
@@ -133,6 +134,7 @@ class Run:
         stops: StopRequests,
         stragglers: StragglerDetectors,
         flops: Callable[[StepResult], float],
+        non_loss: NonLossData,
     ) -> TrainOutcome:
         """Run the training loop with all callbacks and stop sources. Collective."""
         config, training_model = self.job.config, self.training_model
@@ -145,6 +147,9 @@ class Run:
             stragglers.wrap_data(self.data.train),
             self.data.valid,
             self.state,
+            process_non_loss_data_func=non_loss.process,
+            non_loss_data_func=non_loss.collect,
+            non_loss_writer=non_loss.writer,
             callbacks=manager,
             checkpointer=None if config.checkpoint.save is None else self.checkpointer,
             stop_requested=stops.stop_requested,
@@ -160,9 +165,9 @@ class Run:
             **captured_schedule(config, training_model),
         )
 
-    def evaluate_only(self, summary: RunSummary, callbacks: Sequence[object]) -> TrainOutcome:
+    def evaluate_only(self, summary: RunSummary) -> TrainOutcome:
         """Evaluate the loaded weights; write nothing but the log. Collective."""
-        manager = CallbackManager([summary, *callbacks, *self.monitors.callbacks])
+        manager = CallbackManager([summary, *self.code.callbacks, *self.monitors.callbacks])
         # With validation.skip_train, `train` checks its arguments and returns; evaluation brings its own data.
         outcome = train(
             *self.train_arguments(),
@@ -176,10 +181,22 @@ class Run:
         return outcome
 
     @property
-    def forward_step(self) -> Callable[..., ForwardStep]:
-        """Factory of the forward step, for packed sequences if the dataset has them. Called as (inspect_loss=)."""
-        step = self.training_model.forward_step
-        return partial(step, packed=True) if self.job.config.dataset.is_packed else step
+    def code(self) -> UserCode:
+        """Code of the user."""
+        return self.job.options.code
+
+    def forward_step(self, *, inspect_loss: Callable[[Any], None] | None = None) -> ForwardStep:
+        """Return the user's forward step, or that of the model's family, for packed sequences if the dataset has them.
+
+        `inspect_loss` receives the loss of each microbatch.
+        """
+        if self.code.forward_step is not None:
+            own: ForwardStep = inspected_forward_step(
+                self.code.forward_step, self.state, inspect_loss=inspect_loss
+            )
+            return own
+        packing = {"packed": True} if self.job.config.dataset.is_packed else {}
+        return self.training_model.forward_step(inspect_loss=inspect_loss, **packing)
 
     def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
         """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""
@@ -193,7 +210,12 @@ class Run:
         )
 
     def evaluate(
-        self, manager: CallbackManager, summary: RunSummary, *, stops: StopRequests | None = None
+        self,
+        manager: CallbackManager,
+        summary: RunSummary,
+        *,
+        stops: StopRequests | None = None,
+        non_loss: NonLossData | None = None,
     ) -> None:
         """Evaluate on validation data, unless the last step already did, and on test data. Collective.
 
@@ -210,10 +232,22 @@ class Run:
             callbacks=manager,
             write=self.console.print,
             stop_evaluation=stops.stop_evaluation if stops else never_stop,
+            non_loss=non_loss,
             **captured_schedule(self.job.config, self.training_model),
         )
         if stops is not None and stops.evaluation_stopped:
             self.console.print("evaluation after training: given up, because the run was to stop")
+
+    @contextmanager
+    def non_loss_data(self) -> Iterator[NonLossData]:
+        """Open TensorBoard's writer for the user's non-loss data, if there are any, on the logging rank."""
+        process, collect = self.code.process_non_loss_data, self.code.non_loss_data
+        if process is None or not self.job.world.is_logging_rank:
+            yield NonLossData(process=process, collect=collect)
+            return
+        tensorboard = import_module("torch.utils.tensorboard")  # most runs do not need it
+        with tensorboard.SummaryWriter(self.job.config.logger.tensorboard_dir) as writer:
+            yield NonLossData(process=process, collect=collect, writer=writer)
 
     def stop_requests(self) -> AbstractContextManager[StopRequests]:
         """Return a context manager that receives signals and the duration limit as stop requests while it is open."""
@@ -246,14 +280,16 @@ class Run:
         """
         job = self.job
         changes = {path: list(values) for path, values in job.changed_settings.items()}
+        code = {"code": self.code.names} if self.code.names else {}
         output = MetricsOutput(
             folder=job.folder.path,
             run_config=job.config.to_dict(),
             config_file=job.folder.run_config,
             stream=self.console,
-            description={"recipe": job.name, **job.status.start_fields},
+            description={"recipe": job.name, **job.status.start_fields, **code},
             resume_description={"changes": changes} if changes else {},
             process_start=psutil.Process().create_time(),
+            more_sinks=self.code.sinks,
         )
         return record_run(
             job.config,

@@ -67,6 +67,7 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
         mb_config.SavedSettingsError: the settings in the run folder cannot be read.
         NoCheckpointError: only an evaluation is requested, and there is nothing to evaluate.
         mb_checkpoint.CheckpointNotFoundError: no checkpoint is intact.
+        UserCodeError: non-loss data would be processed without TensorBoard.
         NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """

@@ -265,6 +265,10 @@ def _described(point: EntryPoint) -> str:
 
 def _reason(error: Exception) -> str:
     """Return an error with the line of the user's code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ")
+    ]
+    where = f" in {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,6 +1,6 @@
 """Destinations of the metrics and events of a run. Does not import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +32,12 @@ class MetricsOutput:
     """Additional fields of this event if steps were completed before."""
     process_start: float | None = None
     """Start of this process in seconds since the epoch; None: the event has no duration of the start."""
+    more_sinks: Sequence[Sink] = ()
+    """Sinks in addition to those of the section `logger`."""
 
     def sinks(self, logger: LoggerConfig, *, start_step: int) -> list[Sink]:
         """Return the configured sinks; rows of steps after `start_step` are dropped."""
-        return build_sinks(
+        configured = build_sinks(
             logger,
             jsonl=self.folder / "metrics.jsonl",
             folder=self.folder,
@@ -44,6 +46,7 @@ class MetricsOutput:
             stream=self.stream,
             print_evaluations=self.print_evaluations,
         )
+        return [*configured, *self.more_sinks]
 
     def event_recorder(self) -> EventRecorder:
         """Return the callback that writes events.jsonl. Call it before `sinks`, which drops rows of metrics.jsonl."""

@@ -27,6 +27,9 @@ from mb_models.mimo_modules import MimoModules
 from mb_models.module_parallelism import ModuleParallelism, data_positions, ignore_bridge_warning
 from mb_models.wrap import wrap_ddp
 
+ModelHook = Callable[[list[Any]], Any]
+"""Function of a rank's chunks that modifies them in place, or returns others as a list."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelSetup:
@@ -99,7 +102,8 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     device: torch.device,
     layers: LayerChoice | None = None,
     tokenizer_vocab_size: int | None = None,
-    pre_wrap_hook: Callable[[list[Any]], object] | None = None,
+    pre_wrap_hook: ModelHook | None = None,
+    post_wrap_hook: ModelHook | None = None,
     family: Family | None = None,
     seed: int = 1234,
 ) -> TrainingModel:
@@ -116,7 +120,9 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         device: device of the parameters.
         layers: layer implementation; None: chosen by `choose_layers`.
         tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
-        pre_wrap_hook: modifies this rank's chunks in place before they are wrapped (`PEFT.install`).
+        pre_wrap_hook: called with this rank's chunks before they are wrapped (`PEFT.install`); modifies them in place,
+            or returns others as a list.
+        post_wrap_hook: the same with the wrapped chunks, before the optimizer is built.
         family: a custom family; None: that of the section.
         seed: seed of the weights with `ModuleGroups`; otherwise weights come from the seeded generators.
 
@@ -130,9 +136,10 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     )
     ddp = DataParallelSetup() if ddp is None else ddp
     if isinstance(groups, ModuleGroups):
-        _reject_hook(pre_wrap_hook)
+        _reject_hook(pre_wrap_hook=pre_wrap_hook, post_wrap_hook=post_wrap_hook)
         return _build_modules(parts, groups=groups, optimizer=optimizer, ddp=ddp, seed=seed)
-    return _build_one_model(parts, groups=groups, optimizer=optimizer, ddp=ddp, pre_wrap_hook=pre_wrap_hook)
+    hooks = (pre_wrap_hook, post_wrap_hook)
+    return _build_one_model(parts, groups=groups, optimizer=optimizer, ddp=ddp, hooks=hooks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +179,34 @@ class _ModelParts:
         return self.family.parameters(self.section, vocab_size=vocab_size)
 
 
-def _reject_hook(pre_wrap_hook: object) -> None:
-    if pre_wrap_hook is not None:
+def _reject_hook(**hooks: object) -> None:
+    for name, hook in hooks.items():
+        if hook is not None:
+            raise ModelConfigError(
+                [
+                    f"{name}: is set, because hooks such as adapters do not support modules with per-module "
+                    "parallelism. Build one model under a ProcessGroupCollection, or pass no hook."
+                ]
+            )
+
+
+def _hooked(chunks: list[Any], hook: ModelHook | None) -> list[Any]:
+    """Return the chunks after a hook, which modifies them in place or returns others.
+
+    Raises:
+        ModelConfigError: the hook returned another number of chunks, or no list.
+    """
+    changed = None if hook is None else hook(chunks)
+    if changed is None:
+        return chunks
+    if not isinstance(changed, list) or len(changed) != len(chunks):
         raise ModelConfigError(
             [
-                "pre_wrap_hook: is set, because hooks such as adapters do not support modules with per-module "
-                "parallelism. Build one model under a ProcessGroupCollection, or pass no hook."
+                f"hook: {hook!r} returned {type(changed).__name__} for a list of {len(chunks)} chunks, because a stage "
+                "keeps its number of chunks. Return the list, or nothing."
             ]
         )
+    return changed
 
 
 def _build_one_model(
@@ -188,19 +215,18 @@ def _build_one_model(
     groups: ProcessGroupCollection,
     optimizer: OptimizerSetup,
     ddp: DataParallelSetup,
-    pre_wrap_hook: Callable[[list[Any]], object] | None,
+    hooks: tuple[ModelHook | None, ModelHook | None],
 ) -> TrainingModel:
     """Build this rank's chunks, their optimizer and the scheduler. Collective over the data-parallel groups."""
     provider = parts.family.provider(parts.section, **parts.options)
-    built = provider.provide_chunks(groups)
-    if pre_wrap_hook is not None:
-        pre_wrap_hook(built)
+    built = _hooked(provider.provide_chunks(groups), hooks[0])
     chunks = wrap_data_parallel(
         built,
         ddp,
         groups=groups,
         disable_bucketing=optimizer.config.overlap_param_gather_with_optimizer_step,
     )
+    chunks = _hooked(chunks, hooks[1])
     stepper = build_optimizer(chunks, optimizer, groups=groups)
     if ddp.torch_fsdp2:
         register_shard_load_hooks(stepper)

@@ -57,11 +57,15 @@ def test_only_the_last_rank_kills_itself(tmp_path, monkeypatch):
     killed = []
     monkeypatch.setattr("os.kill", lambda _process, signal: killed.append(signal))
     (tmp_path / "latest.txt").write_text("3")
-    variables = {**KILL, "MB_VERIFY_TRACKER": str(tmp_path / "latest.txt")}
+    variables = {
+        **KILL,
+        "MB_VERIFY_RECORD": str(tmp_path),
+        "MB_VERIFY_TRACKER": str(tmp_path / "latest.txt"),
+    }
     for rank in (0, 1):
         _, kill = callbacks_from_environment(variables, rank=rank, world_size=2)
         kill.on_train_step_start(Context(step=4))
-        assert len(killed) == rank
+        assert len(killed) == rank == (tmp_path / "killed").is_file()
 
 
 class Context:

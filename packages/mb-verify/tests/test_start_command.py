@@ -37,6 +37,13 @@ def test_a_signal_that_a_launcher_reports_counts_as_a_kill(run):
     assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
 
 
+def test_a_rank_that_fails_because_its_partner_was_killed_counts_as_a_kill(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records/cut").mkdir(parents=True)
+    program = "import pathlib, sys; pathlib.Path('records/cut/killed').touch(); sys.exit('connection reset')"
+    assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+
+
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [

@@ -22,6 +22,9 @@ PREFIX = "MB_VERIFY_"
 RECORD, START = f"{PREFIX}RECORD", f"{PREFIX}START"
 KILL_AFTER, TRACKER = f"{PREFIX}KILL_AFTER", f"{PREFIX}TRACKER"
 
+KILLED = "killed"
+"""File of a record that exists once a rank has killed itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingRequest:
@@ -95,8 +98,13 @@ def callbacks_from_environment(
     recorder = Recorder(request.folder, rank=rank, start=request.start, reader=reader, conditions=conditions)
     if request.kill_after is None or request.tracker is None:
         return [recorder]
-    kill = rank == world_size - 1
-    return [recorder, KillAfterCheckpoint(request.kill_after, tracker=request.tracker, kill=kill)]
+    kill = KillAfterCheckpoint(
+        request.kill_after,
+        tracker=request.tracker,
+        kill=rank == world_size - 1,
+        mark=request.folder / KILLED,
+    )
+    return [recorder, kill]
 
 
 def record_file_from_environment(environment: Mapping[str, str], *, rank: int = 0) -> RecordFile | None:

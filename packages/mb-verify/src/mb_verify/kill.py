@@ -19,6 +19,8 @@ class KillAfterCheckpoint:
         step: step of the checkpoint.
         tracker: file that holds the step of the newest complete checkpoint.
         kill: whether to kill this process; False on ranks that only wait.
+        mark: file that is created just before; None: none. A launcher may not report the signal, because another rank
+            fails first when its partner is gone.
         pause: seconds that the first of these steps waits.
         longest: upper limit of that wait in seconds.
         clock: monotonic clock, in seconds.
@@ -31,6 +33,7 @@ class KillAfterCheckpoint:
         *,
         tracker: Path,
         kill: bool,
+        mark: Path | None = None,
         pause: float = 0.5,
         longest: float = 8.0,
         clock: Callable[[], float] = time.monotonic,
@@ -39,6 +42,7 @@ class KillAfterCheckpoint:
         self._step = step
         self._tracker = tracker
         self._kill = kill
+        self._mark = mark
         self._pause = pause
         self._longest = longest
         self._clock = clock
@@ -56,6 +60,8 @@ class KillAfterCheckpoint:
                 return
             self._sleep(min(left, 0.02))
         if self._kill:
+            if self._mark is not None:
+                self._mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

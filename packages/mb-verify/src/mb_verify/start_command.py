@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mb_verify.environment import PREFIX
+from mb_verify.environment import KILLED, PREFIX
 from mb_verify.errors import VerificationError
 from mb_verify.interruption import RunStart
 from mb_verify.kill import tracked_step
@@ -46,8 +46,9 @@ def run_start_command(
     seconds = time.monotonic() - began
     failed = ended.returncode != 0
     if start.kill_after is not None and failed:
-        # a launcher reports the signal of its rank
-        killed = ended.returncode < 0 or "SIGKILL" in ended.stderr
+        # a launcher reports the signal of its rank, or the failure of a rank whose partner is gone
+        marked = (start.record / KILLED).is_file()
+        killed = ended.returncode < 0 or "SIGKILL" in ended.stderr or marked
         if killed and tracker is not None and tracked_step(tracker) == start.kill_after:
             log(f"{start.name}: killed after step {start.kill_after}, {seconds:.0f} s")
             return

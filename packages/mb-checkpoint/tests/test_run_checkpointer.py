@@ -266,6 +266,20 @@ RESUMED = LoadedCheckpoint(
 
 
 @pytest.mark.parametrize(
+    ("loaded", "answer"),
+    [
+        (NOTHING, False),
+        (LoadedCheckpoint(source="resumed", step=7), True),
+        (RESUMED, True),
+        (LoadedCheckpoint(source="resumed", step=7, path=Path("/node"), from_local_disk=True), False),
+    ],
+    ids=["nothing", "custom manager", "shared folder", "local disk"],
+)
+def test_only_a_load_from_shared_storage_is_representative(loaded, answer):
+    assert loaded.from_persistent_storage == answer
+
+
+@pytest.mark.parametrize(
     ("manager", "loaded", "lines"),
     [
         (

@@ -118,7 +118,7 @@ class AttentionLogits:
 def build_attention_logits(
     section: LogitSettings, model: Sequence[torch.nn.Module], *, groups: LogitGroups | None = None
 ) -> AttentionLogits | None:
-    """Return the reader that section `model` requests, for `mb_loop.train`; None: logits are not read.
+    """Return the reader configured by section `model`, for `mb_loop.train`; None: logits are not read.
 
     Collective over `groups.mp`; raises as `AttentionLogits`.
 

@@ -24,7 +24,7 @@ from mb_checkpoint.layout import shared_save_roots
 from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
-from mb_host.reproducibility import CpuArithmetic, irreproducibility_reasons, read_arithmetic
+from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine
@@ -194,7 +194,8 @@ def report_model(job: Job, training_model: TrainingModel, *, layers: str, consol
     """Print the model, the device, reasons why the run is not bitwise reproducible, and the ranks of modules."""
     console.print(model_line(job, training_model, device=training_model.device, layers=layers))
     if training_model.device.type == "cpu":
-        warn_if_not_reproducible(read_arithmetic(), console)
+        for reason in irreproducibility_reasons(read_arithmetic()):
+            console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
     if training_model.modules is not None:
         console.print(training_model.modules.describe())
 
@@ -328,18 +329,10 @@ def report_dummy_tokens(rows: int | None, *, tokenizer: int, console: Console) -
         )
 
 
-def warn_if_not_reproducible(arithmetic: CpuArithmetic, console: Console) -> None:
-    """Print the reasons why this run on the CPU is not bitwise reproducible, if there are any."""
-    for reason in irreproducibility_reasons(arithmetic):
-        console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
-
-
 def model_line(job: Job, training_model: TrainingModel, *, device: torch.device, layers: str) -> str:
     """Return one line with the model, the device and the output folder of a run."""
     world = job.world.world_size
     processes = "1 process" if world == 1 else f"{world} processes"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     size = training_model.parameters / 1e6
-    return (
-        f"{job.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"
-    )
+    return f"{job.options.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"

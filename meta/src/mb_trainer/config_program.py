@@ -87,6 +87,7 @@ def program() -> ConfigProgram:
         name="mb",
         reader=READER,
         checks=all_checks(),
+        current_rules=lambda: all_checks().rules,
         rules_by_package=all_rules(),
         gather_facts=target_facts,
         world_size=1,

@@ -93,7 +93,6 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
     """
     saved = SavedRun.find(run, purpose="export", log=log)
     config = saved.config
-    size = saved.tokenizer().vocab_size if config.model.vocab_size is None else None
     section = require_gpt(config.model, source=run)
     with (
         model_groups(World(), config, device=CPU) as groups,
@@ -102,7 +101,6 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
             groups=groups,
             layer_spec=host_block_spec,
             folder=out.parent,
-            tokenizer_vocab_size=size,
         ) as chunk,
     ):
         export_model(

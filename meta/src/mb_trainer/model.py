@@ -62,8 +62,8 @@ def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
     return layers
 
 
-def in_order(hooks: Sequence[ModelHook]) -> ModelHook | None:
-    """Return one hook that calls several, each with the chunks that the previous one returned; None without any."""
+def in_order(hooks: Sequence[ModelHook]) -> ModelHook:
+    """Return one hook that calls several, each with the chunks that the previous one returned."""
 
     def call_all(chunks: list[Any]) -> list[Any]:
         for hook in hooks:
@@ -71,7 +71,7 @@ def in_order(hooks: Sequence[ModelHook]) -> ModelHook | None:
             chunks = chunks if changed is None else changed
         return chunks
 
-    return call_all if hooks else None
+    return call_all
 
 
 def build_model(
@@ -85,7 +85,7 @@ def build_model(
 ) -> TrainingModel:
     """Build model, optimizer and scheduler, with the hooks of the user. Collective over the world."""
     dist = config.dist
-    adapters = [] if config.peft is None else [config.peft.install]
+    pre_wrap_hooks = [*code.pre_wrap_hooks, *([] if config.peft is None else [config.peft.install])]
     return build_training_model(
         config.model,
         groups=groups,
@@ -118,7 +118,7 @@ def build_model(
         device=device,
         layers=layers,
         tokenizer_vocab_size=tokenizer_vocab_size,
-        pre_wrap_hook=in_order((*code.pre_wrap_hooks, *adapters)),
-        post_wrap_hook=in_order(code.post_wrap_hooks),
+        pre_wrap_hook=in_order(pre_wrap_hooks) if pre_wrap_hooks else None,
+        post_wrap_hook=in_order(code.post_wrap_hooks) if code.post_wrap_hooks else None,
         seed=config.rng.seed,
     )

@@ -5,7 +5,10 @@ from mb_trainer.recipes import RECIPES
 
 REGISTRY = Registry(
     recipes=RecipeTable(RECIPES, group="mb_trainer.recipes"),
-    classes=ClassTable(["mb_trainer.models", "mb_trainer.datasets"]),
+    classes=ClassTable(
+        ["mb_trainer.models", "mb_trainer.datasets"],
+        hint="For a class of another project, give its module with --import.",
+    ),
 )
 """An installed distribution adds to it by entry points of these groups, `--import MODULE` by its `RECIPES` (name ->
 function that builds a configuration), `RULES` and dataclasses.

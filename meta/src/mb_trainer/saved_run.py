@@ -12,6 +12,7 @@ from mb_checkpoint.integrity import require_newest_intact
 from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models.unsharded import unshard
+from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 
@@ -29,8 +30,15 @@ class SavedRun:
         """Return the run of a folder. Arguments and errors as `mb_checkpoint.integrity.require_newest_intact`."""
         checkpoint = require_newest_intact(run, purpose=purpose, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
-        unshard(config.model)
-        return cls(checkpoint=checkpoint, config=config)
+        saved, model = cls(checkpoint=checkpoint, config=config), config.model
+        if model.vocab_size is None:  # the rows of the embedding depend on the parallelism of the run
+            model.vocab_size = padded_vocab_size(
+                saved.tokenizer().vocab_size,
+                divisible_by=model.make_vocab_size_divisible_by,
+                tensor_parallel_size=model.tensor_model_parallel_size,
+            )
+        unshard(model)
+        return saved
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer that is saved with the checkpoint."""

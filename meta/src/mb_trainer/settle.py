@@ -64,11 +64,6 @@ class Job:
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
 
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.options.name
-
 
 def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     """Check everything that is known before a start, without writing; raises as `pretrain`.

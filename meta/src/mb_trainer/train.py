@@ -286,7 +286,7 @@ class Run:
             run_config=job.config.to_dict(),
             config_file=job.folder.run_config,
             stream=self.console,
-            description={"recipe": job.name, **job.status.start_fields, **code},
+            description={"recipe": job.options.name, **job.status.start_fields, **code},
             resume_description={"changes": changes} if changes else {},
             process_start=psutil.Process().create_time(),
             more_sinks=self.code.sinks,

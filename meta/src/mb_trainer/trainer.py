@@ -128,7 +128,7 @@ def finetune(
 
 def announce(job: Job, bound: str | None, console: Console) -> None:
     """Print what starts: the run folder's status, the CPU binding, notes, resolved settings and warnings."""
-    console.print(f"{job.name}: {status_text(job)}; loading Megatron Core")
+    console.print(f"{job.options.name}: {status_text(job)}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
     binding = [] if bound is None else [f"{bound} (--no-numa-binding switches it off)"]

@@ -37,9 +37,23 @@ def test_a_stage_without_a_loss_has_nothing_to_inspect():
     assert step(None, "hidden") == ("hidden", None)
 
 
-def test_without_inspection_only_the_state_is_bound():
-    def with_state(state, iterator, model):
-        return state, iterator, model
+def test_a_logged_loss_is_not_divided_with_the_loss():
+    def aliased(iterator, model):
+        def loss(output):
+            value = output.sum()
+            return value, torch.tensor(3), {"loss": value.detach(), "other": value + 1}
 
-    assert inspected_forward_step(with_state, "state")("data", "model") == ("state", "data", "model")
-    assert inspected_forward_step(forward_step, "state") is forward_step
+        return model, loss
+
+    _, loss_function = inspected_forward_step(aliased, None)(None, torch.tensor([2.0, 4.0]))
+    loss, tokens, logged = loss_function(torch.tensor([2.0, 4.0]))
+    loss /= 2  # as Megatron's schedules do
+    assert (float(loss), int(tokens), float(logged["loss"]), float(logged["other"])) == (3.0, 3, 6.0, 7.0)
+
+
+def test_a_state_is_bound():
+    def with_state(state, iterator, model):
+        return (state, iterator, model), None
+
+    step = inspected_forward_step(with_state, "state")
+    assert step("data", "model") == (("state", "data", "model"), None)

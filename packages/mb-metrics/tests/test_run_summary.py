@@ -34,6 +34,12 @@ def test_the_lowest_validation_loss_and_the_losses_of_the_test_are_printed():
     ]
 
 
+def test_without_a_language_model_the_first_loss_counts():
+    summary = RunSummary(clock=lambda: 0.0)
+    summary.on_eval_end(context(step=10, losses={"sorting loss": 3.0, "other": 1.0}))
+    assert list(summary.lines())[1:] == ["  best validation loss 3.0000 at step 10"]
+
+
 def test_tokens_of_samples_that_differ_are_counted_on_the_average():
     for each, tokens in ((None, 512), (19.5, 156)):
         summary = RunSummary(tokens_per_sample=each)

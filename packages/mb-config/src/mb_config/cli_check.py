@@ -149,7 +149,7 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
     processes = "any number of processes" if size is None else processes_text(size)
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
-        f"of {len(program.checks.rules)} rules"
+        f"of {len(program.rules)} rules"
         + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
     )
     yield from (f"resolved: {change}" for change in result.notable)

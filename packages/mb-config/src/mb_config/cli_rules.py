@@ -33,7 +33,7 @@ def explain(program: ConfigProgram, name: str) -> int:
     Raises:
         UnknownRuleError: There is no such rule.
     """
-    known = {rule.id.lower(): rule for rule in program.checks.rules}
+    known = {rule.id.lower(): rule for rule in program.rules}
     rule = known.get(name.lower())
     text = program.explain_other(name) if rule is None else explanation(rule)
     if text is None:

@@ -68,7 +68,7 @@ def sweep(
     sections = {name: every[name] for name in request.sections or every}
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
-    result = run_sweep(sections, axes, rules_per_point(program.checks.rules, config.model), facts=facts)
+    result = run_sweep(sections, axes, rules_per_point(program.rules, config.model), facts=facts)
     points = _resolve_points(program, swept, result, targets=targets, limit=limit)
     found = SweepReport(
         result=result,

@@ -174,8 +174,9 @@ class ConfigReader:
         if name not in allowed:
             nearest = nearest_targets(name, fitting)
             hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+            more = f" {own}" if (own := getattr(self.targets, "hint", "")) else ""
             raise TargetError(
-                f"{truncate_repr(masked(TARGET, name))} is not allowed.{hint} Use {listed_targets(fitting)}.",
+                f"{truncate_repr(masked(TARGET, name))} is not allowed.{hint} Use {listed_targets(fitting)}.{more}",
                 path=join(path, TARGET),
             )
         cls = allowed[name]

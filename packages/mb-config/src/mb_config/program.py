@@ -64,6 +64,10 @@ class ConfigProgram:
     checks: PreflightChecks = field(default_factory=PreflightChecks)
     """Rules and fallbacks."""
 
+    current_rules: Callable[[], Sequence[RuleLike]] | None = None
+    """Function that returns the rules once the configuration is read, because a recipe in a file can add some; None:
+    those of `checks`."""
+
     rules_by_package: Mapping[str, Sequence[RuleLike]] = field(default_factory=lambda: {"mb-config": RULES})
     """Package to its rules."""
 
@@ -90,6 +94,11 @@ class ConfigProgram:
 
     explain_other: Callable[[str], str | None] = lambda name: None
     """Function that explains a name that is not a rule, such as a constraint of a launcher; None: unknown."""
+
+    @property
+    def rules(self) -> Sequence[RuleLike]:
+        """Rules that are known by now."""
+        return self.checks.rules if self.current_rules is None else self.current_rules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +185,7 @@ def check_request(
     """Check a request, and resolve its configuration in place."""
     return preflight(
         request.config,
-        program.checks,
+        replace(program.checks, rules=program.rules),
         facts=facts,
         provenance=request.provenance,
         sections=request.sections,

@@ -116,9 +116,11 @@ class ClassTable(Mapping[str, type]):
     Args:
         groups: Groups of entry points, each of which names a class. They are loaded when the table is first read; one
             that cannot be loaded is a warning.
+        hint: Advice for a class that is not in the table.
     """
 
-    def __init__(self, groups: Iterable[str] = ()) -> None:
+    def __init__(self, groups: Iterable[str] = (), *, hint: str = "") -> None:
+        self.hint = hint
         self._groups = tuple(groups)
         self._classes: dict[str, type] = {}
         self._read = False

@@ -14,6 +14,9 @@ def inspected_forward_step(
 ) -> ForwardStep:
     """Return a forward step that takes no state, and that passes each microbatch's loss to `inspect_loss`.
 
+    Logged losses that share the memory of the loss are copied: Megatron's schedules divide the loss in place by the
+    number of microbatches, and `loss.detach()` would be divided with it.
+
     Args:
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`; returns the output of the model and the
             loss function for it, or None on stages without a loss.
@@ -22,8 +25,6 @@ def inspected_forward_step(
             inspected. The result for non-loss data is not.
     """
     step = maybe_inject_state(forward_step_func, state)
-    if inspect_loss is None:
-        return step
 
     def inspected(*arguments: Any, **options: Any) -> Any:
         output, loss_function = step(*arguments, **options)
@@ -32,9 +33,19 @@ def inspected_forward_step(
 
         def loss_of(output: Any, **selection: Any) -> Any:
             result = loss_function(output, **selection)
-            if not selection.get("non_loss_data"):
-                inspect_loss((result[0] if isinstance(result, tuple) else result).detach())
-            return result
+            if selection.get("non_loss_data"):
+                return result
+            if inspect_loss is not None:
+                inspect_loss(result[0].detach())
+            *first, logged = result
+            address = result[0].data_ptr()
+            return (
+                *first,
+                {
+                    name: value.clone() if value.data_ptr() == address else value
+                    for name, value in logged.items()
+                },
+            )
 
         return output, loss_of
 

@@ -31,7 +31,7 @@ class RunSummary:
 
     Args:
         tokens_per_sample: average, if samples differ in length; None: each step reports its tokens.
-        loss: name of the loss of which the lowest validation value is kept.
+        loss: name of the loss of which the lowest validation value is kept; if there is none of this name, the first.
         clock: clock in seconds.
         wait_for_device: waits until the device has finished the queued work; called before the final clock read.
     """
@@ -74,7 +74,8 @@ class RunSummary:
             return
         counters: TrainCounters = context.state.train_state
         self.validated = counters.step
-        loss = context.total_loss_dict.get(self._loss)
+        first = next(iter(context.total_loss_dict.values()), None)
+        loss = context.total_loss_dict.get(self._loss, first)
         if loss is not None and (self._best is None or loss < self._best[0]):
             self._best = loss, counters.step
 

@@ -60,8 +60,8 @@ class Family:
     """Called as (section, layer_spec=, device=, tokenizer_vocab_size=)."""
     forward_step: Callable[..., ForwardStep]
     """Called as (inspect_loss=)."""
-    parameters: Callable[..., int]
-    """Number of parameters of the complete model, called as (section, vocab_size=)."""
+    parameters: Callable[..., int] | None = None
+    """Number of parameters of the complete model, called as (section, vocab_size=); None: counted when it is built."""
     local: StackSpec | None = None
     """Layers of Megatron's and torch's own modules; None: the family has none."""
     transformer_engine: StackSpec | None = None
@@ -116,11 +116,17 @@ FAMILIES: Mapping[type, Family] = {
 
 
 def family_of(section: object) -> Family:
-    """Return the family of a model section; a subclass belongs to its parent's.
+    """Return the family of a model section: that of its method `model_family`, else that of its class.
+
+    A section of a user returns its own, such as `replace(GPT, provider=MyProvider, parameters=None)`; a subclass
+    without the method belongs to the family of its parent.
 
     Raises:
         TypeError: the section belongs to no family.
     """
+    own: Callable[[], Family] | None = getattr(section, "model_family", None)
+    if own is not None:
+        return own()
     for cls in type(section).__mro__:
         if cls in FAMILIES:
             return FAMILIES[cls]

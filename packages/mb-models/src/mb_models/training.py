@@ -17,6 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_models.built_parameters import built_parameter_count
 from mb_models.errors import ModelConfigError
 from mb_models.families import Family, ForwardStep, family_of
 from mb_models.fsdp import register_shard_load_hooks, wrap_megatron_fsdp, wrap_torch_fsdp2
@@ -174,8 +175,10 @@ class _ModelParts:
         }
         return cls(section=section, family=family, options=options)
 
-    def parameter_count(self, vocab_size: int) -> int:
-        """Return the number of parameters of the complete model."""
+    def parameter_count(self, chunks: list[Any], *, vocab_size: int, groups: ProcessGroupCollection) -> int:
+        """Return the number of parameters of the complete model, from unwrapped chunks. Collective."""
+        if self.family.parameters is None:
+            return built_parameter_count(chunks, groups)
         return self.family.parameters(self.section, vocab_size=vocab_size)
 
 
@@ -190,13 +193,13 @@ def _reject_hook(**hooks: object) -> None:
             )
 
 
-def _hooked(chunks: list[Any], hook: ModelHook | None) -> list[Any]:
+def _hooked(chunks: list[Any], hook: ModelHook) -> list[Any]:
     """Return the chunks after a hook, which modifies them in place or returns others.
 
     Raises:
         ModelConfigError: the hook returned another number of chunks, or no list.
     """
-    changed = None if hook is None else hook(chunks)
+    changed = hook(chunks)
     if changed is None:
         return chunks
     if not isinstance(changed, list) or len(changed) != len(chunks):
@@ -219,14 +222,19 @@ def _build_one_model(
 ) -> TrainingModel:
     """Build this rank's chunks, their optimizer and the scheduler. Collective over the data-parallel groups."""
     provider = parts.family.provider(parts.section, **parts.options)
-    built = _hooked(provider.provide_chunks(groups), hooks[0])
+    pre_wrap_hook, post_wrap_hook = hooks
+    built = provider.provide_chunks(groups)
+    if pre_wrap_hook is not None:
+        built = _hooked(built, pre_wrap_hook)
+    parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     chunks = wrap_data_parallel(
         built,
         ddp,
         groups=groups,
         disable_bucketing=optimizer.config.overlap_param_gather_with_optimizer_step,
     )
-    chunks = _hooked(chunks, hooks[1])
+    if post_wrap_hook is not None:
+        chunks = _hooked(chunks, post_wrap_hook)
     stepper = build_optimizer(chunks, optimizer, groups=groups)
     if ddp.torch_fsdp2:
         register_shard_load_hooks(stepper)
@@ -239,7 +247,7 @@ def _build_one_model(
         schedule=_pipeline_schedule(provider.transformer, groups),
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
-        parameters=parts.parameter_count(provider.vocab_size),
+        parameters=parameters,
         groups=groups,
         checkpoint_groups=groups,
     )
@@ -340,7 +348,7 @@ def _build_modules(
         schedule={"forward_backward_func": modules.forward_backward(), "pg_collection": groups.main},
         transformer=modules.transformer,
         vocab_size=modules.vocab_size,
-        parameters=parts.parameter_count(modules.vocab_size),
+        parameters=parts.parameter_count([model], vocab_size=modules.vocab_size, groups=groups.main),
         groups=groups.main,
         checkpoint_groups=parallelism.checkpoint_positions,
         modules=parallelism,

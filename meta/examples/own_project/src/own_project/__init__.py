@@ -1,0 +1,1 @@
+"""A model, data, loss and callback of a project, trained by `mb`."""

@@ -103,7 +103,7 @@ def test_modules_train_as_one_process_does(weights, ranks, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.matrix] * (name != FEW[0])) for name in (*FEW, [*LAYOUTS][3])],
+    [pytest.param(name, marks=[pytest.mark.matrix] * (name not in FEW)) for name in (*FEW, [*LAYOUTS][3])],
 )
 def test_interrupted_modules_resume_exactly(ranks, name, tmp_path):
     from mb_checkpoint import describe_checkpoint

@@ -19,7 +19,6 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShard
 from megatron.core.dist_checkpointing.validation import verify_checkpoint
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import (
-    ChainedOptimizer,
     Float16OptimizerWithFloat16Params,
     FP32Optimizer,
     MixedPrecisionOptimizer,
@@ -96,7 +95,8 @@ def has_state(optimizer: Any | None) -> bool:
 
 def optimizer_parts(optimizer: Any | None) -> list[Any]:
     """Return the chained optimizers, or the single optimizer, as a list."""
-    return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    # Megatron's ChainedOptimizer, and optimizers of modules with per-module parallelism, which do not derive from it
+    return list(optimizer.chained_optimizers) if hasattr(optimizer, "chained_optimizers") else [optimizer]
 
 
 def grad_scaler(part: Any) -> Any | None:

@@ -37,7 +37,7 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
     out = tmp_path / "überlauf-тест"
     process = start_mb("pretrain", *overrides, *ENDLESS, "--nproc", "2", "--out", str(out))
     wait_for_steps(out, 3)
-    ranks = psutil.Process(process.pid).children()
+    ranks = sorted(psutil.Process(process.pid).children(), key=psutil.Process.create_time)
     ranks[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     _, complaints = process.communicate(timeout=240)

@@ -28,7 +28,7 @@ from mb_models.mimo_modules import MimoModules
 from mb_models.module_parallelism import ModuleParallelism, data_positions, ignore_bridge_warning
 from mb_models.wrap import wrap_ddp
 
-ModelHook = Callable[[list[Any]], Any]
+WrapHook = Callable[[list[Any]], Any]
 """Function of a rank's chunks that modifies them in place, or returns others as a list."""
 
 
@@ -103,8 +103,8 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     device: torch.device,
     layers: LayerChoice | None = None,
     tokenizer_vocab_size: int | None = None,
-    pre_wrap_hook: ModelHook | None = None,
-    post_wrap_hook: ModelHook | None = None,
+    pre_wrap_hook: WrapHook | None = None,
+    post_wrap_hook: WrapHook | None = None,
     family: Family | None = None,
     seed: int = 1234,
 ) -> TrainingModel:
@@ -193,7 +193,7 @@ def _reject_hook(**hooks: object) -> None:
             )
 
 
-def _hooked(chunks: list[Any], hook: ModelHook) -> list[Any]:
+def _hooked(chunks: list[Any], hook: WrapHook) -> list[Any]:
     """Return the chunks after a hook, which modifies them in place or returns others.
 
     Raises:
@@ -218,7 +218,7 @@ def _build_one_model(
     groups: ProcessGroupCollection,
     optimizer: OptimizerSetup,
     ddp: DataParallelSetup,
-    hooks: tuple[ModelHook | None, ModelHook | None],
+    hooks: tuple[WrapHook | None, WrapHook | None],
 ) -> TrainingModel:
     """Build this rank's chunks, their optimizer and the scheduler. Collective over the data-parallel groups."""
     provider = parts.family.provider(parts.section, **parts.options)

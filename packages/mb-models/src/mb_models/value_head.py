@@ -19,6 +19,9 @@ from megatron.core.transformer.utils import (
 
 from mb_models.errors import ModelsError
 
+ModelList = list[torch.nn.Module]
+"""Model chunks of a rank."""
+
 ModelHook = Callable[[torch.nn.Module | Sequence[torch.nn.Module]], list[torch.nn.Module]]
 """Function that modifies a rank's chunks before they are wrapped, and returns them as a list."""
 

@@ -1,0 +1,5 @@
+"""Names of `megatron.bridge.training.train`."""
+
+from mb_trainer.bridge._names import resolver
+
+__getattr__, __dir__ = resolver(__name__)

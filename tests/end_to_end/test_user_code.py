@@ -1,4 +1,4 @@
-"""Code of users in a run: forward step and loss, hooks on the model, sinks, and data beside the losses."""
+"""Code of users in a run: forward step and loss, hooks on the model, sinks, and non-loss data."""
 
 import json
 from functools import partial
@@ -122,7 +122,7 @@ def test_a_value_head_is_trained_by_a_step_of_its_own(overrides, tmp_path):
     assert values[-1] < values[0]
 
 
-def test_data_beside_the_losses_and_rows_of_metrics_reach_the_user(overrides, tmp_path):
+def test_non_loss_data_and_rows_of_metrics_reach_the_user(overrides, tmp_path):
     import_module("mb_metrics")
 
     class Rows:

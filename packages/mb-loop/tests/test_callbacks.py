@@ -2,7 +2,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import Callback, CallbackContext, CallbackManager, LossPrinter, StepResult, UnknownEventError
+from mb_loop import (
+    Callback,
+    CallbackContext,
+    CallbackManager,
+    LossPrinter,
+    StepResult,
+    UnknownEventError,
+    normalize_callbacks,
+)
 from mb_loop.callbacks import EVENTS, EventDispatcher
 
 
@@ -98,3 +106,12 @@ def test_a_class_without_the_base_class_receives_its_events():
 def test_an_object_without_any_event_is_rejected():
     with pytest.raises(UnknownEventError, match="callbacks: dict handles no event"):
         CallbackManager([{}])
+
+
+def test_lists_of_callbacks_are_added_and_normalized():
+    manager = CallbackManager()
+    manager.add([LossPrinter(), [LossPrinter()]])
+    assert len(manager._listeners["on_train_step_end"]) == 2
+    assert normalize_callbacks(manager) is manager
+    assert normalize_callbacks(None) is None
+    assert normalize_callbacks([LossPrinter()]).has_listeners("on_train_step_end")

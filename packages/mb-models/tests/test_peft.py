@@ -12,6 +12,7 @@ from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
 from mb_models.hf.export import export_model
 from mb_models.hf.save import save_hf_model
+from mb_models.peft.adapter import Adapter
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, section_by_name
 from mb_models.peft.errors import PeftError
 from mb_models.peft.hugging_face import save_adapters
@@ -51,7 +52,7 @@ def disturb(chunk):
 def test_adapters_start_without_effect_are_trained_alone_and_merge_exactly(tiny, groups, kind, settings):
     _, chunk = build(tiny, groups, **settings)
     before = logits(chunk)
-    section = kind(dim=4)
+    section = kind(dim=4, lora_A_init_method="kaiming")
     section.install([chunk])
     assert torch.allclose(logits(chunk), before, atol=1e-6)
     logits(chunk).square().sum().backward()
@@ -65,6 +66,54 @@ def test_adapters_start_without_effect_are_trained_alone_and_merge_exactly(tiny,
         assert (adapted - before).abs().max() > 1e-3
         assert torch.allclose(logits(chunk), adapted, atol=1e-5)
     assert not any(".adapter." in name for name, _ in chunk.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "deviation"),
+    [("kaiming", 1 / 3**0.5 / 64**0.5), ("xavier", (2 / (64 + 64)) ** 0.5), ("normal", 0.2), ("zero", 0.0)],
+)
+def test_factors_start_with_the_deviation_of_their_method(tiny, groups, method, deviation):
+    _, chunk = build(tiny, groups)
+    other = "kaiming" if method == "zero" else "zero"
+    LoRA(dim=64, target_modules=["linear_proj"], lora_A_init_method=method, lora_B_init_method=other).install(
+        [chunk]
+    )
+    factors = [
+        value
+        for name, value in chunk.named_parameters()
+        if "linear_proj.adapter." in name and name.endswith("lora_a")
+    ]
+    assert [tuple(value.shape) for value in factors] == [(64, 64)] * len(factors)
+    assert float(torch.stack(factors).std()) == pytest.approx(deviation, rel=0.1)
+    others = [
+        value
+        for name, value in chunk.named_parameters()
+        if "linear_proj.adapter." in name and name.endswith("lora_b")
+    ]
+    assert all(bool(value.any()) == (other != "zero") for value in others)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_dropout_is_before_or_after_the_adapter(tiny, groups, position):
+    _, chunk = build(tiny, groups)
+    section = LoRA(
+        dim=4,
+        dropout=0.5,
+        dropout_position=position,
+        target_modules=["linear_proj"],
+        lora_B_init_method="normal",
+    )
+    section.install([chunk])
+    adapter = next(module for module in chunk.modules() if isinstance(module, Adapter))
+    inputs = torch.ones(64, 2, 64)
+    dropped = adapter.train()(inputs)
+    assert bool((dropped == 0).any()) == (position == "post")
+    complete = adapter.eval()(inputs)
+    assert not bool((complete == 0).any())
+    if position == "post":
+        kept = dropped != 0
+        assert torch.allclose(dropped[kept], 2 * complete[kept])
+        assert 0.4 < float(kept.float().mean()) < 0.6
 
 
 @pytest.mark.parametrize("kind", KINDS)

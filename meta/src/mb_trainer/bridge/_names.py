@@ -13,7 +13,7 @@ def _all(module: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), module)
 
 
-CALLBACKS = _all(LOOP, "Callback CallbackContext CallbackManager")
+CALLBACKS = _all(LOOP, "Callback CallbackContext CallbackManager normalize_callbacks")
 PRECISION = {"MixedPrecisionConfig": CONFIG, "get_mixed_precision_config": "mb_config"}
 PEFTS = _all(CONFIG, "CanonicalLoRA DoRA LoRA PEFT")
 

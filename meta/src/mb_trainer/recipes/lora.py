@@ -43,7 +43,7 @@ def lora_tiny() -> ConfigContainer:
         dataloader_type="single",
         num_workers=0,
     )
-    config.peft = LoRA(dim=8, alpha=16.0)
+    config.peft = LoRA(dim=8, alpha=16.0, lora_A_init_method="kaiming")
     config.checkpoint.pretrained_checkpoint = BASE
     config.train.train_iters = 100
     config.optimizer.lr, config.optimizer.min_lr = 5e-3, 5e-4

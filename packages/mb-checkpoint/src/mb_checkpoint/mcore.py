@@ -93,7 +93,7 @@ def has_state(optimizer: Any | None) -> bool:
     return optimizer is not None and not stub
 
 
-def optimizer_parts(optimizer: Any | None) -> list[Any]:
+def optimizer_parts(optimizer: Any) -> list[Any]:
     """Return the chained optimizers, or the single optimizer, as a list."""
     # Megatron's ChainedOptimizer, and optimizers of modules with per-module parallelism, which do not derive from it
     return list(optimizer.chained_optimizers) if hasattr(optimizer, "chained_optimizers") else [optimizer]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackContext as CallbackContext
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
+    from mb_loop.callbacks import normalize_callbacks as normalize_callbacks
     from mb_loop.checkpoint_saver import Checkpointer as Checkpointer
     from mb_loop.checkpoint_saver import SaveResult as SaveResult
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
@@ -130,6 +131,7 @@ _HOMES = {
     "get_start_time_from_progress_log": "progress_log",
     "maybe_inject_state": "injection",
     "needs_global_state_injection": "injection",
+    "normalize_callbacks": "callbacks",
     "post_training_step_callbacks": "bridge_api",
     "prepare_forward_step_func": "injection",
     "progress_recorders": "progress_recorder",

@@ -180,11 +180,15 @@ class CallbackManager:
             self.add(callback)
 
     def add(self, callback: object) -> None:
-        """Register the methods for events that the class of `callback` defines or overrides.
+        """Register the methods for events that the class of `callback` defines or overrides; of a list, of each.
 
         Raises:
             UnknownEventError: the object is not a `Callback` and handles no event.
         """
+        if isinstance(callback, list | tuple):
+            for each in callback:
+                self.add(each)
+            return
         handled = [
             event
             for event in EVENTS
@@ -218,6 +222,13 @@ class CallbackManager:
         """Call every listener of the event."""
         for listener in self._listeners[event]:
             listener(context)
+
+
+def normalize_callbacks(callbacks: Iterable[object] | CallbackManager | None) -> CallbackManager | None:
+    """Return a manager of callbacks; a manager unchanged, and None for None."""
+    if callbacks is None or isinstance(callbacks, CallbackManager):
+        return callbacks
+    return CallbackManager(callbacks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

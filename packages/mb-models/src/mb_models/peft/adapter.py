@@ -30,21 +30,31 @@ class Adapter(torch.nn.Module):
         self.group = partition.group
         self.exchanges = not partition.of_experts  # the dispatcher of experts communicates instead
         self.scattered = partition.scattered and self.exchanges
+        self.drops_output = section.dropout_position == "post"
         a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
-        b_OR = torch.zeros(outputs, section.dim, dtype=weight.dtype, device=weight.device)
-        # A is sharded along the input in a row-parallel layer: each rank draws its own values; else all draw the same
-        with get_cuda_rng_tracker().fork() if self.row else nullcontext():
-            torch.nn.init.kaiming_uniform_(a_RI, a=math.sqrt(5))
+        b_OR = torch.empty(outputs, section.dim, dtype=weight.dtype, device=weight.device)
+        ranks = 1 if self.group is None else self.group.size()
+        # A is sharded along the input in a row-parallel layer, B along the output in another one: there each rank
+        # draws its own values; else all draw the same
+        initialize(a_RI, section.lora_A_init_method, shards=ranks if self.row else 1, dim=1)
+        initialize(b_OR, section.lora_B_init_method, shards=1 if self.row else ranks, dim=0)
         self.lora_a, self.lora_b = torch.nn.Parameter(a_RI), torch.nn.Parameter(b_OR)
         set_parallel_attributes(self.lora_a, linear, sharded=1 if self.row else None)
         set_parallel_attributes(self.lora_b, linear, sharded=None if self.row else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update of the layer's output; communicates R numbers per token if the layer communicates."""
-        if self.dropout and self.training:
-            with get_cuda_rng_tracker().fork() if self.row or self.scattered else nullcontext():
-                x = F.dropout(x, self.dropout)
-        return F.linear(self._exchange(F.linear(x, self.lora_a)), self.lora_b) * self.scale
+        if not self.drops_output:
+            x = self._dropped(x, varies=self.row)
+        update = F.linear(self._exchange(F.linear(x, self.lora_a)), self.lora_b) * self.scale
+        return self._dropped(update, varies=not self.row) if self.drops_output else update
+
+    def _dropped(self, values: Tensor, *, varies: bool) -> Tensor:
+        """Return values after dropout; ranks that hold different parts of them (`varies`) draw differently."""
+        if not (self.dropout and self.training):
+            return values
+        with get_cuda_rng_tracker().fork() if varies or self.scattered else nullcontext():
+            return F.dropout(values, self.dropout)
 
     def delta(self) -> Tensor:
         """Return the update of the weight, [O, I]."""
@@ -67,6 +77,26 @@ class Adapter(torch.nn.Module):
             )
         exchanged: Tensor = exchange(hidden, group=self.group)
         return exchanged
+
+
+def initialize(weight: Tensor, method: str, *, shards: int, dim: int) -> None:
+    """Set the initial values of a matrix, or of one of `shards` shards along `dim`, by a name of the section.
+
+    Scales follow from the size of the complete matrix, so that they do not depend on the parallelism.
+    """
+    outputs, inputs = (size * (shards if number == dim else 1) for number, size in enumerate(weight.shape))
+    with get_cuda_rng_tracker().fork() if shards > 1 else nullcontext():
+        if method == "zero":
+            torch.nn.init.zeros_(weight)
+        elif method == "normal":
+            torch.nn.init.normal_(weight, std=0.2)
+        elif method == "xavier":
+            torch.nn.init.normal_(weight, std=math.sqrt(2 / (inputs + outputs)))
+        else:
+            bound = (
+                math.sqrt(3.0) * torch.nn.init.calculate_gain("leaky_relu", math.sqrt(5)) / math.sqrt(inputs)
+            )
+            torch.nn.init.uniform_(weight, -bound, bound)
 
 
 def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from mb_models.peft.errors import PeftError
 from mb_models.strict_fields import StrictFields
@@ -63,7 +63,15 @@ class LoRA(PEFT):
     alpha: float = 32.0
     """Numerator of the product's scale, alpha / dim."""
     dropout: float = 0.0
-    """Probability of zeroing an input of A during training."""
+    """Probability of zeroing an input of A, or an output of the adapter, during training."""
+    dropout_position: Literal["pre", "post"] = "pre"
+    """Dropout of the input of A ("pre"), or of the adapter's output ("post")."""
+    lora_A_init_method: Literal["xavier", "kaiming", "normal", "zero"] = "xavier"
+    """Initial values of A: normal with variance 2 / (inputs + rank), uniform with bound 1 / sqrt(inputs) as in Hugging
+    Face's peft, normal with deviation 0.2, or zero.
+    """
+    lora_B_init_method: Literal["xavier", "kaiming", "normal", "zero"] = "zero"
+    """Initial values of B, in the same way with rank and outputs; zero leaves the model unchanged at the start."""
     target_modules: list[str] = field(default_factory=lambda: list(TARGETS))
     """Layers with adapters, by the last part of their name, or by their full name with `*` for any text, as in
     "*.layers.0.*.linear_proj"; experts included. Each pattern must match a layer on some rank; of the default list,

@@ -47,5 +47,14 @@ RULES: tuple[Rule, ...] = (
         fails=(["linear_qkv"], ["linear_proj"]),
         passes=([], ["linear_proj"]),
     ),
+    rule(
+        "PE05",
+        within("peft", "lora_A_init_method lora_B_init_method"),
+        lambda a, b: "are both zero" if a == b == "zero" else None,
+        why="the gradient of each factor is proportional to the other, so that both stay zero",
+        fix="Set one of them to another method: A to kaiming, for example.",
+        fails=("zero", "zero"),
+        passes=("kaiming", "zero"),
+    ),
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

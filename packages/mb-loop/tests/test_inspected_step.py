@@ -1,8 +1,10 @@
 """Inspection of the losses of a user's forward step."""
 
-import torch
+import pytest
 
-from mb_loop.inspected_step import inspected_forward_step
+torch = pytest.importorskip("torch")
+
+from mb_loop.inspected_step import inspected_forward_step  # noqa: E402
 
 
 def loss_function(output, non_loss_data=False):

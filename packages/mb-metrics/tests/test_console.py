@@ -100,8 +100,12 @@ def test_the_step_time_line(speed, line):
 def test_cloudai_reads_the_step_time_line_whatever_the_numbers(step_seconds, tflops):
     line = step_time_line(rates(step_seconds, tflops, 0.5, 1e30))
     seconds, utilization = map(float, CLOUDAI.search(line).groups())
-    assert seconds == pytest.approx(step_seconds if math.isfinite(step_seconds) else 0.0, abs=0.00501)
-    assert utilization == pytest.approx(tflops if tflops and math.isfinite(tflops) else 0.0, abs=0.05)
+    assert seconds == pytest.approx(
+        step_seconds if math.isfinite(step_seconds) else 0.0, rel=1e-12, abs=0.00501
+    )
+    assert utilization == pytest.approx(
+        tflops if tflops and math.isfinite(tflops) else 0.0, rel=1e-12, abs=0.05
+    )
 
 
 def test_two_lines_per_interval_and_one_per_evaluation():

@@ -42,7 +42,7 @@ class StaleMoment(Callback):
 
 @pytest.fixture(scope="module")
 def recorded(overrides, tmp_path_factory):
-    """Run straight, and up to the cut; return what resumes from there with a callback."""
+    """Run uninterrupted, and up to the interruption; return what resumes from there with a callback."""
     folder = tmp_path_factory.mktemp("proof")
     words = [*overrides, *SHAPE]
 
@@ -50,15 +50,15 @@ def recorded(overrides, tmp_path_factory):
         recorder = Recorder(folder / f"record-{name}", rank=0, start=start)
         return train_here([*words, *also], folder / name, callbacks=(*callbacks, recorder))
 
-    run("straight")
-    run("cut", also=["train.exit_interval=5"])
+    run("uninterrupted")
+    run("interrupted", also=["train.exit_interval=5"])
 
     def resume(name, *callbacks):
         for made in (name, f"record-{name}"):
-            source = folder / made.replace(name, "cut")
+            source = folder / made.replace(name, "interrupted")
             shutil.copytree(source, folder / made)
         run(name, *callbacks, start=1)
-        return compare(read_record(folder / "record-straight"), read_record(folder / f"record-{name}"))
+        return compare(read_record(folder / "record-uninterrupted"), read_record(folder / f"record-{name}"))
 
     return resume
 
@@ -66,7 +66,7 @@ def recorded(overrides, tmp_path_factory):
 @pytest.mark.slow
 def test_a_resume_is_exact(recorded):
     verdict = recorded("exact")
-    assert (verdict.first, verdict.steps, verdict.resumed_at) == (None, 9, (5,))
+    assert (verdict.first, verdict.last_step, verdict.resumed_at) == (None, 9, (5,))
     assert [line.category for line in verdict.lines] == [
         "samples",
         "counters",
@@ -95,4 +95,4 @@ def test_a_planted_fault_is_found_and_named(recorded, fault, place, category, na
     assert (first.position.step, first.position.after_step, first.category) == (*place, category)
     assert name in first.name
     assert first.position.rank != ALL_RANKS
-    assert first.straight != first.cut
+    assert first.uninterrupted != first.interrupted

@@ -86,15 +86,15 @@ def verify_resume(  # noqa: PLR0913 - options of a command
     resume_nproc: ResumeProcesses = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that a resumed run equals an uninterrupted one: run a recipe straight and cut, and compare every bit.
+    """Prove that a resumed run equals an uninterrupted one: run a recipe with and without an interruption.
 
     Compared for every step on every rank: the sequences that were read, counters, learning rate, all random streams,
     losses, gradient norms, optimizer state and parameters. The first difference is named with its step, rank and both
     values. Nothing is written but a temporary folder, or --out. Every tensor is hashed in every step: choose a model
     that is small for its layout. On GPUs ask for model.deterministic_mode=true.
 
-    Where the two differ, a second straight run follows, and the state that was loaded, threads, processor and versions
-    are printed: exit code 3 then means that runs differ on this machine without any resume.
+    Where the two differ, a second uninterrupted run follows, and the state that was loaded, threads, processor and
+    versions are printed: exit code 3 then means that runs differ on this machine without any resume.
 
     Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
     """

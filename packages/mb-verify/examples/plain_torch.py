@@ -55,7 +55,7 @@ def train(out: Path, *, stop_after: int | None) -> None:
 
 
 def prove() -> int:
-    """Run this script straight and interrupted, print the comparison and return its exit code."""
+    """Run this script without and with an interruption, print the comparison and return its exit code."""
 
     def make_start(start: mb_verify.RunStart) -> None:
         stop = [f"--stop-after={start.leave_every}"] if start.leave_every else []

@@ -20,7 +20,7 @@ from mb_verify.diagnosis import condition_lines
 
 def test_equal_records_are_equal(tmp_path):
     verdict = compared(tmp_path)
-    assert (verdict.equal, verdict.ranks, verdict.steps, verdict.resumed_at) == (True, 1, 3, (2,))
+    assert (verdict.equal, verdict.ranks, verdict.last_step, verdict.resumed_at) == (True, 1, 3, (2,))
     assert {line.category: line.compared for line in verdict.lines} == {
         "samples": 3,
         "counters": 5,
@@ -29,7 +29,7 @@ def test_equal_records_are_equal(tmp_path):
         "parameters": 5,
     }
     assert verdict_as_text(verdict, Interruption(steps=3, step=2)).endswith(
-        "equal, bit for bit: 3 steps on 1 rank, cut at 2"
+        "equal, bit for bit: 3 steps on 1 rank, interrupted at 2"
     )
     assert verdict_as_data(verdict, Interruption(steps=3, step=2))["first"] is None
 
@@ -43,8 +43,8 @@ def test_equal_records_are_equal(tmp_path):
                 category="random streams",
                 name="torch",
                 position=RecordPosition(2, True, 0),
-                straight="ab2",
-                cut="shuffled",
+                uninterrupted="ab2",
+                interrupted="shuffled",
             ),
         ),
         (
@@ -59,8 +59,8 @@ def test_equal_records_are_equal(tmp_path):
                 category="samples",
                 name="tokens of chunk 0, microbatch 1, sequence 1",
                 position=RecordPosition(3, False, 0),
-                straight="d3",
-                cut="x",
+                uninterrupted="d3",
+                interrupted="x",
             ),
         ),
         (
@@ -69,8 +69,8 @@ def test_equal_records_are_equal(tmp_path):
                 category="samples",
                 name="tokens of chunk 0, number of microbatches",
                 position=RecordPosition(3, False, 0),
-                straight="2",
-                cut="1",
+                uninterrupted="2",
+                interrupted="1",
             ),
         ),
         (
@@ -79,8 +79,8 @@ def test_equal_records_are_equal(tmp_path):
                 category="parameters",
                 name="weight",
                 position=RecordPosition(2, True, 0),
-                straight="cd2",
-                cut="not there",
+                uninterrupted="cd2",
+                interrupted="not there",
             ),
         ),
     ],
@@ -89,47 +89,59 @@ def test_the_first_difference_is_the_earliest_and_the_cause(tmp_path, changed, f
     verdict = compared(tmp_path, **changed)
     assert (verdict.equal, verdict.first) == (False, first)
     assert str(first) in verdict_as_text(verdict, Interruption(steps=3, step=2))
-    assert verdict_as_data(verdict, Interruption(steps=3, step=2))["first"]["straight"] == first.straight
+    assert (
+        verdict_as_data(verdict, Interruption(steps=3, step=2))["first"]["uninterrupted"]
+        == first.uninterrupted
+    )
 
 
 def test_conditions_that_differ_between_starts_are_listed():
     same, other = {"threads": "2", "torch": "2.11"}, {"threads": "1", "torch": "2.11"}
-    assert condition_lines({"straight run": same, "cut run": other}) == [
+    assert condition_lines({"uninterrupted run": same, "interrupted run": other}) == [
         "  conditions: torch: 2.11",
-        "  threads differs: 2 in straight run; 1 in cut run",
+        "  threads differs: 2 in uninterrupted run; 1 in interrupted run",
     ]
     assert condition_lines({}) == []
 
 
 def test_a_rank_without_a_record_is_a_difference(tmp_path):
-    written(tmp_path / "straight", steps=range(2))
-    written(tmp_path / "straight", steps=range(2), rank=1, reads=False)
-    written(tmp_path / "cut", steps=range(2))
-    verdict = compare(read_record(tmp_path / "straight"), read_record(tmp_path / "cut"))
+    written(tmp_path / "uninterrupted", steps=range(2))
+    written(tmp_path / "uninterrupted", steps=range(2), rank=1, reads=False)
+    written(tmp_path / "interrupted", steps=range(2))
+    verdict = compare(read_record(tmp_path / "uninterrupted"), read_record(tmp_path / "interrupted"))
     assert verdict.first == Difference(
-        category="counters", name="step", position=RecordPosition(0, True, 1), straight="0", cut="not there"
+        category="counters",
+        name="step",
+        position=RecordPosition(0, True, 1),
+        uninterrupted="0",
+        interrupted="not there",
     )
 
 
 def test_a_cut_before_a_step_that_is_left_out_is_no_difference(tmp_path):
-    """The straight run writes what it holds when it begins a step: not before one of the skip list."""
-    written(tmp_path / "straight", steps=range(5))
-    file = tmp_path / "straight" / "rank-0.0.jsonl"
+    """The uninterrupted run writes what it holds when it begins a step: not before one of the skip list."""
+    written(tmp_path / "uninterrupted", steps=range(5))
+    file = tmp_path / "uninterrupted" / "rank-0.0.jsonl"
     kept = [line for line in file.read_text().splitlines() if '"state", "step": 2' not in line]
     file.write_text("\n".join(kept) + "\n")
-    written(tmp_path / "cut", steps=range(3))
-    written(tmp_path / "cut", steps=range(2, 5), start=1)
-    straight, cut = read_record(tmp_path / "straight"), read_record(tmp_path / "cut")
-    assert (len(kept), compare(straight, cut).equal) == (9, True)
-    assert not compare(cut, straight).equal  # what the straight run holds must be in the cut one
+    written(tmp_path / "interrupted", steps=range(3))
+    written(tmp_path / "interrupted", steps=range(2, 5), start=1)
+    uninterrupted, interrupted = (
+        read_record(tmp_path / "uninterrupted"),
+        read_record(tmp_path / "interrupted"),
+    )
+    assert (len(kept), compare(uninterrupted, interrupted).equal) == (9, True)
+    assert not compare(
+        interrupted, uninterrupted
+    ).equal  # what the uninterrupted run holds must be in the interrupted one
 
 
 def test_a_killed_process_leaves_half_a_line(tmp_path):
-    written(tmp_path / "cut", steps=range(3))
-    before = read_record(tmp_path / "cut")
-    with (tmp_path / "cut" / "rank-0.0.jsonl").open("a") as file:
+    written(tmp_path / "interrupted", steps=range(3))
+    before = read_record(tmp_path / "interrupted")
+    with (tmp_path / "interrupted" / "rank-0.0.jsonl").open("a") as file:
         file.write('{"kind": "sta')
-    assert read_record(tmp_path / "cut") == before
+    assert read_record(tmp_path / "interrupted") == before
 
 
 def test_two_ranks_read_together_what_one_reads(tmp_path):
@@ -154,9 +166,36 @@ def test_half_a_sequence_less_is_found_across_ranks(tmp_path):
         category="samples",
         name="sequences of the global batch, number",
         position=RecordPosition(1, False, 0),
-        straight="4",
-        cut="2",
+        uninterrupted="4",
+        interrupted="2",
     )
+
+
+def test_a_sequence_less_is_found_in_its_microbatch(tmp_path):
+    verdict = compared(tmp_path, step_values={"samples: tokens of chunk 0": "a{step},b{step} c{step}"})
+    first = verdict.first
+    assert (first.name, first.uninterrupted, first.interrupted) == (
+        "tokens of chunk 0, number of sequences, microbatch 1",
+        "2",
+        "1",
+    )
+
+
+def test_a_microbatch_less_is_found(tmp_path):
+    verdict = compared(tmp_path, step_values={"samples: tokens of chunk 0": "a{step},b{step}"})
+    first = verdict.first
+    assert (first.name, first.uninterrupted, first.interrupted) == (
+        "tokens of chunk 0, number of microbatches",
+        "2",
+        "1",
+    )
+
+
+def test_a_record_without_values_of_the_kind_compared_is_an_error(tmp_path):
+    written(tmp_path / "one", steps=range(3), reads=False)
+    record = read_record(tmp_path / "one")
+    with pytest.raises(VerificationError, match="recorded no values to compare"):
+        compare(record, record, same_ranks=False)
 
 
 def test_a_folder_without_a_record_is_an_error(tmp_path):

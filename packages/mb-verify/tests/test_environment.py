@@ -31,8 +31,10 @@ def test_a_request_makes_a_recorder_and_a_kill_a_second_callback():
 
 
 def test_the_environment_of_a_start_is_its_request():
-    start = RunStart(run=Path("cut"), record=Path("records/cut"), number=2, processes=1, kill_after=3)
-    tracker = Path("cut/latest.txt")
+    start = RunStart(
+        run=Path("interrupted"), record=Path("records/interrupted"), number=2, processes=1, kill_after=3
+    )
+    tracker = Path("interrupted/latest.txt")
     expected = RecordingRequest(folder=start.record, start=2, kill_after=3, tracker=tracker)
     assert RecordingRequest.from_environment(start.environment(tracker=tracker)) == expected
     assert RecordingRequest.from_environment(RECORD) == RecordingRequest(folder=Path("records/a"))

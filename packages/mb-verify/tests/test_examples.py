@@ -21,7 +21,7 @@ def test_the_resume_of_the_example_is_exact():
     ended = prove(EXAMPLE)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (
         0,
-        "equal, bit for bit: 20 steps on 1 rank, cut at 7",
+        "equal, bit for bit: 20 steps on 1 rank, interrupted at 7",
     ), ended.stderr
 
 

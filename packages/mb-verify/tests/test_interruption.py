@@ -20,11 +20,11 @@ RECORDED = {"threads": "2", "torch": "2.11"}
 
 def starts_that_record(*, resumed=None, first=None, again=None):
     """Return a function that writes a start's record; `resumed`, `first` and `again` replace the state of a start."""
-    states = {("cut", 1): resumed, ("cut", 0): first, ("straight-again", 0): again}
+    states = {("interrupted", 1): resumed, ("interrupted", 0): first, ("uninterrupted-again", 0): again}
 
     def make_start(start):
         name = start.run.name
-        steps = range(2, 4) if start.number else range(3 if name == "cut" else 4)
+        steps = range(2, 4) if start.number else range(3 if name == "interrupted" else 4)
         start.record.parent.mkdir(parents=True, exist_ok=True)
         state = states.get((name, start.number)) or STATE
         written(start.record, steps=steps, start=start.number, state=state, conditions=RECORDED)
@@ -36,7 +36,7 @@ def starts_that_record(*, resumed=None, first=None, again=None):
     ("starts", "conclusion", "code", "printed"),
     [
         ({}, "equal", 0, "equal, bit for bit"),
-        ({"resumed": SHUFFLED}, "resume differs", 1, "two straight runs: equal"),
+        ({"resumed": SHUFFLED}, "resume differs", 1, "two uninterrupted runs: equal"),
         ({"first": SHUFFLED}, "not repeatable", 3, "the first difference is before the interruption"),
         (
             {"resumed": SHUFFLED, "again": SHUFFLED},
@@ -49,30 +49,30 @@ def starts_that_record(*, resumed=None, first=None, again=None):
 def test_a_machine_that_repeats_no_run_is_not_blamed_on_the_resume(
     tmp_path, starts, conclusion, code, printed
 ):
-    cut = Interruption(steps=3, step=2)
-    proof = prove(starts_that_record(**starts), folder=tmp_path, processes=1, interruption=cut)
-    found = proof_as_data(proof, cut)
+    interrupted = Interruption(steps=3, step=2)
+    proof = prove(starts_that_record(**starts), folder=tmp_path, processes=1, interruption=interrupted)
+    found = proof_as_data(proof, interrupted)
     assert (proof.conclusion, found["verdict"], EXIT_CODES[proof.conclusion]) == (
         conclusion,
         conclusion,
         code,
     )
-    assert printed in proof_as_text(proof, cut)
-    assert (tmp_path / "records" / "straight-again").exists() == (conclusion != "equal")
+    assert printed in proof_as_text(proof, interrupted)
+    assert (tmp_path / "records" / "uninterrupted-again").exists() == (conclusion != "equal")
     assert found["loaded_state_equal"] is ("resumed" not in starts)
-    assert found["conditions"]["cut run, start 2, rank 0"] == RECORDED
+    assert found["conditions"]["interrupted run, start 2, rank 0"] == RECORDED
 
 
 @pytest.mark.parametrize(
-    ("cut", "message"),
+    ("interrupted", "message"),
     [
-        (Interruption(steps=9, step=2), "the straight run ended after step 3, not 9"),
-        (Interruption(steps=3, step=1), r"the cut run resumed at step \(2,\), not \(1,\)"),
+        (Interruption(steps=9, step=2), "the uninterrupted run ended after step 3, not 9"),
+        (Interruption(steps=3, step=1), r"the interrupted run resumed at step \(2,\), not \(1,\)"),
     ],
 )
-def test_an_incomplete_run_is_no_proof(tmp_path, cut, message):
+def test_an_incomplete_run_is_no_proof(tmp_path, interrupted, message):
     with pytest.raises(VerificationError, match=message):
-        require_complete_runs(compared(tmp_path), cut, folder=tmp_path)
+        require_complete_runs(compared(tmp_path), interrupted, folder=tmp_path)
 
 
 def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_path):
@@ -83,7 +83,7 @@ def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_pat
         (3, None, 3),
         (3, None, None),
     ]
-    assert [each.name for each in killed] == ["cut run", "cut run, start 2"]
+    assert [each.name for each in killed] == ["interrupted run", "interrupted run, start 2"]
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,23 @@ def test_impossible_interruptions_are_rejected(fields, message):
 
 
 def test_a_folder_with_files_is_rejected_and_without_one_a_temporary_folder_is_used(tmp_path):
-    cut, folders = Interruption(steps=3, step=2), []
+    interrupted, folders = Interruption(steps=3, step=2), []
     (tmp_path / "something").touch()
     with pytest.raises(VerificationError, match="is not empty, and both runs must start afresh"):
-        prove(starts_that_record(), folder=tmp_path, interruption=cut)
+        prove(starts_that_record(), folder=tmp_path, interruption=interrupted)
 
     def make_start(start):
         folders.append(start.run.parent)
         starts_that_record()(start)
 
-    assert prove(make_start, interruption=cut).conclusion == "equal"
+    assert prove(make_start, interruption=interrupted).conclusion == "equal"
     assert not folders[0].exists()
 
 
 def test_a_random_stream_without_a_seed_is_named(tmp_path):
-    cut = Interruption(steps=3, step=2)
+    interrupted = Interruption(steps=3, step=2)
     starts = starts_that_record(first=SHUFFLED, resumed=SHUFFLED, again=SHUFFLED)
-    proof = prove(starts, folder=tmp_path / "proof", interruption=cut)
-    assert "  torch may have no seed: seed every random stream, used or not" in proof_as_text(proof, cut)
+    proof = prove(starts, folder=tmp_path / "proof", interruption=interrupted)
+    assert "  torch may have no seed: seed every random stream, used or not" in proof_as_text(
+        proof, interrupted
+    )

@@ -41,18 +41,18 @@ def run(folder, first, last, *, start=0, number=0.0, reason="finished"):
 
 
 def test_a_resume_with_the_saved_number_is_exact_and_one_without_is_not(tmp_path):
-    run(tmp_path / "straight", 0, 6)
-    saved = run(tmp_path / "cut", 0, 3, reason="interval")
-    run(tmp_path / "cut", 3, 6, start=1, number=saved)
-    straight = read_record(tmp_path / "straight")
-    verdict = compare(straight, read_record(tmp_path / "cut"))
+    run(tmp_path / "uninterrupted", 0, 6)
+    saved = run(tmp_path / "interrupted", 0, 3, reason="interval")
+    run(tmp_path / "interrupted", 3, 6, start=1, number=saved)
+    uninterrupted = read_record(tmp_path / "uninterrupted")
+    verdict = compare(uninterrupted, read_record(tmp_path / "interrupted"))
     assert (verdict.equal, verdict.resumed_at, verdict.loaded_equal) == (True, (3,), True)
 
     run(tmp_path / "faulty", 0, 3, reason="interval")
     run(tmp_path / "faulty", 3, 6, start=1, number=0.0)
-    verdict = compare(straight, read_record(tmp_path / "faulty"))
+    verdict = compare(uninterrupted, read_record(tmp_path / "faulty"))
     assert str(verdict.first) == (
-        "parameters: number, after step 3, rank 0: 1.5 in the straight run, 0.0 in the cut one"
+        "parameters: number, after step 3, rank 0: 1.5 in the uninterrupted run, 0.0 in the interrupted one"
     )
     assert verdict.loaded_equal is False
 

@@ -5,7 +5,7 @@ import pytest
 
 from mb_verify import RunStart, VerificationError, run_start_command
 
-START = {"run": Path("runs/cut"), "record": Path("records/cut"), "number": 1, "processes": 1}
+START = {"run": Path("runs/interrupted"), "record": Path("records/interrupted"), "number": 1, "processes": 1}
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -25,23 +25,23 @@ def run(tmp_path):
 
 
 def test_a_start_that_ends_in_order_is_logged(run):
-    assert run("") == ["cut run, start 2: done, 0 s"]
+    assert run("") == ["interrupted run, start 2: done, 0 s"]
 
 
 def test_a_start_that_is_killed_after_its_checkpoint_is_logged(run):
-    assert run(KILLS_ITSELF, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+    assert run(KILLS_ITSELF, saved=6, kill_after=6) == ["interrupted run, start 2: killed after step 6, 0 s"]
 
 
 def test_a_signal_that_a_launcher_reports_counts_as_a_kill(run):
     program = "import sys; sys.exit('rank 1 was killed by SIGKILL')"
-    assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+    assert run(program, saved=6, kill_after=6) == ["interrupted run, start 2: killed after step 6, 0 s"]
 
 
 def test_a_rank_that_fails_because_its_partner_was_killed_counts_as_a_kill(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "records/cut").mkdir(parents=True)
-    program = "import pathlib, sys; pathlib.Path('records/cut/killed').touch(); sys.exit('connection reset')"
-    assert run(program, saved=6, kill_after=6) == ["cut run, start 2: killed after step 6, 0 s"]
+    (tmp_path / "records/interrupted").mkdir(parents=True)
+    program = "import pathlib, sys; pathlib.Path('records/interrupted/killed').touch(); sys.exit('connection reset')"
+    assert run(program, saved=6, kill_after=6) == ["interrupted run, start 2: killed after step 6, 0 s"]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_the_command_receives_the_request_of_its_start_and_no_older_one(run, mon
         "import os, sys, mb_verify; sys.exit(str(mb_verify.RecordingRequest.from_environment(os.environ)))"
     )
     with pytest.raises(
-        VerificationError, match=r"'records/cut'\), start=1, kill_after=None, tracker=.*latest.txt"
+        VerificationError, match=r"'records/interrupted'\), start=1, kill_after=None, tracker=.*latest.txt"
     ):
         run(program)

@@ -24,7 +24,7 @@ def written(folder, *, steps, rank=0, start=0, state=STATE, step_values=STEP, re
 
 def compared(tmp_path, **changed):
     """Compare three steps in one start with the same three in two, of which the second is changed."""
-    written(tmp_path / "straight", steps=range(4))
-    written(tmp_path / "cut", steps=range(3))
-    written(tmp_path / "cut", steps=range(2, 4), start=1, **changed)
-    return compare(read_record(tmp_path / "straight"), read_record(tmp_path / "cut"))
+    written(tmp_path / "uninterrupted", steps=range(4))
+    written(tmp_path / "interrupted", steps=range(3))
+    written(tmp_path / "interrupted", steps=range(2, 4), start=1, **changed)
+    return compare(read_record(tmp_path / "uninterrupted"), read_record(tmp_path / "interrupted"))

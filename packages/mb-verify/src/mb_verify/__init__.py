@@ -6,12 +6,12 @@ The record of a run is a folder of text files, and comparing two of them needs n
 >>> from pathlib import Path
 >>> from mb_verify import RecordFile, compare, read_record
 >>> folder = Path(tempfile.mkdtemp())
->>> for name, loss in (("straight", "2.5"), ("cut", "2.25")):
+>>> for name, loss in (("uninterrupted", "2.5"), ("interrupted", "2.25")):
 ...     record = RecordFile(folder / name)
 ...     record.start(0)
 ...     record.step(1, {"losses: lm loss": loss})
->>> print(compare(read_record(folder / "straight"), read_record(folder / "cut")).first)
-losses: lm loss, in step 1, rank 0: 2.5 in the straight run, 2.25 in the cut one
+>>> print(compare(read_record(folder / "uninterrupted"), read_record(folder / "interrupted")).first)
+losses: lm loss, in step 1, rank 0: 2.5 in the uninterrupted run, 2.25 in the interrupted one
 """
 
 from typing import TYPE_CHECKING

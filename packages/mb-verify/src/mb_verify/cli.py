@@ -26,7 +26,7 @@ def group() -> None:
     """Keep `compare` a command of its name, although it is the only one."""
 
 
-@app.command(name="compare", epilog="Example: mb-verify compare records/straight records/cut")
+@app.command(name="compare", epilog="Example: mb-verify compare records/uninterrupted records/interrupted")
 def compare_records(
     first: Annotated[
         Path, typer.Argument(metavar="A", help="Folder with the record of the uninterrupted run.")
@@ -53,7 +53,7 @@ def compare_records(
     if as_json:
         data = {
             "equal": verdict.equal,
-            "steps": verdict.steps,
+            "steps": verdict.last_step,
             "ranks": verdict.ranks,
             "resumed_at": list(verdict.resumed_at),
             "compared": counts_as_data(verdict),
@@ -61,8 +61,8 @@ def compare_records(
         }
         typer.echo(json.dumps(data))
     else:
-        end = f"equal, bit for bit: {verdict.steps} steps"
+        end = f"equal, bit for bit: {verdict.last_step} steps"
         if verdict.first is not None:
-            end = f"different; first in\n  {verdict.first.between(str(first), str(second))}"
+            end = f"different; first in\n  {verdict.first.describe(str(first), str(second))}"
         typer.echo("\n".join([*verdict_table(verdict), end]))
     raise typer.Exit(0 if verdict.equal else 1)

@@ -1,7 +1,13 @@
-"""Comparison of two records: a count for each category, and the first difference. No torch."""
+"""Comparison of the records of two runs: counts for each category, and the first difference. No torch.
 
+The uninterrupted run is started once. The interrupted run is started, stops, and is started again from its checkpoint
+once or several times; these starts are numbered from 0.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mb_verify.errors import VerificationError
 from mb_verify.run_record import ALL_RANKS, RecordPosition, RecordRow, RunRecord, Values
 
 CATEGORIES = (
@@ -27,20 +33,20 @@ class Difference:
     category: str
     name: str
     position: RecordPosition
-    straight: str
-    cut: str
+    uninterrupted: str
+    interrupted: str
     start: int = field(default=0, compare=False)
-    """Start of the second run that has the value."""
+    """Number of the start of the interrupted run that has the value."""
 
     def __str__(self) -> str:
         """Return category, name, position and both values."""
-        return self.between("the straight run", "the cut one")
+        return self.describe("the uninterrupted run", "the interrupted one")
 
-    def between(self, first: str, second: str) -> str:
-        """Return the same text with other names of the two runs."""
+    def describe(self, first: str, second: str) -> str:
+        """Return category, name, position and both values, with these names of the two runs."""
         when = "after" if self.position.after_step else "in"
         where = f"{when} step {self.position.step}, rank {self.position.rank}"
-        return f"{self.category}: {self.name}, {where}: {self.straight} in {first}, {self.cut} in {second}"
+        return f"{self.category}: {self.name}, {where}: {self.uninterrupted} in {first}, {self.interrupted} in {second}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,12 +65,15 @@ class Verdict:
 
     lines: tuple[CategoryCount, ...]
     first: Difference | None
+    """The earliest difference; None if all values are equal."""
     ranks: int
-    steps: int
+    """Number of ranks that were compared."""
+    last_step: int
+    """Last step of the uninterrupted run."""
     resumed_at: tuple[int, ...]
-    """Steps at which the second run was started again."""
+    """Step from which each later start of the interrupted run resumed."""
     loaded_equal: bool | None = None
-    """Whether the state that each later start loaded equals the straight run's; None: no such state was recorded."""
+    """Whether the states that the later starts loaded equal those of the uninterrupted run; None: none was recorded."""
 
     @property
     def equal(self) -> bool:
@@ -72,22 +81,33 @@ class Verdict:
         return self.first is None
 
 
-def compare(straight: RunRecord, cut: RunRecord, *, same_ranks: bool = True) -> Verdict:
-    """Compare every value of either run, for every step; steps that the cut run made twice, both times.
+def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: bool = True) -> Verdict:
+    """Compare every value that either run recorded, for every step.
 
-    The state at the end of a start of the cut run is compared only where the straight run has it: a straight run does
-    not record it before a step that it leaves out (`train.iterations_to_skip`).
+    A step that the interrupted run executed twice, before the interruption and again after its checkpoint, is compared
+    both times. The state at the end of a start is compared only where the uninterrupted run has it: that run records no
+    state before a step that it leaves out (`train.iterations_to_skip`).
 
     Args:
-        straight: record of the uninterrupted run, in one start.
-        cut: record of the interrupted one.
-        same_ranks: compare rank by rank; False compares values that do not depend on the number of processes.
+        uninterrupted: record of a run with one start.
+        interrupted: record of a run with several starts.
+        same_ranks: if True, compare rank by rank; otherwise compare the values that do not depend on the number of
+            processes.
+
+    Raises:
+        VerificationError: the uninterrupted run recorded no values of the kind that is compared.
     """
+    wanted = [row.position for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)]
+    if not wanted:
+        raise VerificationError(
+            "the uninterrupted run recorded no values to compare: it has no step, or none of its ranks reads data. "
+            "Record a run of at least one step."
+        )
     counts = {category: CategoryCount(category=category) for category in CATEGORIES}
     differences: list[Difference] = []
-    pairs = pair_rows(straight, cut, same_ranks=same_ranks)
+    pairs = pair_rows(uninterrupted, interrupted, same_ranks=same_ranks)
     for pair in pairs:
-        for full in pair.straight.keys() | pair.cut.keys():
+        for full in pair.uninterrupted.keys() | pair.interrupted.keys():
             category, _, name = full.partition(": ")
             count = counts.setdefault(category, CategoryCount(category=category))
             count.compared += 1
@@ -96,41 +116,47 @@ def compare(straight: RunRecord, cut: RunRecord, *, same_ranks: bool = True) -> 
             if difference is not None:
                 count.different += 1
                 differences.append(difference)
-    loaded = [pair.straight == pair.cut for pair in pairs if pair.is_loaded_by(cut)]
-    wanted = [row.position for row in rows_to_compare(straight, same_ranks=same_ranks)]
+    loaded = [pair.uninterrupted == pair.interrupted for pair in pairs if pair.is_loaded_by(interrupted)]
     return Verdict(
         lines=tuple(count for count in counts.values() if count.compared),
         first=min(map(narrow, differences), key=sort_key) if differences else None,
         ranks=len({position.rank for position in wanted}),
-        steps=max(position.step for position in wanted),
-        resumed_at=cut.started_at[1:],
+        last_step=max(position.step for position in wanted),
+        resumed_at=interrupted.started_at[1:],
         loaded_equal=all(loaded) if loaded else None,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPair:
-    """Values of both runs at one position; empty for a run that has none."""
+    """Values of both runs at one position; the values of a run that recorded none are empty."""
 
     position: RecordPosition
-    straight: Values
-    cut: Values
+    uninterrupted: Values
+    interrupted: Values
     start: int
-    """Start of the cut run that has, or should have, the values."""
+    """Number of the start of the interrupted run that recorded the values, or should have."""
 
-    def is_loaded_by(self, cut: RunRecord) -> bool:
-        """Return whether the values are the state that a later start of the cut run loaded."""
+    def is_loaded_by(self, interrupted: RunRecord) -> bool:
+        """Return whether the values are the state from which a later start of the interrupted run resumed."""
         position = self.position
-        return bool(self.start and position.after_step and position.step == cut.started_at[self.start])
+        return bool(
+            self.start and position.after_step and position.step == interrupted.started_at[self.start]
+        )
 
     def difference(self, category: str, name: str) -> Difference | None:
         """Return the difference of one value; None if both runs have the same."""
         full = f"{category}: {name}"
-        old, new = self.straight.get(full, ABSENT), self.cut.get(full, ABSENT)
+        old, new = self.uninterrupted.get(full, ABSENT), self.interrupted.get(full, ABSENT)
         if old == new:
             return None
         return Difference(
-            category=category, name=name, position=self.position, straight=old, cut=new, start=self.start
+            category=category,
+            name=name,
+            position=self.position,
+            uninterrupted=old,
+            interrupted=new,
+            start=self.start,
         )
 
 
@@ -139,25 +165,30 @@ def rows_to_compare(run: RunRecord, *, same_ranks: bool) -> list[RecordRow]:
     return [row for row in run.rows if (row.position.rank == ALL_RANKS) != same_ranks]
 
 
-def pair_rows(straight: RunRecord, cut: RunRecord, *, same_ranks: bool) -> list[RowPair]:
-    """Return the rows of both runs by position: all of the cut run, and those that it lacks; see `compare`."""
-    wanted = {row.position: row.values for row in rows_to_compare(straight, same_ranks=same_ranks)}
+def pair_rows(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: bool) -> list[RowPair]:
+    """Return the rows of both runs by position: all of the interrupted run, and those that it lacks; see `compare`."""
+    wanted = {row.position: row.values for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)}
     pairs = []
-    for row in rows_to_compare(cut, same_ranks=same_ranks):
+    for row in rows_to_compare(interrupted, same_ranks=same_ranks):
         position = row.position
-        at_cut = position.after_step and position.step in cut.started_at
-        if position in wanted or not at_cut:
+        at_interruption = position.after_step and position.step in interrupted.started_at
+        if position in wanted or not at_interruption:
             pairs.append(
                 RowPair(
                     position=position,
-                    straight=wanted.get(position, {}),
-                    cut=row.values,
+                    uninterrupted=wanted.get(position, {}),
+                    interrupted=row.values,
                     start=row.start,
                 )
             )
     missing = wanted.keys() - {pair.position for pair in pairs}
     pairs += [
-        RowPair(position=position, straight=wanted[position], cut={}, start=start_of_step(position.step, cut))
+        RowPair(
+            position=position,
+            uninterrupted=wanted[position],
+            interrupted={},
+            start=start_of_step(position.step, interrupted),
+        )
         for position in missing
     ]
     return pairs
@@ -176,18 +207,32 @@ def sort_key(difference: Difference) -> tuple[int, bool, int, int, int, str]:
 
 
 def narrow(difference: Difference) -> Difference:
-    """Return a difference between two batches as that of the first microbatch and sequence that differ."""
-    if difference.category != "samples" or ABSENT in (difference.straight, difference.cut):
+    """Reduce a difference of two batches to the first microbatch and sequence that differ, or to their numbers.
+
+    The samples of a rank are microbatches separated by spaces, of sequences separated by commas; those of all ranks
+    are sequences separated by spaces.
+    """
+    if difference.category != "samples" or ABSENT in (difference.uninterrupted, difference.interrupted):
         return difference
-    old, new = (text.split() for text in (difference.straight, difference.cut))
-    all_ranks = difference.position.rank == ALL_RANKS
+    old, new = (text.split() for text in (difference.uninterrupted, difference.interrupted))
+    if difference.position.rank == ALL_RANKS:
+        return narrow_items(difference, old, new, number="number", at="")
     for microbatch, (one, other) in enumerate(zip(old, new, strict=False)):
         if one != other:
-            sequences = zip(one.split(","), other.split(","), strict=False)
-            for sequence, (first, second) in enumerate(sequences):
-                if first != second:
-                    where = "" if all_ranks else f", microbatch {microbatch}, sequence {sequence}"
-                    return replace(difference, name=difference.name + where, straight=first, cut=second)
-    unit = "" if all_ranks else " of microbatches"
-    name = f"{difference.name}, number{unit}"
-    return replace(difference, name=name, straight=str(len(old)), cut=str(len(new)))
+            at = f", microbatch {microbatch}"
+            return narrow_items(
+                difference, one.split(","), other.split(","), number=f"number of sequences{at}", at=at
+            )
+    return narrow_items(difference, old, new, number="number of microbatches", at="")
+
+
+def narrow_items(
+    difference: Difference, old: Sequence[str], new: Sequence[str], *, number: str, at: str
+) -> Difference:
+    """Return the difference of the first pair of items that differ, or of the numbers of items."""
+    for position, (one, other) in enumerate(zip(old, new, strict=False)):
+        if one != other:
+            where = f"{at}, sequence {position}" if at else ""
+            return replace(difference, name=difference.name + where, uninterrupted=one, interrupted=other)
+    name = f"{difference.name}, {number}"
+    return replace(difference, name=name, uninterrupted=str(len(old)), interrupted=str(len(new)))

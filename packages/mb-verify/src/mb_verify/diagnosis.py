@@ -13,7 +13,7 @@ EXIT_CODES: Mapping[Conclusion, int] = {"equal": 0, "resume differs": 1, "not re
 """Exit code for each conclusion. 2 is left for requests that cannot be read."""
 
 MEANINGS: Mapping[Conclusion, str] = {
-    "resume differs": "the resume is not exact: two straight runs are equal, and the resumed one differs",
+    "resume differs": "the resume is not exact: two uninterrupted runs are equal, and the resumed one differs",
     "not repeatable": "the machine is not repeatable: runs differ without a resume, so that this is no proof "
     "against the resume",
 }
@@ -21,11 +21,11 @@ MEANINGS: Mapping[Conclusion, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeProof:
-    """Comparison of a straight run with the cut one and, where they differ, with a second straight run."""
+    """Comparison of an uninterrupted run with an interrupted one, and with a repetition if they differ."""
 
     verdict: Verdict
-    straight_again: Verdict | None
-    """Comparison of the straight run with a second one; None: not needed."""
+    repetition: Verdict | None
+    """Comparison of the uninterrupted run with a second one; None: not needed."""
     conditions: Mapping[str, Mapping[str, str]]
     """Name of a start and rank -> threads, processor and versions."""
 
@@ -33,21 +33,25 @@ class ResumeProof:
     def conclusion(self) -> Conclusion:
         """Return the cause of a difference, or "equal".
 
-        A run that differs before it was interrupted has not been resumed yet: it differs as two straight runs do.
+        A run that differs before it was interrupted has not been resumed yet: it differs as two uninterrupted runs do.
         """
         if self.verdict.equal:
             return "equal"
-        repeated = self.straight_again is None or self.straight_again.equal
-        return "not repeatable" if not repeated or differs_before_cut(self.verdict) else "resume differs"
+        repeated = self.repetition is None or self.repetition.equal
+        return (
+            "not repeatable"
+            if not repeated or differs_before_interruption(self.verdict)
+            else "resume differs"
+        )
 
 
-def differs_before_cut(verdict: Verdict) -> bool:
+def differs_before_interruption(verdict: Verdict) -> bool:
     """Return whether the first difference is in a step up to the interruption, before a checkpoint was saved."""
     first = verdict.first
     if first is None or first.start != 0 or not verdict.resumed_at:
         return False
-    cut = verdict.resumed_at[0]
-    return first.position.step < cut or (first.position.step == cut and not first.position.after_step)
+    step = verdict.resumed_at[0]
+    return first.position.step < step or (first.position.step == step and not first.position.after_step)
 
 
 def conditions_of(records: Mapping[str, RunRecord]) -> dict[str, Mapping[str, str]]:
@@ -65,17 +69,17 @@ def diagnosis_lines(proof: ResumeProof) -> list[str]:
     if conclusion == "equal":
         return []
     lines = [f"  state before the first resumed step: {describe_loaded(proof.verdict.loaded_equal)}"]
-    if proof.straight_again is not None:
-        first = proof.straight_again.first
+    if proof.repetition is not None:
+        first = proof.repetition.first
         found = (
             "equal"
             if first is None
-            else f"different; first in\n    {first.between('the first', 'the second')}"
+            else f"different; first in\n    {first.describe('the first', 'the second')}"
         )
-        lines.append(f"  two straight runs: {found}")
+        lines.append(f"  two uninterrupted runs: {found}")
         if first is not None and first.category == "random streams":
             lines.append(f"  {first.name} may have no seed: seed every random stream, used or not")
-    if differs_before_cut(proof.verdict):
+    if differs_before_interruption(proof.verdict):
         lines.append("  the first difference is before the interruption")
     return [*lines, *condition_lines(proof.conditions), f"verdict: {MEANINGS[conclusion]}"]
 

@@ -1,8 +1,8 @@
 """Proof of an exact resume: which starts of a run are made, and their comparison. No torch.
 
-A straight run is made in one start, the cut run in two or more. `prove` calls back for each start, so that it works
-with any trainer that can be stopped after a step, or killed, and resumed. All starts of a run have the same folder
-(`RunStart.run`), which the trainer receives as its output folder and finds its newest checkpoint in.
+The uninterrupted run is started once, the interrupted run twice or more. `prove` calls a function of the caller for
+each start, so that it works with any trainer that can be stopped after a step, or killed, and resumed. All starts of a
+run have the same folder (`RunStart.run`): the trainer's output folder, which contains its newest checkpoint.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from mb_verify.run_record import RunRecord, read_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Interruption of the cut run.
+    """Where and how the interrupted run ends, and how it is resumed.
 
     Raises:
         InterruptionError: nothing is left to resume, a number is below 1, or a kill is combined with `resumed_by`.
@@ -56,7 +56,7 @@ class RunStart:
     """One start of a run."""
 
     run: Path
-    """Folder of the run: `straight`, `cut` or `straight-again`. The same for all starts of a run."""
+    """Folder of the run: `uninterrupted`, `interrupted` or `uninterrupted-again`. The same for all starts of a run."""
     record: Path
     """Folder that receives the record."""
     number: int
@@ -71,7 +71,7 @@ class RunStart:
 
     @property
     def name(self) -> str:
-        """Readable name, such as "cut run, start 2"."""
+        """Readable name, such as "interrupted run, start 2"."""
         return f"{self.run.name} run" + (f", start {self.number + 1}" if self.number else "")
 
     def environment(self, *, tracker: Path | None = None) -> dict[str, str]:
@@ -96,7 +96,7 @@ def prove(
 ) -> ResumeProof:
     """Make all starts of both runs and compare their records.
 
-    Where they differ, a second straight run is made and compared with the first: runs that cannot be repeated prove
+    If they differ, a second uninterrupted run is made and compared with the first: runs that cannot be repeated prove
     nothing about the resume.
 
     Args:
@@ -129,33 +129,33 @@ def prove_in(
     """Make the proof in an empty folder; see `prove`."""
     same_ranks = not interruption.resumed_by
 
-    def straight(name: str) -> RunRecord:
+    def uninterrupted(name: str) -> RunRecord:
         record = folder / "records" / name
         make_start(RunStart(run=folder / name, record=record, number=0, processes=processes))
         return read_record(record)
 
-    first = straight("straight")
+    first = uninterrupted("uninterrupted")
     for start in starts_of_cut_run(interruption, folder=folder, processes=processes):
         make_start(start)
-    records = {"straight": first, "cut": read_record(folder / "records" / "cut")}
-    verdict = compare(first, records["cut"], same_ranks=same_ranks)
+    records = {"uninterrupted": first, "interrupted": read_record(folder / "records" / "interrupted")}
+    verdict = compare(first, records["interrupted"], same_ranks=same_ranks)
     require_complete_runs(verdict, interruption, folder=folder)
     repeated: Verdict | None = None
     if not verdict.equal:
-        log("different; a second straight run shows whether this machine repeats a run at all")
-        records["straight-again"] = straight("straight-again")
-        repeated = compare(first, records["straight-again"], same_ranks=same_ranks)
-    return ResumeProof(verdict=verdict, straight_again=repeated, conditions=conditions_of(records))
+        log("different; a second uninterrupted run shows whether this machine repeats a run at all")
+        records["uninterrupted-again"] = uninterrupted("uninterrupted-again")
+        repeated = compare(first, records["uninterrupted-again"], same_ranks=same_ranks)
+    return ResumeProof(verdict=verdict, repetition=repeated, conditions=conditions_of(records))
 
 
 def starts_of_cut_run(interruption: Interruption, *, folder: Path, processes: int) -> list[RunStart]:
-    """Return the starts of the cut run: one up to the interruption, and those that resume."""
+    """Return the starts of the interrupted run: one up to the interruption, and those that resume."""
     resumes = interruption.resumed_by or (processes,)
     kill, step = interruption.kill, interruption.step
     return [
         RunStart(
-            run=folder / "cut",
-            record=folder / "records" / "cut",
+            run=folder / "interrupted",
+            record=folder / "records" / "interrupted",
             number=number,
             processes=count,
             leave_every=step if number < len(resumes) and not kill else None,
@@ -170,16 +170,16 @@ def require_complete_runs(verdict: Verdict, interruption: Interruption, *, folde
     """Reject a comparison of less than was requested.
 
     Raises:
-        VerificationError: the straight run ended early, or the cut one did not resume where it was interrupted.
+        VerificationError: the uninterrupted run ended early, or the interrupted one resumed at another step.
     """
-    if verdict.steps != interruption.steps:
+    if verdict.last_step != interruption.steps:
         raise VerificationError(
-            f"the straight run ended after step {verdict.steps}, not {interruption.steps}, so only a part would be "
-            f"compared. See {folder / 'straight'}."
+            f"the uninterrupted run ended after step {verdict.last_step}, not {interruption.steps}, so only a "
+            f"part would be compared. See {folder / 'uninterrupted'}."
         )
     expected = tuple(interruption.step * (number + 1) for number in range(len(verdict.resumed_at)))
     if verdict.resumed_at != expected:
         raise VerificationError(
-            f"the cut run resumed at step {verdict.resumed_at}, not {expected}: the checkpoint was missing or not "
-            f"loaded, so that no resume was compared. See {folder / 'cut'}."
+            f"the interrupted run resumed at step {verdict.resumed_at}, not {expected}: the checkpoint was missing "
+            f"or not loaded, so that no resume was compared. See {folder / 'interrupted'}."
         )

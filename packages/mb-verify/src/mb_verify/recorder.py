@@ -76,7 +76,7 @@ class Recorder:
     def on_train_end(self, context: Any) -> None:
         """Record the final state, unless the run has failed."""
         if context.outcome is not None:
-            # at an interruption only the cut run comes here: the straight run trains on without this event
+            # at an interruption only the interrupted run comes here: the uninterrupted run trains on without this event
             complete = context.outcome.reason == "finished"
             state = self._started().state(context, complete=complete)
             self._file.state(context.state.train_state.step, state)

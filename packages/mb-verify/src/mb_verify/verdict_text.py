@@ -18,8 +18,8 @@ def verdict_table(verdict: Verdict) -> list[str]:
 def verdict_as_text(verdict: Verdict, interruption: Interruption) -> str:
     """Return the table and the first difference."""
     ranks = "" if interruption.resumed_by else f" on {verdict.ranks} rank{'s' if verdict.ranks > 1 else ''}"
-    how = "killed after" if interruption.kill else "cut at"
-    summary = f"{verdict.steps} steps{ranks}, {how} {', '.join(map(str, verdict.resumed_at))}"
+    how = "killed after" if interruption.kill else "interrupted at"
+    summary = f"{verdict.last_step} steps{ranks}, {how} {', '.join(map(str, verdict.resumed_at))}"
     if verdict.first is None:
         end = [f"equal, bit for bit: {summary}"]
     else:
@@ -31,11 +31,11 @@ def verdict_as_data(verdict: Verdict, interruption: Interruption) -> dict[str, o
     """Return the verdict as JSON can hold it."""
     return {
         "equal": verdict.equal,
-        "steps": verdict.steps,
+        "steps": verdict.last_step,
         "resumed_at": list(verdict.resumed_at),
         "killed": interruption.kill,
         "compared": counts_as_data(verdict),
-        "first": difference_as_data(verdict.first, "cut"),
+        "first": difference_as_data(verdict.first, "interrupted"),
     }
 
 
@@ -57,8 +57,8 @@ def difference_as_data(first: Difference | None, second: str) -> dict[str, objec
         "step": first.position.step,
         "held": first.position.after_step,
         "rank": first.position.rank,
-        "straight": first.straight,
-        second: first.cut,
+        "uninterrupted": first.uninterrupted,
+        second: first.interrupted,
     }
 
 
@@ -69,13 +69,13 @@ def proof_as_text(proof: ResumeProof, interruption: Interruption) -> str:
 
 def proof_as_data(proof: ResumeProof, interruption: Interruption) -> dict[str, object]:
     """Return a proof as JSON can hold it; `verdict` is "equal", "resume differs" or "not repeatable"."""
-    repeated = proof.straight_again
+    repeated = proof.repetition
     return {
         **verdict_as_data(proof.verdict, interruption),
         "verdict": proof.conclusion,
         "loaded_state_equal": proof.verdict.loaded_equal,
-        "straight_again": None
+        "repetition": None
         if repeated is None
-        else {"equal": repeated.equal, "first": difference_as_data(repeated.first, "straight_again")},
+        else {"equal": repeated.equal, "first": difference_as_data(repeated.first, "repetition")},
         "conditions": proof.conditions,
     }

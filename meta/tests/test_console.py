@@ -16,7 +16,7 @@ def test_the_logging_rank_prints_and_logs(tmp_path):
 
 def test_other_ranks_only_log_lines_with_their_rank(tmp_path):
     screen = io.StringIO()
-    output = Console(rank=2, prints=False, stream=screen)
+    output = Console(rank=2, is_logging_rank=False, stream=screen)
     output.open_log(tmp_path / "log.txt")
     output.print("a warning")
     assert screen.getvalue() == ""

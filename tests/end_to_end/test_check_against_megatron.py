@@ -214,7 +214,7 @@ def refused_by_megatron(config: ConfigContainer) -> list[str]:
         "scheduler": lambda: build_scheduler(
             Weights(),
             scheduler=config.scheduler,
-            settings=config.optimizer,
+            optimizer_config=config.optimizer,
             steps=scheduler_steps(config.train, config.scheduler),
         ),
     }

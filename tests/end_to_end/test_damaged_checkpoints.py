@@ -102,7 +102,7 @@ def test_a_run_without_an_intact_checkpoint_to_resume_from_is_rejected(words, ru
 def test_where_all_steps_are_elsewhere_the_new_folder_is_not_called_complete(words, base, tmp_path, capsys):
     outcome = train_here([*words, f"checkpoint.load={base}"], tmp_path / "new")
     assert outcome.message.startswith(f"{base / LAST}: has all 6 steps ")
-    assert outcome.message.endswith(f"nothing to do, and nothing in {tmp_path / 'new'}.")
+    assert outcome.message.endswith(f"nothing to do, and {tmp_path / 'new'} stays empty.")
     assert not (tmp_path / "new").exists()
 
 

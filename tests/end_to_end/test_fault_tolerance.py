@@ -1,4 +1,4 @@
-"""A run under a fault-tolerance launcher: calls that its monitor receives, and the stored time-outs."""
+"""A run under a fault-tolerance launcher: calls that its monitor receives, and the stored timeouts."""
 
 import json
 import sys

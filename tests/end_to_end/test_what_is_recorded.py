@@ -67,7 +67,9 @@ def test_the_resolved_configuration_is_written_to_the_given_file_and_spare_token
     loaded = ConfigContainer.from_yaml(file)
     assert loaded == ConfigContainer.from_yaml(out / "run_config.yaml")
     assert (loaded.model.vocab_size, loaded.validation.eval_global_batch_size) == (400, 8)  # resolved
-    warning = "model.vocab_size=400 is kept: 100 dummy tokens that the tokenizer, of 300 tokens, never makes"
+    warning = (
+        "model.vocab_size=400: 100 rows of the embedding are padding, because the tokenizer has 300 tokens"
+    )
     assert capsys.readouterr().out.splitlines().count(warning) == 1
     assert (out / "log.txt").read_text().splitlines().count(warning) == 1
 

@@ -28,7 +28,7 @@ class WaitsForTheReport(Callback):
 
 
 def train_and_stay(words, out):
-    """Train on a rank; rank 0 stays. The report comes after a hundredth of the time-out, not after half of it."""
+    """Train on a rank; rank 0 stays. The report comes after a hundredth of the timeout, not after half of it."""
     from mb_resilience import monitors  # it imports torch, which the ranks have
 
     monitors.HANG_REPORT_FRACTION = 0.01

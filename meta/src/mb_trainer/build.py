@@ -1,4 +1,7 @@
-"""Run from start to end: open the process groups, build the parts, load, train. Imports torch and megatron."""
+"""A run from its process groups to its end: build data and model, load the checkpoint, train.
+
+Importing this module imports torch and Megatron Core.
+"""
 
 import signal
 import traceback
@@ -48,7 +51,7 @@ from mb_trainer.trainer import report_complete
 
 
 def run(job: Job, *, console: Console) -> TrainOutcome:
-    """Run a job that passed every check. Collective over the world; the caller exits."""
+    """Train a run whose configuration has passed all checks. Collective over the world."""
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
     with ExitStack() as stack:
@@ -90,11 +93,11 @@ def build(
 ) -> Run:
     """Build tokenizer, datasets, model and checkpointer, load the checkpoint, and open the data at its position.
 
-    Collective over the world. A data set that is rejected is rejected before the model is built. `stack` closes the
-    checkpoint manager.
+    Collective over the world. Datasets are built before the model, so that an invalid one fails early. The checkpoint
+    manager is closed with `stack`.
     """
     config = job.config
-    tokenizer = share_tokenizer(config, console)
+    tokenizer = shared_tokenizer(config, console)
     readers = data_groups(groups)
     ranks = DataRanks.of(readers)
     datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=readers, log=console.print)
@@ -118,8 +121,8 @@ def build(
         console=console,
     )
     loaded = checkpointer.load(dataloader_load=config.dataset.dataloader_load)
-    start_adapters(config, training_model, loaded=loaded, console=console)
-    # ckpt_step applied to this load; later reads of these settings resume from the newest checkpoint
+    initialize_adapters(config, training_model, loaded=loaded, console=console)
+    # ckpt_step selects the checkpoint of this start only: the next one resumes from the newest
     config.checkpoint.ckpt_step = None
     return Run(
         job=job,
@@ -136,7 +139,7 @@ def build(
 
 
 def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonitors]:
-    """Return the monitors of this rank: sections for a launcher, hang reports, the simulated fault. Collective."""
+    """Return the monitors of this rank: section reports to a launcher, hang reports, simulated faults. Collective."""
     config = job.config
     return build_monitors(
         world=job.world,
@@ -153,7 +156,7 @@ def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonito
 
 
 def run_profilers(job: Job) -> RunProfilers:
-    """Return the profilers of the run, and the inspection of tensors; they start before the model is built."""
+    """Start the profilers and the tensor inspection, which must exist before the model is built."""
     config = job.config
     return start_profilers(
         config.profiling,
@@ -173,7 +176,7 @@ def wrapped_model(
     device: torch.device,
     console: Console,
 ) -> TrainingModel:
-    """Build the model and its optimizer, with the buffers and the stream that overlap and graphs need; print it."""
+    """Build the model and its optimizer, with what overlap and CUDA graphs need before; print a summary."""
     config = job.config
     layers = layers_of(config, device)
     start_user_buffers(config.model, micro_batch_size=config.train.micro_batch_size or 1)
@@ -191,7 +194,7 @@ def wrapped_model(
 
 
 def report_model(job: Job, training_model: TrainingModel, *, layers: str, console: Console) -> None:
-    """Print the model, the device, reasons why the run is not bitwise reproducible, and the ranks of modules."""
+    """Print model and device, why the run is not bitwise reproducible on a CPU, and the ranks of each module."""
     console.print(model_line(job, training_model, device=training_model.device, layers=layers))
     if training_model.device.type == "cpu":
         for reason in irreproducibility_reasons(read_arithmetic()):
@@ -205,7 +208,7 @@ def data_loaders(
 ) -> RunLoaders:
     """Return the loaders of this rank.
 
-    Prints a warning if an external loader has no position, so that a resume would read its data again.
+    Prints a warning if the position of the user's own loader cannot be saved, so that a resume would repeat its data.
     """
     loaders = datasets.loaders(
         batch_settings(config),
@@ -234,7 +237,7 @@ def run_checkpointer(
     rerun_machine: MegatronRerunMachine | None,
     console: Console,
 ) -> RunCheckpointer:
-    """Return the checkpointer of the run: the manager with everything that checkpoints store."""
+    """Return the checkpointer: the manager, with the objects whose state checkpoints contain."""
     peft = state.cfg.peft
     return RunCheckpointer(
         manager,
@@ -251,7 +254,7 @@ def run_checkpointer(
 
 
 def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
-    """Return the data iterators at the position of the loaded counters; set which evaluations have data."""
+    """Return the data iterators from the loaded position on, and set `do_valid` and `do_test` of the state."""
     counters = state.train_state
     data = loaders.iterators(
         consumed_train_samples=counters.consumed_train_samples,
@@ -261,32 +264,33 @@ def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
     return data
 
 
-def start_adapters(
+def initialize_adapters(
     config: ConfigContainer, training_model: TrainingModel, *, loaded: LoadedCheckpoint, console: Console
 ) -> None:
-    """Initialize the adapters on the loaded base weights, unless the run resumes; print the path of these weights."""
+    """Initialize the adapters unless the run resumes, and print the path of the weights of the base model."""
     if config.peft is None or loaded.source == "nothing":
         return
     if loaded.step == 0:
         config.peft.start(training_model.chunks)
         training_model.optimizer.reload_model_params()
-    console.print(f"model under the adapters: {config.checkpoint.pretrained_checkpoint}")
+    console.print(f"weights of the base model: {config.checkpoint.pretrained_checkpoint}")
 
 
 @contextmanager
 def open_folder(job: Job, console: Console) -> Iterator[None]:
-    """Create the run folder on rank 0, and log to it from all ranks: the first write of a run. Collective.
+    """Create and lock the run folder on rank 0, save the configuration, and open the logs of all ranks. Collective.
 
-    If it cannot be written (an evaluation), nothing is written and no lock is taken.
+    An evaluation may run with a folder that cannot be written: it is not locked, and nothing is written to it.
+    `logger.save_config_filepath` is written in any case.
 
     Raises:
-        RunFolderError: on rank 0, another trainer uses the folder.
-        mb_checkpoint.CheckpointFolderError: on rank 0, another one saves in the same folder of checkpoints.
+        mb_trainer.errors.RunFolderError: on rank 0, another trainer uses the run folder.
+        mb_checkpoint.CheckpointFolderError: on rank 0, another trainer saves to the same checkpoint folder.
     """
     with ExitStack() as stack:
         if job.unwritable_reason is not None:
             console.print(
-                f"{job.folder.path}: {job.unwritable_reason}: no log.txt, and no other trainer is kept out"
+                f"{job.folder.path}: {job.unwritable_reason}: no log.txt is written, and the folder is not locked"
             )
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
@@ -305,9 +309,9 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         yield
 
 
-def share_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
-    """Prepare data and tokenizer on rank 0 with a progress bar, then load them on the other ranks. Collective."""
-    is_preparing = console.rank == 0  # the other ranks wait, and have no progress to show
+def shared_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
+    """Prepare data and tokenizer on rank 0 with a progress bar; the other ranks wait and load them. Collective."""
+    is_preparing = console.rank == 0
     with console.progress("preparing data", 1) if is_preparing else nullcontext(Bar()) as bar:
         tokenizer = prepare_tokenizer(
             config.dataset,
@@ -315,17 +319,17 @@ def share_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
             saved_in=kept_by_run(config),
             progress=lambda stage, done, total: bar.update(done, total=total, label=stage),
         )
-    report_dummy_tokens(config.model.vocab_size, tokenizer=tokenizer.vocab_size, console=console)
+    report_padding_rows(config.model.vocab_size, tokenizer=tokenizer.vocab_size, console=console)
     return tokenizer
 
 
-def report_dummy_tokens(rows: int | None, *, tokenizer: int, console: Console) -> None:
-    """Log the number of embedding rows without a token, if the model's vocabulary is larger than the tokenizer's."""
-    dummies = 0 if rows is None else rows - tokenizer
-    if dummies > 0:
+def report_padding_rows(rows: int | None, *, tokenizer: int, console: Console) -> None:
+    """Print the number of embedding rows without a token, if `model.vocab_size` exceeds that of the tokenizer."""
+    padding = 0 if rows is None else rows - tokenizer
+    if padding > 0:
         console.print(
-            f"model.vocab_size={rows} is kept: {dummies} dummy tokens that the tokenizer, of "
-            f"{tokenizer} tokens, never makes"
+            f"model.vocab_size={rows}: {padding} rows of the embedding are padding, because the tokenizer has "
+            f"{tokenizer} tokens"
         )
 
 

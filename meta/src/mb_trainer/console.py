@@ -18,9 +18,9 @@ class Console:
     visible progress bar; elsewhere no bar is rendered.
     """
 
-    def __init__(self, *, rank: int = 0, prints: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(self, *, rank: int = 0, is_logging_rank: bool = True, stream: TextIO | None = None) -> None:
         self.rank = rank
-        self.prints = prints
+        self.is_logging_rank = is_logging_rank
         self._terminal = rich_console.Console(
             file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True
         )
@@ -64,7 +64,7 @@ class Console:
     def log(self, text: str) -> None:
         """Write lines to the log file only, or buffer them until it is open."""
         for line in text.splitlines():
-            prefix = "" if self.prints else f"[rank {self.rank}] "
+            prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
             if self._log is not None:
                 self._log.write(f"{prefix}{line}\n")
             else:
@@ -76,14 +76,14 @@ class Console:
         self.log(text)
 
     def _put(self, line: str) -> None:
-        if self.prints:
+        if self.is_logging_rank:
             self._terminal.print(line)
         self.log(line)
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
         """Show a progress bar while the block runs, if this rank logs and the console is a terminal."""
-        if not (self.prints and self._terminal.is_terminal):
+        if not (self.is_logging_rank and self._terminal.is_terminal):
             yield Bar()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -99,7 +99,7 @@ def build_model(
             scheduler=lambda optimizer: build_scheduler(
                 optimizer,
                 scheduler=config.scheduler,
-                settings=config.optimizer,
+                optimizer_config=config.optimizer,
                 steps=scheduler_steps(
                     config.train,
                     config.scheduler,

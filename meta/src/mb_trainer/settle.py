@@ -33,7 +33,7 @@ from mb_trainer.user_code import NO_CODE, UserCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Request of a run apart from its configuration; the fields are the arguments of `mb_trainer.pretrain`."""
+    """Options of a run besides its configuration. `mb_trainer.pretrain` documents those that it takes."""
 
     name: str = "run"
     out: Path | str | None = None
@@ -41,6 +41,9 @@ class RunOptions:
     code: UserCode = NO_CODE
     resume_with_changes: bool = False
     resume_command: str | None = None
+    process_ends: bool = False
+    """If True, the process ends after the run: `train.exit_signal` requests a stop until then. Otherwise the previous
+    signal handlers are restored."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     notes: Sequence[str] = ()
     """Messages to print before the run starts."""

@@ -257,7 +257,7 @@ class Run:
             store=default_store(self.job.world),
             start_time=self.state.start_time,
             launched=is_launched(os.environ),
-            process_ends=self.job.options.resume_command is not None,
+            process_ends=self.job.options.process_ends,
         )
 
     def straggler_detectors(self) -> AbstractContextManager[StragglerDetectors]:

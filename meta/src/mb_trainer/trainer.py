@@ -1,4 +1,7 @@
-"""Entry point `pretrain(config)`: settle the run, set its environment, then train. Imports torch after all checks."""
+"""Entry points `pretrain` and `finetune`: check the configuration, set up the process, train.
+
+torch is imported only after all checks have passed.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -38,37 +41,35 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
     resume_command: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> TrainOutcome:
-    """Train as configured, in a run folder, from its newest checkpoint if there is one.
+    """Train as configured. If the run folder contains a checkpoint of this run, training resumes from the newest one.
 
-    Collective: under torchrun or srun every process calls it. Without a GPU the process must not have imported
-    megatron before.
+    Collective: under torchrun or srun every process calls it. Without a GPU, call it before anything imports megatron.
 
     Args:
-        config: resolved in place.
+        config: configuration; values that depend on others are filled in place.
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`, as Megatron's schedules call it; None:
             that of `code`, or of the model's family.
-        callbacks: called after those of `code`, which are called after the trainer's own.
+        callbacks: called after the trainer's own callbacks and those of `code`.
         code: forward step, hooks on the model, callbacks and sinks of the user.
         name: names the run folder and appears in the log.
         out: run folder; None: `runs/<name>`.
-        provenance: origin of the values; without it, values set in code count as set by the user.
-        resume_with_changes: resume although the run folder's settings differ.
-        resume_command: shown after a stop. With it, the process is expected to end with the run: from the first step
-            on, `train.exit_signal` only ever requests a stop. Without it the previous signal handlers are restored.
+        provenance: origin of the values, for messages; None: all values differing from the defaults were set in code.
+        resume_with_changes: resume although the configuration differs from the one saved in the run folder.
+        resume_command: command that is printed after a stop, to resume the run.
         environment: variables with rank and world size; None: `os.environ`.
 
     Returns:
         Reason and step of the end of training. A run that is already complete is "finished" at its last step.
 
     Raises:
-        mb_config.ConfigError: rules are violated; holds every problem.
+        mb_config.ConfigError: the configuration is invalid; contains every problem.
         FileNotFoundError, ValueError: a data file is missing or malformed.
-        RunFolderError: the run folder holds a run with other settings.
-        mb_config.SavedSettingsError: the settings in the run folder cannot be read.
-        NoCheckpointError: only an evaluation is requested, and there is nothing to evaluate.
-        mb_checkpoint.CheckpointNotFoundError: no checkpoint is intact.
-        UserCodeError: non-loss data would be processed without TensorBoard.
-        NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
+        mb_trainer.errors.RunFolderError: the run folder belongs to a run with another configuration.
+        mb_config.SavedSettingsError: the configuration saved in the run folder cannot be read.
+        mb_trainer.errors.NoCheckpointError: only an evaluation is requested, and there is no checkpoint.
+        mb_checkpoint.CheckpointNotFoundError: every checkpoint is damaged.
+        mb_trainer.errors.UserCodeError: non-loss data would be processed without TensorBoard.
+        mb_resilience.NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
     own_step = code.forward_step if forward_step_func is None else forward_step_func
@@ -87,13 +88,13 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
 
 
 def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
-    """Do what `pretrain` documents."""
+    """Train with options in one record. `pretrain` documents them, the result and the errors."""
     environment = options.environment
-    # before everything else: threads that libraries start inherit the CPU affinity of this moment
+    # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
-    console = Console(rank=job.world.rank, prints=job.world.is_logging_rank)
-    # before torch is imported, which reads some of them
+    console = Console(rank=job.world.rank, is_logging_rank=job.world.is_logging_rank)
+    # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)
     if job.status.state == "complete" and job.world.world_size == 1:
         done = outcome_if_complete(job, console)
@@ -103,9 +104,9 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     announce(job, bound, console)
     set_overlap_variables(job, environment, console)
     start_flight_recorder(config.dist, log=console.print)
-    mb_host.install()  # before megatron is imported; with a GPU only patches of Megatron are applied
-    build = import_module("mb_trainer.build")  # imports torch; only after all checks
-    warnings = nullcontext() if console.prints else captured_warnings(console)
+    mb_host.install()  # before the import of megatron; on a machine with a GPU it only corrects faults of Megatron
+    build = import_module("mb_trainer.build")  # imports torch, which takes seconds: only after all checks
+    warnings = nullcontext() if console.is_logging_rank else captured_warnings(console)
     with warnings, captured_records(console, config.logger):
         outcome: TrainOutcome = build.run(job, console=console)
     return outcome
@@ -117,17 +118,19 @@ def finetune(
     callbacks: Sequence[object] = (),
     **options: Any,
 ) -> TrainOutcome:
-    """Train from the weights in `checkpoint.pretrained_checkpoint`, or resume such a run; as `pretrain` otherwise.
+    """Train from the weights in `checkpoint.pretrained_checkpoint`, or resume such a run.
+
+    Arguments, result and further errors are those of `pretrain`.
 
     Raises:
-        mb_checkpoint.CheckpointConfigError: there are no weights to start from.
+        mb_checkpoint.CheckpointConfigError: `checkpoint.pretrained_checkpoint` is not set.
     """
     require_weights(config.checkpoint)
     return pretrain(config, forward_step_func, callbacks, **options)
 
 
 def announce(job: Job, bound: str | None, console: Console) -> None:
-    """Print what starts: the run folder's status, the CPU binding, notes, resolved settings and warnings."""
+    """Print the status of the run folder, the CPU binding, values that were filled in, and warnings."""
     console.print(f"{job.options.name}: {status_text(job)}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
@@ -149,16 +152,19 @@ def set_overlap_variables(job: Job, environment: Mapping[str, str], console: Con
 
 
 def status_text(job: Job) -> str:
-    """Return a description of the run folder's status; only all ranks together can verify that a run is complete."""
+    """Return a description of the run folder's status.
+
+    The last checkpoint of a complete run has not been verified yet: with several ranks, this is done collectively.
+    """
     if job.status.state == "complete":
-        return f"run in {job.folder.path}, whose last step seems to be there"
+        return f"run in {job.folder.path}, which has a checkpoint of its last step"
     return f"{job.status.state} run in {job.folder.path}"
 
 
 def outcome_if_complete(job: Job, console: Console) -> TrainOutcome | None:
-    """Report a complete run and return its outcome if the last step exists and is intact; else return None.
+    """Return the outcome of a complete run after verifying its last checkpoint; None if that is damaged or missing.
 
-    For a single process; imports torch. Raises the errors of a load.
+    For a single process. Imports torch, and raises the errors of loading a checkpoint.
     """
     with console.progress("verifying the last checkpoint", 1) as bar:
         chosen = mb_checkpoint.verify_last_checkpoint(
@@ -170,16 +176,23 @@ def outcome_if_complete(job: Job, console: Console) -> TrainOutcome | None:
 
 
 def report_complete(job: Job, last: Path, console: Console) -> TrainOutcome:
-    """Report that there is nothing to do, and return the outcome; `last` is the checkpoint with all steps."""
+    """Print that all steps are done, and return the outcome.
+
+    Args:
+        job: the run.
+        last: checkpoint of the last step, in the checkpoint folder of the run or in `checkpoint.load`.
+        console: the output.
+    """
     steps = job.config.train.train_iters or 0
     if is_in_save_folder(job.config.checkpoint, last):
         message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
         console.print(
-            f"{message} Train longer with train.train_iters=N --resume-with-changes, or elsewhere with --out."
+            f"{message} To train longer, set train.train_iters=N and pass --resume-with-changes, or start in another "
+            f"folder with --out."
         )
     else:
         message = (
-            f"{last}: has all {steps} steps of this run; nothing to do, and nothing in {job.folder.path}."
+            f"{last}: has all {steps} steps of this run; nothing to do, and {job.folder.path} stays empty."
         )
-        console.print(f"{message} Train longer with train.train_iters=N.")
+        console.print(f"{message} To train longer, set train.train_iters=N.")
     return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)

@@ -19,6 +19,7 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint.commit import open_staging
+from mb_checkpoint.errors import DamagedCheckpointError
 from mb_checkpoint.locks import writer_lock
 from mb_checkpoint.trackers import check_trackers
 
@@ -95,7 +96,7 @@ def test_an_unreadable_tensor_is_one_error_that_names_it(tmp_path):
     one, other = complete_checkpoint.save(tmp_path, 10), complete_checkpoint.save(tmp_path, 20)
     (data,) = one.glob("*.distcp")
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.raises(IncompleteCheckpointError, match="iter_0000010: weight cannot be read"):
+    with pytest.raises(DamagedCheckpointError, match="iter_0000010: weight cannot be read"):
         diff_checkpoints(one, other, values=True)
 
 
@@ -221,6 +222,16 @@ def test_a_flipped_bit_in_a_tracker_changes_nothing(tmp_path):
 def test_two_equal_checkpoints_do_not_differ(tmp_path):
     one, other = complete_checkpoint.save(tmp_path / "a", 10), complete_checkpoint.save(tmp_path / "b", 10)
     assert not diff_checkpoints(one, other, values=True)
+
+
+def test_nan_equals_nan(tmp_path):
+    nan = float("nan")
+    first, second, third = (
+        complete_checkpoint.save(tmp_path / name, 10, tensors={"weight": torch.tensor(values)})
+        for name, values in (("a", [nan, 1.0]), ("b", [nan, 1.0]), ("c", [nan, 3.0]))
+    )
+    assert not diff_checkpoints(first, second, values=True)
+    assert diff_checkpoints(first, third, values=True).values == {"weight": 2.0}
 
 
 def test_a_difference_names_counters_values_and_lines(tmp_path):

@@ -55,6 +55,13 @@ def test_another_machine(monkeypatch):
     )
 
 
+def test_apex_can_be_declared_for_another_machine_with_this_environment(monkeypatch):
+    monkeypatch.setattr(facts, "installed_version", lambda module, distribution: "2.20")
+    assert known(gpu="h100")["apex_installed"] is False
+    assert known(gpu="h100", apex=True)["apex_installed"] is True
+    assert known(gpus=("NVIDIA H100",), apex=True)["apex_installed"] is False
+
+
 def test_the_version_of_a_package():
     assert facts.installed_version("yaml", "pyyaml") is not None
     assert facts.installed_version("no_such_module", "no-such-module") is None

@@ -357,7 +357,11 @@ def problems(config, values):
     return {problem.id for problem in check(config.sections(), RULES, facts=facts)}
 
 
-@pytest.mark.parametrize(("invalid", "ids", "fix"), TABLE, ids=lambda item: " ".join(map(str, item)))
+@pytest.mark.parametrize(
+    ("invalid", "ids", "fix"),
+    TABLE,
+    ids=lambda item: " ".join(map(str, sorted(item) if isinstance(item, set) else item)),
+)
 def test_an_invalid_configuration_violates_exactly_these_rules_and_can_be_fixed(make, invalid, ids, fix):
     assert problems(make(), invalid) == ids
     assert problems(make(), {**invalid, **fix}) == set()

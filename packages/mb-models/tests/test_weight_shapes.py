@@ -60,3 +60,15 @@ def test_paths_of_models_and_adapters():
         "model.hidden_dropout",
     ]
     assert fixed_by_weights(paths) == ["model.hidden_size", "model._target_", "peft", "peft.dim"]
+
+
+def test_nested_configs_and_adapters_count_too():
+    changed = [
+        "model.transformer.num_layers",
+        "model.transformer.bf16",
+        "peft",
+        "peft.alpha",
+        "peft.dim",
+        "train.seed",
+    ]
+    assert fixed_by_weights(changed) == ["model.transformer.num_layers", "peft", "peft.dim"]

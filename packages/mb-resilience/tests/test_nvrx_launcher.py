@@ -19,7 +19,7 @@ def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkey
         self.cfg = SimpleNamespace(rank_section_timeouts={"step": 3.0})
 
     monkeypatch.setattr(RankMonitorClient, "init_workload_monitoring", connect)
-    with pytest.raises(NoMonitorError, match="no time-out for setup, checkpointing"):
+    with pytest.raises(NoMonitorError, match="no timeout for setup, checkpointing"):
         MinimumTimeoutClient().init_workload_monitoring()
 
 

@@ -106,7 +106,7 @@ def test_a_save_within_a_step_ends_the_step(tmp_path):
 
 
 def run(folder, *, loaded, steps, saves, fails=False, **settings):
-    """Return the time-out calculations of a run that saves after its steps."""
+    """Return the timeout calculations of a run that saves after its steps."""
     client = FakeClient()
     try:
         with make(folder, client, calculate_timeouts=True, **settings) as sections:
@@ -201,7 +201,7 @@ def test_time_outs_of_another_format_are_reported_and_the_run_continues(tmp_path
     with make(tmp_path, client, log=logged.append):
         pass
     assert client.reported == ["connected", "<setup", "setup>", "disconnected"]
-    assert ["ft_state.json: contains no usable time-outs (" in text for text in logged] == [True]
+    assert ["ft_state.json: contains no usable timeouts (" in text for text in logged] == [True]
 
 
 def test_file_that_cannot_be_written_does_not_end_the_run_and_the_old_one_remains(tmp_path):
@@ -210,7 +210,7 @@ def test_file_that_cannot_be_written_does_not_end_the_run_and_the_old_one_remain
     (tmp_path / "ft_state.json.part").mkdir()  # blocks the temporary file
     logged = []
     assert run(tmp_path, loaded=True, steps=0, saves=1, log=logged.append)
-    assert ["calculated time-outs are not stored" in text for text in logged] == [True, True]
+    assert ["calculated timeouts are not stored" in text for text in logged] == [True, True]
     assert (tmp_path / "ft_state.json").read_text() == before
 
 

@@ -59,7 +59,7 @@ def pretrain(
         if nproc is None or nproc == 1:
             resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
             code = replace(code, callbacks=(*code.callbacks, *recording_callbacks(os.environ)))
-            options = replace(options, code=code, resume_command=resume_command)
+            options = replace(options, code=code, resume_command=resume_command, process_ends=True)
             return train_job(request.config, options).exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, replace(options, environment=world))

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from mb_checkpoint.errors import IncompleteCheckpointError
+from mb_checkpoint.errors import DamagedCheckpointError
 from mb_checkpoint.inspection import CheckpointDescription, StoredTensor, describe_checkpoint
 from mb_checkpoint.layout import RUN_CONFIG
 from mb_checkpoint.select import DAMAGED, SkippedCheckpoint, read_tensor_index
@@ -24,19 +24,21 @@ class CheckpointDifference:
     """Differences between two checkpoints; false if there are none."""
 
     train_state: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Name of a counter -> its old and its new value."""
     layout: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Name of a parallel size -> the old and the new parallel layout; None if a manifest does not contain it."""
     config: tuple[str, ...] = ()
-    """Lines that only one of the two run_config.yaml files has, prefixed with - or +."""
+    """Lines that only one of the two run_config.yaml files has: "- " before a line of the old one, "+ " of the new."""
     tensors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name -> shape and dtype in the old and in the new checkpoint; "absent" if one lacks the tensor."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Name -> largest absolute difference of an element, if values were compared."""
+    """Name -> largest absolute difference of two elements, if values were compared; NaN if only one of two is NaN."""
     objects: Mapping[str, str] = field(default_factory=dict)
     """Name of an entry that is not a tensor, such as random states -> kind of difference, if values were compared."""
     paths: tuple[Path, ...] = ()
-    """Folders of the two checkpoints."""
+    """Folders of the old and of the new checkpoint."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """Candidates that were not selected for one of the two, with reasons."""
+    """Damaged or incomplete checkpoints that were passed over to find these two, with reasons."""
 
     def __bool__(self) -> bool:
         return any((self.train_state, self.layout, self.config, self.tensors, self.values, self.objects))
@@ -48,12 +50,12 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
     Args:
         old: A checkpoint, as for `describe_checkpoint`.
         new: Another one.
-        values: Also read the tensors that both have and compare them, one at a time, and the bytes of all other
-            entries.
+        values: If True, also compare the values of the tensors that both contain with the same shape and dtype, and the
+            bytes of all other entries. One tensor of each is in memory at a time.
 
     Raises:
-        CheckpointNotFoundError, IncompleteCheckpointError: See `describe_checkpoint`; the latter also if a value cannot
-            be read.
+        CheckpointNotFoundError, IncompleteCheckpointError: See `describe_checkpoint`.
+        DamagedCheckpointError: A value cannot be read.
     """
     first, second = describe_checkpoint(old), describe_checkpoint(new)
     layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (first, second)]
@@ -96,10 +98,21 @@ def _changed_values(
 ) -> dict[str, float]:
     changed = {}
     for name in names:
-        one, other = (_tensor(each, name) for each in (old, new))
-        if not torch.equal(one, other):
-            changed[name] = float((one.double() - other.double()).abs().max())
+        difference = _largest_difference(*(_tensor(each, name) for each in (old, new)))
+        if difference is not None:
+            changed[name] = difference
     return changed
+
+
+def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float | None:
+    """Return the largest absolute difference of two elements; None if all are equal. NaN equals NaN."""
+    if torch.equal(one, other):
+        return None
+    first, second = one.double(), other.double()
+    equal = (first == second) | (first.isnan() & second.isnan())
+    if one.is_floating_point() and bool(equal.all()):
+        return None
+    return float((first - second).abs().masked_fill(equal, 0.0).max())
 
 
 def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
@@ -107,20 +120,23 @@ def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:
     into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that it runs in one process
-        with _named(checkpoint.path, name):
+        with _errors_with_name(checkpoint.path, name):
             load(into, storage_reader=SafeFileSystemReader(checkpoint.path), no_dist=True)
     return into[name]
 
 
 @contextmanager
-def _named(folder: Path, name: str) -> Iterator[None]:
-    """Raise an error that names entry and checkpoint. torch's own exception does not derive from `Exception`."""
+def _errors_with_name(folder: Path, name: str) -> Iterator[None]:
+    """Replace errors of reading by one that names entry and checkpoint.
+
+    `CheckpointException` is listed since it does not derive from `Exception`.
+    """
     try:
         yield
     except (CheckpointException, RuntimeError, OSError, *DAMAGED) as error:
         causes = error.failures.values() if isinstance(error, CheckpointException) else ()
         reason = next((str(each[0]) for each in causes), str(error))
-        raise IncompleteCheckpointError(
+        raise DamagedCheckpointError(
             f"{folder}: {name} cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
         ) from error
 
@@ -149,6 +165,6 @@ def _objects(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 def _stored_bytes(folder: Path, name: str, position: tuple[str, int, int]) -> bytes:
     file, offset, length = position
-    with _named(folder, name), (folder / file).open("rb") as stream:
+    with _errors_with_name(folder, name), (folder / file).open("rb") as stream:
         stream.seek(offset)
         return stream.read(length)

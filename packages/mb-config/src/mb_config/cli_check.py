@@ -12,7 +12,7 @@ from pathlib import Path
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import Colours, counted, listing, processes_text
 from mb_config.display import show as show_text
-from mb_config.errors import ConfigReadError, raise_all
+from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.facts import TargetMachine
 from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_config.non_defaults import non_default_values
@@ -63,7 +63,7 @@ def check(program: ConfigProgram, given: CommandInput, *, target: TargetMachine,
             print(line)
         for note in notes(program, found, target, unread=len(unread)):
             print(note, file=sys.stderr)
-    raise_all(unread)
+    raise_errors(unread)
     return REJECTED if found.result.errors else DONE
 
 

@@ -22,7 +22,7 @@ from mb_config.errors import (
     MissingKeyError,
     TargetError,
     WrongTypeError,
-    raise_all,
+    raise_errors,
 )
 from mb_config.field_suggestions import unknown_key_error
 from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
@@ -72,7 +72,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, ty
     reject_deep_nesting(data)
     reader = ConfigReader(root=cls, targets=targets)
     result = reader.build(cls, data, path="")
-    raise_all(reader.errors)
+    raise_errors(reader.errors)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mb_config._rules import NOTHING, Problem, value_at
 from mb_config.codec import NO_TARGETS, ConfigReader, from_dict, to_dict
-from mb_config.errors import ConfigReadError, raise_all
+from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.facts import collect_facts
 from mb_config.message_text import truncate_repr
 from mb_config.non_defaults import non_default_values
@@ -178,7 +178,7 @@ class ConfigContainer(Section):
         file = read_yaml(path)
         reader = ConfigReader(root=cls, targets=targets, locate=file.locate)
         config = reader.build(cls, file.data, path="")
-        raise_all(reader.errors)
+        raise_errors(reader.errors)
         if provenance is not None:
             for field_path in file.lines.keys() - reader.hidden:
                 provenance.note(field_path, file.locate(field_path))

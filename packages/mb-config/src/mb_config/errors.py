@@ -16,15 +16,21 @@ class ConfigurationError(Exception):
     """
 
     bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    """If True, the input of the user is malformed, such as a file that is not YAML; otherwise the operation failed."""
     internal: ClassVar[bool] = False
     """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class ConfigReadError(ConfigurationError, ValueError):
-    """Base class of all read errors. `path` is the field; `errors` are the individual errors if there are several.
+    """Base class of errors of reading a configuration.
 
-    Messages contain no secrets that can be recognized by name or form. Long values are truncated.
+    Values that look like secrets, by the name of their field or by their form, are masked in the message. Long values
+    are truncated.
+
+    Attributes:
+        path: Dotted path of the field, such as "optimizer.lr"; empty if the error belongs to no field.
+        origin: Where the value was set, such as "run.yaml:3" or "command line"; empty if unknown.
+        errors: The individual errors of a `ManyReadErrors`; for any other error, the error itself.
     """
 
     bad_input = True
@@ -73,19 +79,19 @@ class WrongTypeError(ConfigReadError, TypeError):
 
 
 class MaskedValueError(ConfigReadError):
-    """A masked secret that cannot be omitted."""
+    """A masked secret, as files contain it, in a place where the value is needed."""
 
     def __init__(self, *, path: str, origin: str = "") -> None:
         super().__init__(
-            "is masked, because files contain no secrets in clear text. Set the value again, or delete the line and "
-            "set the environment variable of the service.",
+            "the value is masked, because secrets are not written to files. Replace it by the secret, or delete the "
+            "line and set the environment variable that the service reads, such as WANDB_API_KEY.",
             path=path,
             origin=origin,
         )
 
 
 class TargetError(ConfigReadError):
-    """A `_target_` that is missing or not in the allow-list. Nothing is imported."""
+    """A `_target_` that is missing, or names a class that is not in the allow-list. Nothing is imported."""
 
 
 class OverrideError(ConfigReadError):
@@ -112,7 +118,7 @@ class ManyReadErrors(ConfigReadError):
         self.errors = tuple(errors)
 
 
-def raise_all(errors: Sequence[ConfigReadError]) -> None:
+def raise_errors(errors: Sequence[ConfigReadError]) -> None:
     """Raise a single error as it is, or several as one `ManyReadErrors`. Do nothing if there are none."""
     if len(errors) == 1:
         raise errors[0]

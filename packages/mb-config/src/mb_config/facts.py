@@ -1,4 +1,8 @@
-"""Facts: inputs of rules that no section contains."""
+"""Facts: inputs of rules that no section contains, such as the number of processes and the kind of GPU.
+
+`machine_facts` detects them on this machine, or assumes those of a `TargetMachine`. `collect_facts` only arranges
+values that the caller already knows.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,20 @@ VisibleGpus = Callable[[Mapping[str, str]], Sequence[str | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetMachine:
-    """Machines that a run is intended for."""
+    """Machine that a run is checked for: this one, or another one with GPUs of a given kind."""
 
     world_size: int | None = None
     """Number of processes; None: unknown."""
 
     gpu: str | None = None
-    """Short name of the GPUs of other machines, such as "h100"; None: this machine."""
+    """Short name of the GPUs of another machine, such as "h100"; None: this machine."""
 
     transformer_engine: str | None = None
-    """Version of Transformer Engine there; None: the installed one, or unknown if `gpu` is set."""
+    """Version of Transformer Engine on the target; None: the version installed here, and unknown for another machine if
+    none is installed here."""
 
     apex: bool = False
-    """Whether Apex with its CUDA extensions is installed on the other machines. Ignored for this machine."""
+    """Whether Apex with its CUDA extensions is installed on another machine. On this machine it is detected."""
 
     local_world_size: int | None = None
     """Number of processes on one machine; None: unknown."""
@@ -55,7 +60,9 @@ def collect_facts(
     gpu: str | None = None,
     gpus_per_node: int | None = None,
 ) -> dict[str, object]:
-    """Return the facts for `check`. A fact that is not known is omitted, and rules that read it are skipped.
+    """Return the facts for `check` from known values; nothing is detected.
+
+    A fact that is not known is omitted, and rules that read it are skipped.
 
     Args:
         world_size: Number of processes.
@@ -87,13 +94,16 @@ def machine_facts(
     env_vars: object = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
-    """Return the facts about this machine, or about others with GPUs of a given kind. Imports no package.
+    """Return the facts for `check` about this machine, or about another one with GPUs of a given kind.
 
-    An unknown fact is None, and rules that read it are skipped.
+    An unknown fact is None, and rules that read it are skipped. For another machine, a Transformer Engine that is
+    installed here means that the target has the environment of this process. `torch_version`,
+    `nvidia_resiliency_ext_version` and `<package>_installed` always describe this process; no package is imported.
+    `same_machine` is True for this machine and None for another one, which may or may not be equal to it.
 
     Args:
-        target: The machines.
-        gpus: Names of the GPUs of this machine that are visible to CUDA, without those that variables hide.
+        target: The machine.
+        gpus: Returns the names of the GPUs of this machine that CUDA sees with the given environment variables.
         kernels: Name of a fact to whether this process can import the extension modules of Apex for it.
         env_vars: Section of that name, which adds variables that the shell does not set.
         environment: Variables of the shell; None: `os.environ`.
@@ -102,20 +112,23 @@ def machine_facts(
     variables = environment_variables(env_vars, os.environ if environment is None else environment)
     visible = gpus(variables) if gpu is None else ()
     on_cpu = gpu is None and not visible
-    # without a GPU, CUDA calls run on the CPU, and an installed Transformer Engine is not used either
-    here = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
-    elsewhere = gpu is not None and here is None
-    engine = target.transformer_engine or here
+    # without a GPU training runs on the CPU, where Transformer Engine cannot be used even if it is installed
+    installed = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
+    other_environment = gpu is not None and installed is None
+    engine = target.transformer_engine or installed
     return {
         "world_size": target.world_size,
         "env": variables,
         "gpu": gpu or short_name_of_first(visible),
-        "transformer_engine": None if elsewhere and engine is None else engine is not None,
+        "transformer_engine": None if other_environment and engine is None else engine is not None,
         "transformer_engine_version": engine,
         "torch_version": installed_version("torch", "torch"),
         "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
-        "einops_installed": None if elsewhere else find_spec("einops") is not None,
-        **(dict.fromkeys(kernels, target.apex) if elsewhere else kernels),
+        "einops_installed": None if other_environment else find_spec("einops") is not None,
+        **{
+            name: (found and not other_environment) or (gpu is not None and target.apex)
+            for name, found in kernels.items()
+        },
         "same_machine": True if gpu is None else None,
         "gpus_per_node": nvlink_gpus(gpu) if gpu is not None else len(visible) or None,
         "local_world_size": target.local_world_size,

@@ -1,8 +1,12 @@
-"""Conversion of sections to Megatron Core's objects. Importing this file imports torch and Megatron."""
+"""Conversion of the sections `optimizer`, `ddp` and `scheduler` to objects of Megatron Core.
+
+Importing this module imports torch and Megatron Core.
+"""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -28,7 +32,7 @@ __all__ = [
 
 
 class DroppedFieldError(TypeError):
-    """A field does not exist in the installed Megatron Core, so its value would be lost."""
+    """A section sets a field that the installed version of Megatron Core does not have."""
 
 
 class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
@@ -62,19 +66,22 @@ class DistributedDataParallelConfig(MegatronDDPConfig):  # type: ignore[misc]
 
 
 Section = optimizer.OptimizerConfig | ddp.DistributedDataParallelConfig
-"""A section that has a counterpart in Megatron Core."""
+"""A section for which Megatron Core has a dataclass."""
 
 
 def to_megatron(section: Section, **runtime: Any) -> Any:
-    """Build Megatron's dataclass from a section. Megatron's checks run.
+    """Return Megatron Core's dataclass with the values of a section, after Megatron's checks.
+
+    A section of mb-config is not modified: its values are copied. An instance of the two classes of this module, which
+    derive from Megatron's, is updated with `runtime`, finalized and returned itself.
 
     Args:
-        section: The section; it is not modified. An instance of the two classes above is finalized and returned itself.
+        section: The section `optimizer` or `ddp`.
         runtime: Fields that only exist at run time, such as `timers`.
 
     Raises:
         DroppedFieldError: If a field that is not at its default does not exist in the installed Megatron Core.
-        TypeError: If the section has no counterpart.
+        TypeError: If `section` is another section.
         AssertionError, ValueError, RuntimeError: Raised by Megatron for values that no rule rejects.
     """
     if isinstance(section, OptimizerConfig | DistributedDataParallelConfig):
@@ -89,63 +96,65 @@ def to_megatron(section: Section, **runtime: Any) -> Any:
         item.name for item in fields(section) if item.name not in known and not _is_default(section, item)
     ]
     if lost:
-        home = f"{target.__module__}.{target.__name__}"
         raise DroppedFieldError(
-            f"{', '.join(lost)}: not a field of the installed {home}, because it is another version of Megatron Core. "
-            f"Leave these fields at their defaults or install a version that has them."
+            f"{', '.join(lost)}: {target.__name__} of the installed Megatron Core {version('megatron-core')} does not "
+            f"have these fields. Leave them at their defaults or install a version that has them."
         )
-    taken = {name: _convert(name, value) for name, value in values.items() if name in known}
-    return target(**{**taken, **runtime})
+    converted = {name: _convert(name, value) for name, value in values.items() if name in known}
+    return target(**{**converted, **runtime})
 
 
 def to_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a name such as "bfloat16".
 
     Raises:
-        ValueError: If torch has no such dtype.
+        ValueError: If no section accepts the dtype.
     """
     if name not in DTYPES:
-        raise ValueError(
-            f"{name!r}: is not a dtype, because torch has none of that name. Use a name such as 'bfloat16'."
-        )
+        raise ValueError(f"{name!r}: unsupported dtype. Use one of {', '.join(DTYPES)}.")
     dtype: torch.dtype = vars(torch)[name]
     return dtype
 
 
-def standard_overrides(settings: object) -> dict[ParamKey, ParamGroupOverride]:
+def standard_overrides(optimizer_config: object) -> dict[ParamKey, ParamGroupOverride]:
     """Return Megatron's standard overrides: no weight decay for biases and 1-D parameters, decoupled learning rates.
 
     Args:
-        settings: Object with `apply_wd_to_qk_layernorm`, `decoupled_lr` and `decoupled_min_lr`.
+        optimizer_config: Object with `apply_wd_to_qk_layernorm`, `decoupled_lr` and `decoupled_min_lr`.
     """
-    overrides: dict[ParamKey, ParamGroupOverride] = get_standard_config_overrides(settings)
+    overrides: dict[ParamKey, ParamGroupOverride] = get_standard_config_overrides(optimizer_config)
     return overrides
 
 
 def build_scheduler(
-    optimizer: Any, *, scheduler: SchedulerConfig, settings: optimizer.OptimizerConfig, steps: SchedulerSteps
+    optimizer: Any,
+    *,
+    scheduler: SchedulerConfig,
+    optimizer_config: optimizer.OptimizerConfig,
+    steps: SchedulerSteps,
 ) -> OptimizerParamScheduler:
-    """Build Megatron's scheduler for `optimizer` at step 0. `step(increment)` counts sequences.
+    """Return Megatron's scheduler of learning rate and weight decay for `optimizer`, at step 0.
 
-    Weight decays that are None are those of `settings`; a minimum learning rate of None is 0.
+    Megatron's scheduler counts sequences: call `step(increment)` with the sequences of each global batch. Weight
+    decays that are None in `scheduler` are those of `optimizer_config`; a minimum learning rate of None is 0.
 
     Args:
         optimizer: Megatron's optimizer or an object with `param_groups`; their learning rates are set.
-        scheduler: The section of the schedule.
-        settings: The section of the optimizer.
-        steps: Lengths, as `mb_config.scheduler_steps` computes them.
+        scheduler: The section `scheduler`.
+        optimizer_config: The section `optimizer`.
+        steps: Lengths of warmup and decay in sequences, as `mb_config.scheduler_steps` computes them.
 
     Raises:
-        ValueError: If `settings.lr` is None.
+        ValueError: If `optimizer_config.lr` is None.
     """
-    if settings.lr is None:
+    if optimizer_config.lr is None:
         raise ValueError("optimizer.lr: is not set, and there is no default. Set optimizer.lr.")
-    start, end = weight_decays(scheduler, settings)
+    start, end = weight_decays(scheduler, optimizer_config)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=scheduler.lr_warmup_init,
-        max_lr=settings.lr,
-        min_lr=settings.min_lr or 0.0,
+        max_lr=optimizer_config.lr,
+        min_lr=optimizer_config.min_lr or 0.0,
         lr_warmup_steps=steps.lr_warmup_steps,
         lr_decay_steps=steps.lr_decay_steps,
         lr_decay_style=scheduler.lr_decay_style,
@@ -166,8 +175,8 @@ def _target(section: object) -> Any:
     if isinstance(section, ddp.DistributedDataParallelConfig):
         return MegatronDDPConfig
     raise TypeError(
-        f"{type(section).__name__}: has no counterpart in Megatron, because only the optimizer and ddp sections have a "
-        f"counterpart here. Pass an OptimizerConfig or a DistributedDataParallelConfig."
+        f"{type(section).__name__}: cannot be converted to a dataclass of Megatron Core. Pass an OptimizerConfig or a "
+        f"DistributedDataParallelConfig."
     )
 
 

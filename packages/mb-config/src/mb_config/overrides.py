@@ -14,7 +14,7 @@ from mb_config.errors import (
     MaskedValueError,
     OverrideError,
     WrongTypeError,
-    raise_all,
+    raise_errors,
 )
 from mb_config.field_suggestions import section_fields, unknown_key_error
 from mb_config.field_types import hints, is_open, options
@@ -74,7 +74,7 @@ def apply_overrides(
             editor.apply(config, parse_override(text))
         except ConfigReadError as error:
             reader.note(error)
-    raise_all(reader.errors)
+    raise_errors(reader.errors)
     return record
 
 
@@ -112,7 +112,7 @@ def merge_yaml(
     _SectionEditor(
         reader=reader, section_factories=section_factories, provenance=provenance, adding=True
     ).merge(config, file.data, path="")
-    raise_all(reader.errors)
+    raise_errors(reader.errors)
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from mb_config.base_recipe import without_base
 from mb_config.codec import TARGET, ConfigReader, join
 from mb_config.container import ConfigContainer
-from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_all
+from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_errors
 from mb_config.field_types import fit, hints, is_open
 from mb_config.megatron_defaults import megatron_fields
 from mb_config.message_text import truncate_repr
@@ -109,7 +109,7 @@ def read_plain_config(
         merge_yaml(config, overlay.yaml, provenance=provenance)
     apply_overrides(config, overrides, provenance=provenance)
     targets = {name: target for each in (file, *overlays) for name, target in each.targets.items()}
-    raise_all(_wrong_types(config, provenance))
+    raise_errors(_wrong_types(config, provenance))
     in_files = {item.partition(".")[0] for item in provenance.origins}
     every = [item.name for item in fields(config) if item.init and getattr(config, item.name) is not None]
     absent = [name for name in _REQUIRED if name not in in_files]
@@ -155,7 +155,7 @@ class _File:
 
 def _read_without_targets(path: str | Path) -> _File:
     file = without_base(read_yaml(path))
-    raise_all(list(_disallowed_targets(file.data, locate=file.locate)))
+    raise_errors(list(_disallowed_targets(file.data, locate=file.locate)))
     sections = {str(name): value for name, value in file.data.items() if isinstance(value, Mapping)}
     return _File(
         yaml=replace(file, data={key: _without_targets(value) for key, value in file.data.items()}),
@@ -165,7 +165,7 @@ def _read_without_targets(path: str | Path) -> _File:
 
 def _build(data: Mapping[str, Any], reader: ConfigReader) -> ConfigContainer:
     config = reader.build(ConfigContainer, {**{name: {} for name in _REQUIRED}, **data}, path="")
-    raise_all(reader.errors)
+    raise_errors(reader.errors)
     return config
 
 

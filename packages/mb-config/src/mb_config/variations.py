@@ -9,7 +9,7 @@ from typing import Any, get_origin
 
 from mb_config._rules import value_at
 from mb_config.codec import NO_TARGETS, TARGET, join
-from mb_config.errors import ConfigReadError, OverrideError, raise_all
+from mb_config.errors import ConfigReadError, OverrideError, raise_errors
 from mb_config.field_types import dataclasses_of, hints, is_open, options
 from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides
 from mb_config.sweep import Axis
@@ -133,7 +133,7 @@ def to_axes(
                 name = variation.path.partition(".")[0]
                 typed.append(value_at(variation.path, {name: getattr(scratch, name)}))
         axes.append(Axis(path=variation.path, values=tuple(typed)))
-    raise_all(errors)
+    raise_errors(errors)
     return tuple(axes)
 
 

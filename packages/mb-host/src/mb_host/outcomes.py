@@ -7,21 +7,21 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """Outcome of one rank.
-
-    `state`: the function returned or raised, the process died, or it was still running and was aborted. `summary` is
-    one line that completes "rank 1 ..."; `detail` is a traceback, the stacks of all threads, or empty.
-    """
+    """Outcome of one rank."""
 
     rank: int
     state: Literal["returned", "raised", "died", "running"]
+    """The function returned or raised, or the process died, or the function was still running and was aborted."""
     summary: str
+    """One line that completes "rank 1 ..."."""
     detail: str = ""
+    """Traceback of a function that raised, or stacks of all threads of one that was running; otherwise empty."""
     result: bytes = b""
+    """Pickled return value of a function that returned; otherwise empty."""
 
 
 class RankFailedError(RuntimeError):
-    """A rank raised or died. `outcomes` contains all ranks, the first failure first."""
+    """A rank raised or died. `outcomes` contains all ranks in the order of `rank_failed_error`."""
 
     def __init__(self, message: str, *, outcomes: Sequence[RankOutcome]) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class RankFailedError(RuntimeError):
 
     @property
     def all_replied(self) -> bool:
-        """Whether every rank raised or returned, so that all processes can be reused."""
+        """Whether all functions ended and all processes live, so that the processes can be reused."""
         return all(outcome.state in ("raised", "returned") for outcome in self.outcomes)
 
 
@@ -42,10 +42,14 @@ class RankTimeoutError(TimeoutError):
 
 
 def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFailedError:
-    """Return the error for outcomes in order of arrival, at least one of which is a failure.
+    """Return the error for outcomes of which at least one is a failure.
 
-    Ranks that died come first: their peers raise within microseconds that a connection is closed, which may arrive
-    earlier than the exit status.
+    Ranks that died come first, then those that raised, each in order of arrival. If a process dies, the other ranks
+    raise errors of closed connections, which can arrive before its exit status.
+
+    Args:
+        outcomes: outcomes of all ranks, in order of arrival.
+        what: name of the function that the ranks ran.
     """
     order = ("died", "raised")
     ordered = sorted(
@@ -58,7 +62,13 @@ def rank_failed_error(outcomes: Sequence[RankOutcome], *, what: str) -> RankFail
 def rank_timeout_error(
     outcomes: Sequence[RankOutcome], *, what: str, timeout_seconds: float
 ) -> RankTimeoutError:
-    """Return the error for outcomes of which at least one was still running, and none is a failure."""
+    """Return the error for outcomes of which at least one was still running, and none is a failure.
+
+    Args:
+        outcomes: outcomes of all ranks.
+        what: name of the function that the ranks ran.
+        timeout_seconds: time after which ranks that were still running were aborted.
+    """
     ordered = sorted(outcomes, key=lambda outcome: (outcome.state != "running", outcome.rank))
     hanging = [str(outcome.rank) for outcome in ordered if outcome.state == "running"]
     headline = (

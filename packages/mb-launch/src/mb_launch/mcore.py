@@ -27,7 +27,7 @@ def megatron_groups(
 
     Args:
         sizes: Degrees of parallelism; a `TransformerConfig` fits.
-        settings: Time-out, order of ranks, backends.
+        settings: Timeout, order of ranks, backends.
         optimizer_instances: Instances of the distributed optimizer.
     """
     if settings.use_decentralized_pg:

@@ -1,4 +1,4 @@
-"""Settings that determine the shapes of weights. Standard library only."""
+"""Config fields that determine which weights a model has, and their shapes. Standard library only."""
 
 from collections.abc import Iterable
 
@@ -62,27 +62,24 @@ SHAPE_FIELDS = frozenset(
         "patch_size",
     }
 )
-"""Fields of the section `model`."""
+"""Fields of the section `model`, and of its nested configs such as `model.transformer`."""
 
 ADAPTER_SHAPE_FIELDS = frozenset({"dim", "target_modules", "exclude_modules", "_target_"})
 """Fields of the section `peft`."""
 
 
 def fixed_by_weights(paths: Iterable[str]) -> list[str]:
-    """Return the dotted paths that cannot change if weights of the same run are loaded.
+    """Return those of the changed config fields with which an existing checkpoint cannot be loaded.
 
-    The kind of the model or of the adapters, and adding adapters, count too.
+    Besides shapes, these are the classes of the model and of the adapters, and adding or removing the adapters.
+
+    Args:
+        paths: Dotted paths of the changed fields, such as `model.hidden_size`.
     """
+    shape_fields = {"model": SHAPE_FIELDS | {"_target_"}, "peft": ADAPTER_SHAPE_FIELDS}
     found = []
     for path in paths:
-        section, _, name = path.partition(".")
-        shaping = (
-            SHAPE_FIELDS | {"_target_"}
-            if section == "model"
-            else ADAPTER_SHAPE_FIELDS
-            if section == "peft"
-            else ()
-        )
-        if name in shaping or path == "peft":
+        section, name = path.split(".")[0], path.split(".")[-1]
+        if path == "peft" or name in shape_fields.get(section, ()):
             found.append(path)
     return found

@@ -167,7 +167,7 @@ class AgreedStop:
     def _wait_for_round(self, store: KeyValueStore, requested: int) -> tuple[int, str] | None:
         begin, pause = self._clock(), 0.001
         while True:
-            # Before rank 0's first round the key does not exist, and `get` would block by the store's own time-out,
+            # Before rank 0's first round the key does not exist, and `get` would block by the store's own timeout,
             # which is not `timeout_seconds`. Later one `get` suffices, which saves a round trip per step.
             self._decision_seen = self._decision_seen or store.check([self._decided_key])
             if self._decision_seen:

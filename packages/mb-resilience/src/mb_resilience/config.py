@@ -16,7 +16,7 @@ class FaultToleranceConfig(StrictFields):
     """Report the current section of the run to the launcher's monitor."""
 
     calc_ft_timeouts: bool = False
-    """Calculate the time-out of each section from observed durations."""
+    """Calculate the timeout of each section from observed durations."""
 
     simulate_fault: bool = False
     """Kill or stop one rank at each start of the run, to test recovery."""
@@ -135,10 +135,10 @@ class InProcessRestartConfig(StrictFields):
     """Time without a heartbeat after which a rank is terminated as unresponsive."""
 
     barrier_timeout: float = 120.0
-    """Time-out of the barriers of a restart."""
+    """Timeout of the barriers of a restart."""
 
     completion_timeout: float = 120.0
-    """Time-out of the barrier at the end."""
+    """Timeout of the barrier at the end."""
 
     last_call_wait: float = 1.0
     """Time after the first fault during which further faults are collected."""

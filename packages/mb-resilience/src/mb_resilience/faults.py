@@ -76,7 +76,7 @@ def agree_on_fault(
 ) -> Fault:
     """Sample a fault on rank 0 and return it on all ranks.
 
-    Every rank must call this function; the other ranks wait for rank 0 until the time-out of the store.
+    Every rank must call this function; the other ranks wait for rank 0 until the timeout of the store.
 
     Args:
         settings: settings of the fault.

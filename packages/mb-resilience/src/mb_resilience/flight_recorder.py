@@ -29,7 +29,7 @@ class FlightRecorderSettings(Protocol):
 
     @property
     def flight_recorder_dump_on_timeout(self) -> bool:
-        """Whether a time-out writes the files."""
+        """Whether a timeout writes the files."""
 
     @property
     def flight_recorder_include_stack_trace(self) -> bool:

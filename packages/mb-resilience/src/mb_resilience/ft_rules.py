@@ -48,7 +48,7 @@ def _unused_settings(defaults: Defaults) -> Rule:
         fields=tuple(defaults),
         test=test,
         why="the feature is disabled",
-        fix="Set ft.enable_ft_package=true for time-outs, ft.simulate_fault=true for a fault; or remove these fields.",
+        fix="Set ft.enable_ft_package=true for timeouts, ft.simulate_fault=true for a fault; or remove these fields.",
         severity="warning",
         fails={**defaults, "ft.calc_ft_timeouts": True},
         passes={**defaults, "ft.enable_ft_package": True, "ft.calc_ft_timeouts": True},

@@ -11,7 +11,7 @@ SETUP, STEP, CHECKPOINTING = "setup", "step", "checkpointing"
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 """Environment variable in which NVRx's launcher passes the socket of its monitor to each rank."""
 SECTION_OPTION = "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420"
-"""Option of NVRx's launcher that configures all sections, with initial time-outs in seconds."""
+"""Option of NVRx's launcher that configures all sections, with initial timeouts in seconds."""
 
 
 class MonitorClient(Protocol):
@@ -32,13 +32,13 @@ class MonitorClient(Protocol):
     def calculate_and_set_section_timeouts(
         self, selected_sections: Collection[str] | None = None, calc_out_of_section: bool = True
     ) -> bool:
-        """Calculate time-outs from the longest durations over all ranks, and apply them. Collective over the world."""
+        """Calculate timeouts from the longest durations over all ranks, and apply them. Collective over the world."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the calculated time-outs as JSON values."""
+        """Return the calculated timeouts as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Apply previously calculated time-outs.
+        """Apply previously calculated timeouts.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: the state has another format, such as that of another
@@ -47,7 +47,7 @@ class MonitorClient(Protocol):
 
 
 def require_sections(monitored: Collection[str]) -> None:
-    """Reject a monitor without a time-out for each section, because the monitor rejects unknown sections.
+    """Reject a monitor without a timeout for each section, because the monitor rejects unknown sections.
 
     Args:
         monitored: names of the sections that the launcher configured.
@@ -59,7 +59,7 @@ def require_sections(monitored: Collection[str]) -> None:
     if missing:
         known = ", ".join(sorted(monitored)) or "none"
         raise NoMonitorError(
-            f"ft.enable_ft_package: the monitor of this process has no time-out for {', '.join(missing)} (sections "
+            f"ft.enable_ft_package: the monitor of this process has no timeout for {', '.join(missing)} (sections "
             f"configured: {known}). The monitor rejects sections that are not configured. Start ft_launcher with "
             f"{SECTION_OPTION}, or set ft.enable_ft_package=false."
         )

@@ -81,10 +81,10 @@ def build_monitors(  # noqa: PLR0913 (sections, and what the run knows; each has
         dist: timeouts of collectives; None: no hang reports, and the timeout remains after the first step.
         store: store of the process group; None for a single rank, which has no hang reports either.
         folder: folder of hang reports, used once it exists; None: hang reports go to `alert` only.
-        state_folder: folder of the calculated time-outs of sections.
+        state_folder: folder of the calculated timeouts of sections.
         asynchronous_saves: whether checkpoints are written in the background.
         seed: seed of the run, from which a simulated fault is sampled.
-        log: receives warnings about the file of calculated time-outs.
+        log: receives warnings about the file of calculated timeouts.
         alert: receives hang reports and the simulated fault, on the rank concerned.
 
     Raises:

@@ -13,13 +13,13 @@ from mb_resilience.section_timeouts import apply_minimum_timeouts
 
 
 class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
-    """NVRx's client with calculated time-outs of at least `MIN_TIMEOUT_SECONDS`."""
+    """NVRx's client with calculated timeouts of at least `MIN_TIMEOUT_SECONDS`."""
 
     def init_workload_monitoring(self) -> None:
         """Connect to the monitor.
 
         Raises:
-            NoMonitorError: the launcher configured no time-out for a section of `SectionReporter`.
+            NoMonitorError: the launcher configured no timeout for a section of `SectionReporter`.
         """
         super().init_workload_monitoring()
         try:
@@ -34,7 +34,7 @@ class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignor
         calc_out_of_section: bool = True,
         skip_if_not_ready: bool = False,
     ) -> bool:
-        """Calculate time-outs and apply them, raised to the minimum. Collective over the world."""
+        """Calculate timeouts and apply them, raised to the minimum. Collective over the world."""
         done: bool = super().calculate_and_set_section_timeouts(
             selected_sections=selected_sections,
             calc_out_of_section=calc_out_of_section,
@@ -44,7 +44,7 @@ class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignor
         return done
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Apply previously calculated time-outs, raised to the minimum."""
+        """Apply previously calculated timeouts, raised to the minimum."""
         super().load_state_dict(apply_minimum_timeouts(state))
 
 

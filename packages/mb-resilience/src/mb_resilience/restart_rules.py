@@ -51,9 +51,9 @@ def _valid_settings(defaults: Defaults) -> Rule:
         id="R35",
         fields=tuple(read),
         test=test,
-        why="a polling interval must be shorter than its time-out, "
-        "and the barrier of a restart must outlast all time-outs",
-        fix="Set intervals below their time-outs, and soft_timeout < hard_timeout < barrier_timeout.",
+        why="a polling interval must be shorter than its timeout, "
+        "and the barrier of a restart must outlast all timeouts",
+        fix="Set intervals below their timeouts, and soft_timeout < hard_timeout < barrier_timeout.",
         fails={**read, "inprocess_restart.enabled": True, "inprocess_restart.soft_timeout": 100.0},
         passes={**read, "inprocess_restart.enabled": True},
     )

@@ -1,12 +1,12 @@
-"""Reporting of run sections to a fault-tolerance monitor that kills ranks which exceed a time-out. No torch, no NVRx.
+"""Reporting of run sections to a fault-tolerance monitor that kills ranks which exceed a timeout. No torch, no NVRx.
 
 A fault-tolerance launcher starts a monitor process for each rank. The rank reports the start and end of each section:
 `setup` until the first step, `step` around each step, `checkpointing` around checkpoint work that holds the loop. The
-monitor has one time-out per section and one for the time outside of sections. It kills a rank that exceeds a time-out,
+monitor has one timeout per section and one for the time outside of sections. It kills a rank that exceeds a timeout,
 and the launcher restarts all ranks. The first step, and the first batch of each evaluation, are in no section: they
-compile and allocate memory, and the time-out of a step should be short.
+compile and allocate memory, and the timeout of a step should be short.
 
-Time-outs can be calculated from the durations observed on all ranks, and are then kept for later starts.
+Timeouts can be calculated from the durations observed on all ranks, and are then kept for later starts.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,24 +20,24 @@ from mb_resilience.section_timeouts import TimeoutFile
 WARM_UP_STEPS = 1
 """Number of steps of a process, and of batches of an evaluation, that are in no section."""
 MIN_STEPS = 16
-"""Number of steps before the time-out of a step is calculated."""
+"""Number of steps before the timeout of a step is calculated."""
 
 
 class SectionReporter:
     """Callback that reports the sections of a run to a monitor; a context manager that starts in the section `setup`.
 
     Every rank has one and receives the same events in the same order. Each section costs two messages to a process of
-    the same machine. If the block ends without an exception, time-outs are calculated a last time. After an exception
+    the same machine. If the block ends without an exception, timeouts are calculated a last time. After an exception
     they are not, because the calculation is collective and the other ranks may not reach it.
 
     A loop without events calls the context managers `step` and `checkpointing`, and `checkpoint_saved`.
 
     Args:
         client: connection of this rank to its monitor; not connected yet.
-        state_path: file for calculated time-outs, read at the next start.
-        calculate_timeouts: whether to calculate time-outs, after each save and at the end. Collective over the world.
+        state_path: file for calculated timeouts, read at the next start.
+        calculate_timeouts: whether to calculate timeouts, after each save and at the end. Collective over the world.
         asynchronous_saves: whether checkpoints are written in the background. The duration of a save is then not
-            representative, and the time-out of `checkpointing` is kept.
+            representative, and the timeout of `checkpointing` is kept.
         rank: rank of this process; rank 0 writes the file.
         log: receives a warning if the file cannot be read or written, which does not end the run.
     """
@@ -71,7 +71,7 @@ class SectionReporter:
             try:
                 self._client.load_state_dict(state)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                self._file.reject(error)
+                self._file.warn_unusable(error)
         self._client.start_section(SETUP)
         self._in_setup = True
         return self
@@ -91,7 +91,7 @@ class SectionReporter:
         self._loaded = True
 
     def checkpoint_saved(self) -> None:
-        """Record a complete checkpoint, and calculate time-outs.
+        """Record a complete checkpoint, and calculate timeouts.
 
         Collective over the world with `calculate_timeouts`.
         """
@@ -173,9 +173,9 @@ class SectionReporter:
             self._client.end_section(SETUP)
 
     def _calculate(self, *, closing: bool) -> None:
-        """Calculate the time-outs of sections with enough observations.
+        """Calculate the timeouts of sections with enough observations.
 
-        The time-out outside of sections needs a complete run.
+        The timeout outside of sections needs a complete run.
         """
         if not self._calculates:
             return

@@ -99,19 +99,14 @@ def build(
     config = job.config
     tokenizer = shared_tokenizer(config, console)
     readers = data_groups(groups)
-    ranks = DataRanks.of(readers)
     datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=readers, log=console.print)
-    manager = create_checkpoint_manager(
-        config.checkpoint, write_assets=partial(save_tokenizer, tokenizer), log_outcomes=False
-    )
-    if isinstance(manager, DefaultCheckpointManager):
-        stack.callback(manager.close)
+    manager = open_manager(config, tokenizer, stack)
     profilers = run_profilers(job)
     training_model = wrapped_model(
         job, groups=groups, tokenizer_vocab_size=tokenizer.vocab_size, device=device, console=console
     )
     rerun_machine = build_rerun_machine(config.rerun_state_machine)
-    loaders = data_loaders(config, datasets, ranks=ranks, console=console)
+    loaders = data_loaders(config, datasets, ranks=DataRanks.of(readers), console=console)
     checkpointer = run_checkpointer(
         manager,
         state,
@@ -136,6 +131,16 @@ def build(
         rerun_machine=rerun_machine,
         monitors=monitors,
     )
+
+
+def open_manager(config: ConfigContainer, tokenizer: Tokenizer, stack: ExitStack) -> CheckpointManager:
+    """Return the checkpoint manager, which saves the tokenizer with each checkpoint; `stack` closes the default one."""
+    manager = create_checkpoint_manager(
+        config.checkpoint, write_assets=partial(save_tokenizer, tokenizer), log_outcomes=False
+    )
+    if isinstance(manager, DefaultCheckpointManager):
+        stack.callback(manager.close)
+    return manager
 
 
 def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonitors]:

@@ -79,7 +79,7 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
             name=name,
             out=out,
             provenance=provenance,
-            code=replace(code, forward_step=own_step, callbacks=(*code.callbacks, *callbacks)),
+            code=replace(code.with_callbacks(callbacks), forward_step=own_step),
             resume_with_changes=resume_with_changes,
             resume_command=resume_command,
             environment=os.environ if environment is None else environment,

@@ -1,7 +1,7 @@
 """Code of the user that a run uses in addition to its configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 ModelHook = Callable[[list[Any]], Any]
@@ -33,6 +33,10 @@ class UserCode:
     """Called with the chunks after each validation, on all ranks; returns the data. None: the data come from
     `loss_function(output, non_loss_data=True)` of the last batch.
     """
+
+    def with_callbacks(self, callbacks: Sequence[object]) -> "UserCode":
+        """Return the same code with further callbacks, which are called after those of this record."""
+        return replace(self, callbacks=(*self.callbacks, *callbacks))
 
     @property
     def names(self) -> Mapping[str, list[str]]:

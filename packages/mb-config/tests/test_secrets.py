@@ -169,7 +169,9 @@ def test_an_overlay_with_a_masked_value_keeps_the_current_one(secret, tmp_path):
 
 @pytest.mark.parametrize("data", [{"rank": 1, "targets": ["a", MASK]}, {"rank": MASK}])
 def test_a_masked_value_that_cannot_be_omitted_is_rejected(kinds, data):
-    with pytest.raises(MaskedValueError, match=r"is masked, because secrets are not written.*Replace it by the secret"):
+    with pytest.raises(
+        MaskedValueError, match=r"is masked, because secrets are not written.*Replace it by the secret"
+    ):
         from_dict(kinds["Adapter"], data)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mb_checkpoint.initial_weights import require_weights
 from mb_config.masking import leaf, masked
+from mb_config.request import ConfigRequest
 from mb_launch import is_launched, read_world, requested_port, set_omp_threads
 from mb_metrics import write_missing_stop
 from mb_trainer.commands.errors import reported
@@ -47,18 +48,10 @@ def pretrain(
         request = read_request(arguments, files=files)
         if command == "finetune":
             require_weights(request.config.checkpoint)
-        code = NO_CODE if request.recipe is None else request.recipe.code or NO_CODE
-        options = RunOptions(
-            name=request.name,
-            out=out,
-            provenance=request.provenance,
-            code=code,
-            resume_with_changes=resume_with_changes,
-            notes=[] if request.base is None else [f"{request.name}: applied to {request.base}"],
-        )
+        options = run_options(request, out=out, resume_with_changes=resume_with_changes)
         if nproc is None or nproc == 1:
             resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
-            code = replace(code, callbacks=(*code.callbacks, *recording_callbacks(os.environ)))
+            code = options.code.with_callbacks(recording_callbacks(os.environ))
             options = replace(options, code=code, resume_command=resume_command, process_ends=True)
             return train_job(request.config, options).exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
@@ -78,6 +71,18 @@ def pretrain(
         )
 
     return reported(work)
+
+
+def run_options(request: ConfigRequest, *, out: Path | None, resume_with_changes: bool) -> RunOptions:
+    """Return the options of a run that a command starts, with the code of its recipe."""
+    return RunOptions(
+        name=request.name,
+        out=out,
+        provenance=request.provenance,
+        code=NO_CODE if request.recipe is None else request.recipe.code or NO_CODE,
+        resume_with_changes=resume_with_changes,
+        notes=[] if request.base is None else [f"{request.name}: applied to {request.base}"],
+    )
 
 
 def recording_callbacks(environment: Mapping[str, str]) -> list[object]:

@@ -20,7 +20,5 @@ def expand_home_in(config: Any, fields: Iterable[str]) -> None:
     for path in fields:
         name, _, leaf = path.partition(".")
         section = getattr(config, name, None)
-        value = getattr(section, leaf, None)
-        expanded = expand_home(value)
-        if expanded != value:
-            setattr(section, leaf, expanded)
+        if hasattr(section, leaf):
+            setattr(section, leaf, expand_home(getattr(section, leaf)))

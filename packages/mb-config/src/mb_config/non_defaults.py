@@ -32,14 +32,16 @@ def non_default_values(
         UnknownMegatronError: If there is no data for that version.
     """
     lines = [_RULER, f"Configuration, compared with Megatron Core {version or versions()[-1]}", _RULER]
-    for name, cls in _COMPARED.items():
-        section = getattr(config, name, None)
-        if section is not None and (sections is None or name in sections):
-            theirs = megatron_defaults(cls or megatron_class_name(section), version=version)
+    present = {
+        name: section
+        for name in (*_COMPARED, *_LISTED)
+        if (section := getattr(config, name, None)) is not None and (sections is None or name in sections)
+    }
+    for name, section in present.items():
+        if name in _COMPARED:
+            theirs = megatron_defaults(_COMPARED[name] or megatron_class_name(section), version=version)
             lines += _block(name, list(_differences(section, theirs)))
-    for name in _LISTED:
-        section = getattr(config, name, None)
-        if section is not None and (sections is None or name in sections):
+        else:
             shown = {key: value for key, value in _values(section).items() if value is not None}
             lines += _block(name, [f"{key}: {_shown(key, value)}" for key, value in sorted(shown.items())])
     return "\n".join([*lines, _RULER])

@@ -49,15 +49,15 @@ def given_fields(section: object) -> frozenset[str]:
     """
     if not is_dataclass(section) or isinstance(section, type):
         return frozenset()
-    record = getattr(section, "_given", None)
-    if isinstance(record, frozenset | set):
-        return frozenset(record)
+    record = _record(section)
+    if record is not None:
+        return record
     return frozenset(f.name for f in fields(section) if not _is_default(f, getattr(section, f.name)))
 
 
 def set_given(section: object, names: Iterable[str]) -> None:
     """Replace the record of `section`, for readers that know which fields are in a file."""
-    if _keeps_record(section):
+    if _record(section) is not None:
         object.__setattr__(section, "_given", frozenset(names))
 
 
@@ -70,7 +70,7 @@ def assign_computed(section: object, name: str, value: object) -> None:
 @contextmanager
 def unrecorded(*sections: object) -> Iterator[None]:
     """Return a context manager in which assignments to `sections` do not count as set."""
-    before = [(section, given_fields(section)) for section in sections if _keeps_record(section)]
+    before = [(section, given_fields(section)) for section in sections if _record(section) is not None]
     try:
         yield
     finally:
@@ -88,8 +88,10 @@ def _text(section: Any) -> str:
     return f"{type(section).__qualname__}({', '.join(parts)})"
 
 
-def _keeps_record(section: object) -> bool:
-    return isinstance(getattr(section, "_given", None), frozenset | set)
+def _record(section: object) -> frozenset[str] | None:
+    """Return the names of the fields that were set; None for an object that does not record them."""
+    record = getattr(section, "_given", None)
+    return frozenset(record) if isinstance(record, frozenset | set) else None
 
 
 def _is_default(field: Field[Any], value: object) -> bool:

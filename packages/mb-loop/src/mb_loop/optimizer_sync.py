@@ -7,6 +7,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from mb_loop.optimizers import Optimizer, OptimizerUpdate
+from mb_loop.replicas import is_expert
 from mb_loop.settings import TrainSettings
 
 UpdateSync = Callable[[OptimizerUpdate], OptimizerUpdate]
@@ -55,11 +56,11 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
 
 def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
     kinds = {
-        getattr(weight, "allreduce", True) is not False
+        "expert" if is_expert(weight) else "dense"
         for part in optimizer.param_groups
         for weight in part["params"]
     }
-    own = [int(True in kinds), int(False in kinds)]
+    own = [int("dense" in kinds), int("expert" in kinds)]
     values = torch.tensor([*own, *(-each for each in own)], device=_device(group))
     torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
     most_dense, most_expert, least_dense, least_expert = values.tolist()

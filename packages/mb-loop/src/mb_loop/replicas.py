@@ -112,12 +112,13 @@ class ReplicaCheck:
             )
 
 
+def is_expert(weight: Tensor) -> bool:
+    """Return whether a weight belongs to an expert: Megatron marks them by `allreduce=False`."""
+    return getattr(weight, "allreduce", True) is False
+
+
 def _named(model: Sequence[Any], *, experts: bool) -> tuple[list[str], list[Tensor]]:
-    found = [
-        (name, weight)
-        for name, weight in _all(model)
-        if experts is (getattr(weight, "allreduce", True) is False)
-    ]
+    found = [(name, weight) for name, weight in _all(model) if experts is is_expert(weight)]
     return [name for name, _ in found], [weight for _, weight in found]
 
 

@@ -15,7 +15,7 @@ def built_parameter_count(chunks: Sequence[torch.nn.Module], groups: ProcessGrou
     local = 0
     for chunk in chunks:
         for parameter in chunk.parameters():
-            if not getattr(parameter, "shared", False):
+            if not vars(parameter).get("shared", False):
                 local += parameter.numel() * _shards(parameter, groups)
     device = next(chunks[0].parameters()).device
     total = torch.tensor(local, dtype=torch.int64, device=device)
@@ -26,8 +26,9 @@ def built_parameter_count(chunks: Sequence[torch.nn.Module], groups: ProcessGrou
 
 def _shards(parameter: torch.nn.Parameter, groups: ProcessGroupCollection) -> int:
     """Return the number of ranks that hold different parts of a parameter's tensor or of its layer's experts."""
-    is_expert = not getattr(parameter, "allreduce", True)
-    is_split = getattr(parameter, "tensor_model_parallel", False)
+    attributes = vars(parameter)  # of Megatron
+    is_expert = not attributes.get("allreduce", True)
+    is_split = attributes.get("tensor_model_parallel", False)
     if is_expert:
         return int(groups.ep.size() * (groups.expt_tp.size() if is_split else 1))
     return int(groups.tp.size()) if is_split else 1

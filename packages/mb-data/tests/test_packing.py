@@ -62,6 +62,11 @@ def test_a_sample_that_fits_into_no_pack_is_rejected():
         first_fit_decreasing([3, 21], size=20)
 
 
+def test_a_sample_without_tokens_is_rejected():
+    with pytest.raises(ValueError, match="a sample of 0 tokens"):
+        first_fit_decreasing([3, 0], size=20)
+
+
 def test_a_pack_has_sample_boundaries_and_positions_restart(config):
     logged = []
     _, valid, _ = build(config, log=logged.append)

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from mb_data.finetuning_config import SumsFinetuningConfig as SumsFinetuningConfig
     from mb_data.finetuning_samples import TokenizedSamples as TokenizedSamples
     from mb_data.finetuning_samples import tokenize_samples as tokenize_samples
+    from mb_data.first_fit import PackIndex as PackIndex
+    from mb_data.first_fit import first_fit_decreasing as first_fit_decreasing
+    from mb_data.first_fit import pack_lengths as pack_lengths
     from mb_data.indexed import IndexedSummary as IndexedSummary
     from mb_data.indexed import IndexedWriter as IndexedWriter
     from mb_data.indexed import verify_prefix as verify_prefix
@@ -70,7 +73,6 @@ if TYPE_CHECKING:
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
     from mb_data.mimo_config import DrawnShapesConfig as DrawnShapesConfig
     from mb_data.packing import PackedDataset as PackedDataset
-    from mb_data.packing import first_fit_decreasing as first_fit_decreasing
     from mb_data.reader import IndexedReader as IndexedReader
     from mb_data.reader import examine_prefix as examine_prefix
     from mb_data.rules import RULES as RULES
@@ -192,7 +194,9 @@ _HOMES = {
     "examine_prefix": "reader",
     "find_fim_tokens": "fim",
     "find_saved_tokenizer": "saved_tokenizer",
-    "first_fit_decreasing": "packing",
+    "PackIndex": "first_fit",
+    "first_fit_decreasing": "first_fit",
+    "pack_lengths": "first_fit",
     "fit_span_sizes": "span_corruption",
     "load_saved_tokenizer": "tokenizer_loading",
     "load_tokenizer": "tokenizer_loading",

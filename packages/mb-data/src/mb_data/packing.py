@@ -6,7 +6,6 @@ Shapes: S tokens of a pack, which is a micro-batch of one row.
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,70 +17,14 @@ from torch import Tensor
 
 from mb_data.finetuning import EpochOrder
 from mb_data.finetuning_samples import TokenizedSamples
+from mb_data.first_fit import PackIndex, pack_lengths
 
 FORMAT_VERSION = 1
 """Version of the file on disk. Part of its name, so that a change of the format creates new files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackIndex:
-    """Assignment of samples to packs."""
-
-    members: NDArray[np.int64]
-    """Indices of the samples, concatenated over packs."""
-    starts: NDArray[np.int64]
-    """Offset of each pack in `members`, and the end of the last pack."""
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def max_samples(self) -> int:
-        """Maximum number of samples in a pack."""
-        return int(np.diff(self.starts).max())
-
-
-def first_fit_decreasing(lengths: Sequence[int], *, size: int) -> list[list[int]]:
-    """Assign samples to packs by first-fit-decreasing: longest first, each to the first pack with enough room.
-
-    Uses at most 11/9 of the minimum number of packs, plus one (Dósa, 2007). A segment tree over the remaining room
-    finds the pack, so that n samples take O(n log n) time.
-
-    Args:
-        lengths: Length of each sample in tokens.
-        size: Length of a pack in tokens.
-
-    Returns:
-        Indices of the samples in each pack.
-
-    Raises:
-        ValueError: A sample is longer than a pack.
-    """
-    if len(lengths) and max(lengths) > size:
-        raise ValueError(
-            f"packing: a sample of {max(lengths)} tokens does not fit into a pack of {size}. Truncate it, or "
-            "increase the size of a pack."
-        )
-    leaves = 1 << max(0, len(lengths) - 1).bit_length()
-    room = [size] * (2 * leaves)  # node n has children 2n and 2n + 1, and stores their maximum room
-    packs: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
-        node = 1
-        while node < leaves:
-            node = 2 * node if room[2 * node] >= lengths[number] else 2 * node + 1
-        index = node - leaves
-        if index == len(packs):
-            packs.append([])
-        packs[index].append(number)
-        room[node] -= lengths[number]
-        while node > 1:
-            node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
-    return packs
-
-
 def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> PackIndex:
-    """Pack samples with `first_fit_decreasing`, or load the packs from a file in the folder of the samples.
+    """Pack samples with `pack_lengths`, or load the packs from a file in the folder of the samples.
 
     Not collective.
 
@@ -97,11 +40,7 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         pass  # missing or damaged: pack again
     taken = -(-samples.lengths // multiple) * multiple
-    packs = first_fit_decreasing(taken.tolist(), size=size)
-    made = PackIndex(
-        members=np.array([number for pack in packs for number in pack], np.int64),
-        starts=np.cumsum([0, *map(len, packs)], dtype=np.int64),
-    )
+    made = pack_lengths(taken, size=size)
     handle, part = tempfile.mkstemp(dir=samples.folder, prefix=".packs-", suffix=".npz")
     os.close(handle)
     try:

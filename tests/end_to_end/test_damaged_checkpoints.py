@@ -137,7 +137,7 @@ def test_two_runs_do_not_save_in_one_folder(words, tmp_path):
 def skipping_the_last(run):
     """Return the messages about a damaged last checkpoint and the one that is used instead."""
     return [
-        f"skipped {run / LAST}: __0_0.distcp differs from the manifest (SHA-256)",
+        f"skipped {run / LAST}: __0_0.distcp differs from the manifest (checksum)",
         f"taken instead: {run}/checkpoints/iter_0000004",
     ]
 

@@ -1,13 +1,15 @@
 """Time for which a save blocks a training step, as a multiple of a normal step, and cost of the checksums.
 
 One process, a GPT of about 50 million parameters with AdamW on the CPU, all in one run of about two minutes: a
-synchronous save, a save in the background, and torch's own `torch.distributed.checkpoint.async_save` of the same
-tensors. Normal steps are taken before, between and after the saves, so that other work on the machine affects all rows.
+synchronous save, a save in the background, and torch's own `torch.distributed.checkpoint.save` and `async_save` of the
+same tensors. Each program deletes its previous checkpoint. Normal steps are taken before, between and after the saves,
+so that other work on the machine affects all rows.
 
 Usage: python bench_save.py [HIDDEN [LAYERS]]
 """
 
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -66,11 +68,36 @@ def background(run: tiny_run.TinyRun) -> tuple[list[float], list[float], float]:
     return stalls, slowed, statistics.median(polls)
 
 
-def torch_async(run: tiny_run.TinyRun, folder: str) -> tuple[list[float], list[float]]:
-    """Do the same with torch's asynchronous save; return the stalls and the steps meanwhile."""
+def tensors_of(run: tiny_run.TinyRun) -> dict[str, torch.Tensor]:
+    """Return the weights and the optimizer state by name."""
     weights = dict(run.model[0].named_parameters())
     tensors = {f"model.{name}": value.detach() for name, value in weights.items()}
-    tensors |= {f"optimizer.{name}": value for name, value in run.optimizer_tensors().items()}
+    return tensors | {f"optimizer.{name}": value for name, value in run.optimizer_tensors().items()}
+
+
+def synchronous(run: tiny_run.TinyRun, place: str) -> tuple[list[float], list[float]]:
+    """Return the seconds of synchronous saves, in turn with those of torch."""
+    with_manager(run, f"{place}/sync")
+    tensors = tensors_of(run)
+    ours, theirs = [], []
+    for number in range(2 * SAVES):
+        ours.append(seconds(run.save))
+        target = Path(place, "dcp_sync", str(number))
+        theirs.append(seconds(lambda target=target: save_and_keep_one(tensors, target)))
+    return ours, theirs
+
+
+def save_and_keep_one(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Save with torch, then delete the older checkpoints."""
+    dcp.save(tensors, checkpoint_id=str(folder))
+    for older in folder.parent.iterdir():
+        if older != folder:
+            shutil.rmtree(older)
+
+
+def torch_async(run: tiny_run.TinyRun, folder: str) -> tuple[list[float], list[float]]:
+    """Do the same with torch's asynchronous save; return the stalls and the steps meanwhile."""
+    tensors = tensors_of(run)
     stalls, slowed = [], []
     for number in range(SAVES):
         began = time.perf_counter()
@@ -86,8 +113,7 @@ def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
     """Return the seconds of each kind of save."""
     run.train(1)
     steps = normal_steps(run)
-    with_manager(run, f"{place}/sync")
-    sync = [seconds(run.save) for _ in range(SAVES)]
+    sync, torch_sync = synchronous(run, place)
     with_manager(run, f"{place}/async", async_save=True)
     steps += normal_steps(run)  # as in a run, where the writer has long started when the first save comes
     stalls, slowed, poll = background(run)
@@ -99,6 +125,7 @@ def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
         "step": statistics.median(steps),
         "synchronous save, first": sync[0],
         "synchronous save, later": statistics.median(sync[1:]),
+        "torch save, later": statistics.median(torch_sync[1:]),
         "background save, first: stall": stalls[0],
         "background save, later: stall": statistics.median(stalls[1:]),
         "step while a save is being written": statistics.median(slowed),
@@ -106,9 +133,13 @@ def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
         "torch async_save, first: stall": theirs[0],
         "torch async_save, later: stall": statistics.median(theirs[1:]),
         "step while torch writes": statistics.median(theirs_slowed),
-        "SHA-256 of all data (read and hashed)": sum(
-            seconds(lambda path=path: hash_file(path, name=path.name)) for path in files
-        ),
+        **{
+            f"{algorithm} of all data (read and hashed)": sum(
+                seconds(lambda path=path, kind=algorithm: hash_file(path, name=path.name, algorithm=kind))
+                for path in files
+            )
+            for algorithm in ("xxh3_128", "sha256")
+        },
     }
 
 

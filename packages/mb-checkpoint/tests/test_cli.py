@@ -97,7 +97,7 @@ def test_verify_finds_a_flipped_bit(run):
     data.write_bytes(data.read_bytes()[:-1] + b"!")
     code, out = mb_checkpoint("verify", run, "--json")
     wrong = {path[-12:]: problems for path, problems in json.loads(out).items() if problems}
-    assert (code, wrong) == (1, {"iter_0000020": [f"{data.name} differs from the manifest (SHA-256)"]})
+    assert (code, wrong) == (1, {"iter_0000020": [f"{data.name} differs from the manifest (checksum)"]})
 
 
 def test_diff_lists_the_differences(run):

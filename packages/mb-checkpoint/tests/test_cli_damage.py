@@ -61,7 +61,7 @@ def test_prune_keeps_the_requested_number_of_intact_checkpoints(root):
     assert (code, names(root)) == (0, ["iter_0000020", "iter_0000030"])
     assert [line.rpartition("/")[2] for line in lines] == [
         "iter_0000010",
-        "iter_0000030: __0_0.distcp differs from the manifest (SHA-256)",
+        "iter_0000030: __0_0.distcp differs from the manifest (checksum)",
     ]
     flip(root / "iter_0000020")
     assert (mb_checkpoint("prune", root, "--keep", 1), names(root)) == (

@@ -74,7 +74,7 @@ def test_a_damaged_index_or_train_state_is_skipped_and_listed(tmp_path):
     found = describe_checkpoint(tmp_path)
     passed = {each.path.name: each.reason for each in found.skipped}
     assert (found.step, list(passed)) == (10, ["iter_0000040", "iter_0000030", "iter_0000020"])
-    assert passed["iter_0000030"] == "train_state.pt differs from the manifest (SHA-256)"
+    assert passed["iter_0000030"] == "train_state.pt differs from the manifest (checksum)"
     with pytest.raises(IncompleteCheckpointError, match=r"\.metadata differs from the manifest"):
         describe_checkpoint(tmp_path, step=40)
     between = diff_checkpoints(tmp_path, tmp_path / "iter_0000010")

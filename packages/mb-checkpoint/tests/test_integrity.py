@@ -39,7 +39,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_for_the_newest_intact_one(tm
         "iter_0000030",
         "iter_0000020",
     ]
-    assert found.skipped[0].reason == "__0_0.distcp differs from the manifest (SHA-256)"
+    assert found.skipped[0].reason == "__0_0.distcp differs from the manifest (checksum)"
     assert sum(read) > (tmp_path / "iter_0000010" / "__0_0.distcp").stat().st_size
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_checkpoint_of_a_run_folder_is_logged_and_the_previous_one_tak
     lines = []
     assert require_newest_intact(tmp_path, purpose="export", log=lines.append).step == 10
     assert lines == [
-        f"skipped {root}/iter_0000020: __0_0.distcp differs from the manifest (SHA-256)",
+        f"skipped {root}/iter_0000020: __0_0.distcp differs from the manifest (checksum)",
         f"taken instead: {root}/iter_0000010",
     ]
 

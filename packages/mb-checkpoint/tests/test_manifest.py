@@ -4,12 +4,14 @@ import hashlib
 
 import complete_checkpoint
 import pytest
+import xxhash
 
 from mb_checkpoint import ManifestError
 from mb_checkpoint.manifest import (
     CHUNK_BYTES,
     FileEntry,
     Manifest,
+    _rendered,
     decode_manifest,
     encode_manifest,
     files_of_rank,
@@ -21,7 +23,7 @@ from mb_checkpoint.manifest import (
 
 
 def entry(name, size):
-    return FileEntry(name=name, size=size, sha256="0" * 64)
+    return FileEntry(name=name, size=size, checksum="xxh3_128:" + "0" * 32)
 
 
 MANIFEST = Manifest(
@@ -47,21 +49,49 @@ def test_a_changed_bit_anywhere_in_a_manifest_is_noticed():
 
 
 def test_a_manifest_of_a_later_format_is_rejected_by_number(monkeypatch):
-    monkeypatch.setattr("mb_checkpoint.manifest.FORMAT", 2)
+    monkeypatch.setattr("mb_checkpoint.manifest.FORMAT", 3)
     content = encode_manifest(MANIFEST)
     monkeypatch.undo()
-    with pytest.raises(ManifestError, match="has format 2 and this version knows 1"):
+    with pytest.raises(ManifestError, match="has format 3 and this version knows 2"):
         decode_manifest(content, source="x")
 
 
-def test_a_saved_checkpoint_lists_every_file_as_sha256sum_would(tmp_path):
+def test_a_manifest_of_format_1_has_sha256_sums(tmp_path):
+    content = b"weights"
+    (tmp_path / "data").write_bytes(content)
+    old = {"name": "data", "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    body = {"format": 1, "step": 7, "files": [old], "ckpt_format": "torch_dist"}
+    body |= {"layout": {}, "content": {}, "versions": {}}
+    own_hash = hashlib.sha256(_rendered(body)).hexdigest()
+    manifest = decode_manifest(_rendered({**body, "manifest_sha256": own_hash}), source="x")
+    assert manifest.files == (hash_file(tmp_path / "data", name="data", algorithm="sha256"),)
+    assert find_hash_mismatches(tmp_path, manifest.files) == []
+    (tmp_path / "data").write_bytes(b"damaged")
+    assert find_hash_mismatches(tmp_path, manifest.files) == ["data differs from the manifest (checksum)"]
+
+
+def test_a_checksum_of_an_unknown_kind_is_a_problem_of_its_file(tmp_path):
+    (tmp_path / "data").write_bytes(b"x")
+    entries = [FileEntry(name="data", size=1, checksum="crc:00")]
+    assert find_hash_mismatches(tmp_path, entries) == [
+        "data has a checksum of an unknown kind in the manifest (crc)"
+    ]
+
+
+def test_sha256_can_be_chosen(tmp_path):
+    (tmp_path / "data").write_bytes(b"x")
+    entry = hash_file(tmp_path / "data", name="data", algorithm="sha256")
+    assert entry.checksum == "sha256:" + hashlib.sha256(b"x").hexdigest()
+
+
+def test_a_saved_checkpoint_lists_every_file_with_its_checksum(tmp_path):
     folder = complete_checkpoint.save(tmp_path, 10)
     manifest = read_manifest(folder)
     files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
     assert [each.name for each in manifest.files] == files
     for each in manifest.files:
         content = (folder / each.name).read_bytes()
-        assert (each.size, each.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+        assert (each.size, each.checksum) == (len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}")
     assert manifest.total_bytes == sum(each.size for each in manifest.files)
 
 
@@ -82,9 +112,9 @@ def test_missing_short_and_changed_files_are_named(tmp_path):
         "lacks metadata.json",
     ]
     assert find_hash_mismatches(folder, manifest.files) == [
-        ".metadata differs from the manifest (SHA-256)",
+        ".metadata differs from the manifest (checksum)",
         "metadata.json cannot be read (No such file or directory)",
-        "train_state.pt differs from the manifest (SHA-256)",
+        "train_state.pt differs from the manifest (checksum)",
     ]
 
 

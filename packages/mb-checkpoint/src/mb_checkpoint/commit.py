@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.errors import CheckpointFolderError
 from mb_checkpoint.layout import (
     MANIFEST,
@@ -68,6 +69,7 @@ def fsync_and_write_manifest(
     facts: Manifest,
     *,
     written: Sequence[FileEntry] = (),
+    checksum: Checksum = "xxh3_128",
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> Manifest:
     """Force all files of a complete staging folder to the disk, write its manifest and return it.
@@ -75,7 +77,8 @@ def fsync_and_write_manifest(
     Args:
         staging: The staging folder with all its files.
         facts: The manifest without the list of files.
-        written: Files that are already hashed and on the disk; the others are read and hashed here.
+        written: Files that are on the disk, with their checksums; the other files are read here.
+        checksum: Algorithm of the checksums of the other files.
         progress: Called with the number of bytes of each chunk that is read.
     """
     known = {entry.name: entry for entry in written}
@@ -86,7 +89,7 @@ def fsync_and_write_manifest(
             folders.append(path)
         elif name not in known:
             fsync_path(path)
-            known[name] = hash_file(path, name=name, progress=progress)
+            known[name] = hash_file(path, name=name, algorithm=checksum, progress=progress)
     manifest = replace(facts, files=tuple(known[name] for name in sorted(known)))
     with (staging / MANIFEST).open("wb") as stream:
         stream.write(encode_manifest(manifest))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.strict_fields import StrictFields
 from mb_checkpoint.value_types import reject_wrong_types
@@ -49,7 +50,10 @@ class CheckpointConfig(StrictFields):
     dist_ckpt_save_pre_mcore_014: bool = False
     """Write the layout of Megatron Core before 0.14."""
     verify_integrity: bool = True
-    """Compare the contents of all files with their hashes on load; false compares sizes. Hashes are always stored."""
+    """Compare the contents of all files with their checksums on load; false compares sizes. Checksums are always
+    stored."""
+    checksum: Checksum = "xxh3_128"
+    """Algorithm of these checksums: "xxh3_128" at about the speed of memory, or "sha256"."""
     on_save_error: Literal["continue", "raise"] = "continue"
     """Effect of a failed save: "continue" resumes training and saves again at the next interval; "raise" ends the
     run."""

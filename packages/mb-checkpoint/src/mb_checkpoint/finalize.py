@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
+from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.commit import commit, fsync_and_write_manifest
 from mb_checkpoint.manifest import FileEntry, Manifest
 from mb_checkpoint.retention import PruneResult, prune
@@ -34,6 +35,8 @@ class FinalizeJob:
     """Number of checkpoints to keep; -1 keeps all."""
     retain_interval: int | None
     """Multiples of this step are never deleted."""
+    checksum: Checksum = "xxh3_128"
+    """Algorithm of the checksums of files that the ranks did not write."""
     contents: bool = True
     """Before deleting, verify the hashes of the remaining checkpoints, once in the lifetime of a process; False
     compares only the sizes of those that this process has not verified."""
@@ -74,7 +77,9 @@ def finalize_save(
         written = collect_results(job.staging, job.world_size)
         FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
         entries = [entry for each in written for entry in each.files]
-    manifest = fsync_and_write_manifest(job.staging, job.facts, written=entries, progress=progress)
+    manifest = fsync_and_write_manifest(
+        job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
+    )
     path = commit(job.root, job.facts.step, job.staging)
     known = verified or VerifiedCache()
     known.trust(path)

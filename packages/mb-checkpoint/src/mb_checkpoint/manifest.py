@@ -1,4 +1,4 @@
-"""manifest.json: size and SHA-256 of every file of a checkpoint, with its layout, content and versions."""
+"""manifest.json: size and checksum of every file of a checkpoint, with its layout, content and versions."""
 
 import hashlib
 import json
@@ -9,10 +9,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from mb_checkpoint.checksums import HASHES, Checksum
 from mb_checkpoint.errors import ManifestError
 from mb_checkpoint.layout import MANIFEST
 
-FORMAT = 1
+FORMAT = 2
+"""Version of the file. Version 1 had a key `sha256` in place of `checksum` for each file, and is still read."""
 CHUNK_BYTES = 1 << 20
 _HASH_KEY = "manifest_sha256"
 
@@ -25,8 +27,8 @@ class FileEntry:
     """Path inside the checkpoint folder, with forward slashes."""
     size: int
     """Bytes."""
-    sha256: str
-    """Hash of the content in hexadecimal, as printed by `sha256sum`."""
+    checksum: str
+    """Algorithm and checksum of the content in hexadecimal, such as "xxh3_128:9c1f..."."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,19 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
         if not unchanged or own_hash != hashlib.sha256(_rendered(body)).hexdigest():
             raise _unusable(source, "was changed after it was written")
         number = body.pop("format")
-        if number != FORMAT:
+        if number not in (1, FORMAT):
             problem = f"has format {number} and this version knows {FORMAT}"
             raise _unusable(source, problem, fix="Use a newer mb-checkpoint")
-        return Manifest(**{**body, "files": tuple(FileEntry(**entry) for entry in body["files"])})
+        read = _entry_of_format_1 if number == 1 else FileEntry
+        return Manifest(**{**body, "files": tuple(read(**entry) for entry in body["files"])})
     except ManifestError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise _unusable(source, f"is not a manifest ({type(error).__name__}: {error})") from error
+
+
+def _entry_of_format_1(*, name: str, size: int, sha256: str) -> FileEntry:
+    return FileEntry(name=name, size=size, checksum=f"sha256:{sha256}")
 
 
 def _unusable(source: str, problem: str, *, fix: str = "Take another checkpoint") -> ManifestError:
@@ -96,19 +103,31 @@ def read_manifest(directory: Path) -> Manifest | None:
     return decode_manifest(path.read_bytes(), source=str(path)) if path.is_file() else None
 
 
-def hash_file(path: Path, *, name: str, progress: Callable[[int], object] = lambda _bytes: None) -> FileEntry:
-    """Hash a file and return its entry; `progress` is called with the number of bytes of each chunk.
+def hash_file(
+    path: Path,
+    *,
+    name: str,
+    algorithm: Checksum = "xxh3_128",
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> FileEntry:
+    """Compute the checksum of a file and return its entry.
+
+    Args:
+        path: The file.
+        name: Name in the entry.
+        algorithm: Algorithm of the checksum.
+        progress: Called with the number of bytes of each chunk.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
+    digest, size = HASHES[algorithm](), 0
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
             progress(len(chunk))
-    return FileEntry(name=name, size=size, sha256=digest.hexdigest())
+    return FileEntry(name=name, size=size, checksum=f"{algorithm}:{digest.hexdigest()}")
 
 
 def find_size_mismatches(directory: Path, manifest: Manifest) -> list[str]:
@@ -130,7 +149,7 @@ def find_hash_mismatches(
     threads: int = 4,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> list[str]:
-    """Compare the hashes of files with the manifest; return a line for each file that differs or is unreadable.
+    """Compare the checksums of files with the manifest; return a line for each file that differs or is unreadable.
 
     Args:
         directory: The checkpoint folder.
@@ -145,11 +164,14 @@ def find_hash_mismatches(
             progress(count)
 
     def problem(entry: FileEntry) -> str | None:
+        algorithm: Any = entry.checksum.partition(":")[0]
+        if algorithm not in HASHES:
+            return f"{entry.name} has a checksum of an unknown kind in the manifest ({algorithm:.20})"
         try:
-            found = hash_file(directory / entry.name, name=entry.name, progress=report)
+            found = hash_file(directory / entry.name, name=entry.name, algorithm=algorithm, progress=report)
         except OSError as error:
             return f"{entry.name} cannot be read ({error.strerror})"
-        return None if found == entry else f"{entry.name} differs from the manifest (SHA-256)"
+        return None if found == entry else f"{entry.name} differs from the manifest (checksum)"
 
     with ThreadPoolExecutor(threads) as pool:
         return [line for line in pool.map(problem, list(entries)) if line is not None]

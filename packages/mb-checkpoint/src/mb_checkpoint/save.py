@@ -187,9 +187,11 @@ def plan_save(
         facts=_facts(ctx, config, state),
         keep=_number_to_keep(ctx, config),
         retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
+        checksum=config.checksum,
         contents=config.verify_integrity,
     )
-    return SavePlan(job=job, files=(*plan.files, *position), began=began)
+    files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
+    return SavePlan(job=job, files=files, began=began)
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:

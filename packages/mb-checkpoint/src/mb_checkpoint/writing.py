@@ -1,6 +1,5 @@
 """Writing the data files of one rank: tensors and bytes into `.distcp` files, hashed while they are written."""
 
-import hashlib
 import io
 import os
 import pickle
@@ -15,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
+from mb_checkpoint.checksums import HASHES, Checksum
 from mb_checkpoint.device_sync import Synchronize, wait_for_devices
 from mb_checkpoint.manifest import FileEntry
 
@@ -45,6 +45,8 @@ class DataFile:
 
     name: str
     pieces: tuple[Piece, ...]
+    checksum: Checksum = "xxh3_128"
+    """Algorithm of the checksum that is computed while the file is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +59,15 @@ class WrittenFiles:
 
 
 class HashingStream:
-    """Append-only binary file that hashes its content."""
+    """Append-only binary file that computes the checksum of its content."""
 
-    def __init__(self, stream: BinaryIO, progress: Callable[[int], object]) -> None:
+    def __init__(
+        self, stream: BinaryIO, progress: Callable[[int], object], *, algorithm: Checksum = "xxh3_128"
+    ) -> None:
         self._stream = stream
         self._progress = progress
-        self._digest = hashlib.sha256()
+        self._algorithm = algorithm
+        self._digest = HASHES[algorithm]()
         self.size = 0
         self.failure: OSError | None = None
 
@@ -85,7 +90,8 @@ class HashingStream:
 
     def entry(self, name: str) -> FileEntry:
         """Return the entry for the manifest."""
-        return FileEntry(name=name, size=self.size, sha256=self._digest.hexdigest())
+        checksum = f"{self._algorithm}:{self._digest.hexdigest()}"
+        return FileEntry(name=name, size=self.size, checksum=checksum)
 
 
 def write_files(
@@ -122,7 +128,7 @@ def _write_file(
 ) -> tuple[FileEntry, list[WriteResult]]:
     results = []
     with (folder / file.name).open("wb") as raw:
-        stream = HashingStream(raw, progress)
+        stream = HashingStream(raw, progress, algorithm=file.checksum)
         for piece in file.pieces:
             offset = stream.size
             _write_data(piece.data, stream)

@@ -15,6 +15,7 @@ HONOURED = {
     "save",
     "save_interval",
     "most_recent_k",
+    "checksum",
     "save_optim",
     "save_rng",
     "save_tokenizer_assets",

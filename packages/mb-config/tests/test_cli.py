@@ -541,3 +541,43 @@ def test_the_file_of_the_readme_is_valid(tmp_path, command):
     (tmp_path / "run.yaml").write_text(readme.partition("```yaml\n")[2].partition("```")[0])
     code, _, err = mb_config(command, tmp_path / "run.yaml", "--world-size", "8", "model.num_layers=12")
     assert (code, "warning" in err.replace("0 warnings", "")) == (0, False)
+
+
+def test_import_args_writes_a_file_and_lists_what_is_left(tmp_path):
+    script, out = tmp_path / "train.sh", tmp_path / "new" / "run.yaml"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers $L --seq-length 8 --mock-data --rl-profile\n"
+    )
+    code, printed, logged = mb_config("import-args", script, "--set", "L=4", "--out", out)
+    assert (code, printed) == (0, "")
+    assert logged.splitlines()[1:] == [
+        "not converted: --rl-profile: the trainer has no reinforcement learning",
+        "options of torchrun, not part of a configuration: --nproc_per_node",
+        f"check it with: mb check {out} --world-size N --gpu h100",
+    ]
+    text = out.read_text()
+    assert text.startswith(
+        "# converted from the arguments of Megatron-LM in train.sh\nmodel:\n  _target_: GPTModelConfig\n"
+    )
+    assert "  masked_softmax_fusion: true  # default of Megatron-LM\n" in text
+    assert yaml.safe_load(text)["model"]["num_layers"] == 4
+
+
+@pytest.mark.parametrize("flags", [["--seq-length", "8", "--mock-data"], ["--seq-length 8 --mock-data"]])
+def test_import_args_takes_flags(flags):
+    code, printed, _ = mb_config("import-args", *flags)
+    assert (code, yaml.safe_load(printed)["dataset"]["_target_"]) == (0, "MockGPTDatasetConfig")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["no-such.sh"],
+            "error: no-such.sh: no such file. Pass a script, or the arguments of pretrain_gpt.py.\n",
+        ),
+        (["--seq-length 8", "--set", "x"], "error: --set x: is not NAME=VALUE.\n"),
+    ],
+)
+def test_import_args_rejects(arguments, message):
+    assert mb_config("import-args", *arguments) == (2, "", message)

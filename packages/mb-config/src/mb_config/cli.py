@@ -123,8 +123,8 @@ class OverridesWithDashes(TyperGroup):
 checks = typer.Typer()
 """Commands `check`, `plan`, `sweep`, `explain` and `rules`."""
 
-configurations = typer.Typer(help="Look at a configuration.", no_args_is_help=True)
-"""Command `show`."""
+configurations = typer.Typer(help="Look at a configuration, or import one.", no_args_is_help=True)
+"""Commands `show` and `import-args`."""
 
 
 def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgram"], int]) -> None:
@@ -293,6 +293,47 @@ def rules(
         lambda module, program: module.rules(
             program, package=package, field=of_field, text=text, as_json=as_json
         ),
+    )
+
+
+@configurations.command(
+    name="import-args",
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: import-args pretrain.sh --set DATA=/data/pile_text_document --out run.yaml",
+)
+def import_args(
+    context: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT | FLAGS",
+            help="A shell script with the arguments of pretrain_gpt.py, or the arguments.",
+            show_default=False,
+        ),
+    ],
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Value of a variable of the script.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the YAML file; without it, it is printed.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Convert the arguments of Megatron-LM's pretrain_gpt.py to a YAML file of this project.
+
+    Flags without a counterpart are listed on stderr, each with the reason. Defaults of Megatron-LM that change the
+    training and differ from those of the sections are written. Of a script, assignments and variables are understood;
+    nothing is executed.
+    """
+    _run(
+        context,
+        "cli_import_args",
+        lambda module, _program: module.import_args(words, variables=variable or [], out=out),
     )
 
 

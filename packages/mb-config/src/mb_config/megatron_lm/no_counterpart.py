@@ -1,0 +1,50 @@
+"""Reasons why a flag of Megatron-LM sets nothing in a configuration of this project."""
+
+from collections.abc import Mapping
+
+from mb_config.megatron_lm.flag_table import Flag
+
+NO_EFFECT: Mapping[str, str] = {
+    "deprecated_use_mcore_models": "always the case",
+    "use_dist_ckpt_deprecated": "always the case",
+    "ckpt_fully_parallel_save_deprecated": "the default",
+    "use_flash_attn": "has no effect in Megatron Core; Transformer Engine chooses, or --attention-backend",
+    "openai_gelu": "numerically the gelu of torch up to its approximation, which Megatron Core does not offer",
+    "onnx_safe": "checkpoints are not exported through ONNX; mb export-hf writes Hugging Face folders",
+    "override_ckpt_iteration": "checkpoint.ckpt_step selects the step to load",
+    "batch_size": "Megatron-LM rejects it as well; use --micro-batch-size",
+    "checkpoint_activations": "Megatron-LM rejects it as well; use --recompute-activations",
+    "warmup": "Megatron-LM rejects it as well; use --lr-warmup-fraction",
+    "model_parallel_size": "Megatron-LM rejects it as well; use --tensor-model-parallel-size",
+    "yaml_cfg": "a YAML file of Megatron-LM; pass its values as flags",
+    "use_checkpoint_args": "the model section is always taken from the configuration",
+    "data_args_path": "pass the paths of the file with --data-path",
+    "per_split_data_args_path": "pass the paths of the file with --train-data-path and the like",
+    "ft_num_warmup_iters": "mb-resilience reports the first three steps as part of its section setup",
+    "straggler_ctrlr_port": "mb-resilience has no control port",
+    "disable_msc_deprecated": "the default: the local file system is used",
+}
+"""Argument -> reason, for arguments whose group does not have one."""
+
+GROUPS: Mapping[str, str] = {
+    "inference": "the trainer does not serve a model",
+    "rl": "the trainer has no reinforcement learning",
+    "vision": "Megatron-LM's vision models have no counterpart; see MimoModelConfig",
+    "biencoder": "there is no biencoder model",
+    "Logits Distillation": "the trainer has no distillation",
+    "one logger": "there is no tracker of that kind; see the section logger",
+    "autoresume": "there is no AutoResume; see train.exit_signal",
+    "In-process restart": "the trainer does not restart within a process (T48)",
+    "fault injector": "see ft.simulate_fault",
+    "workload inspector": "there is no workload inspector server",
+    "msc": "files are read through the local file system",
+    "heterogeneous architecture": "layers of different kinds are described by a hybrid pattern",
+    "sft": "see FinetuningDatasetConfig for fine-tuning data",
+}
+"""Title of a group in Megatron-LM's help -> reason for all its arguments without a counterpart."""
+
+
+def reason_without_counterpart(flag: Flag) -> str:
+    """Return why a flag sets nothing."""
+    found = NO_EFFECT.get(flag.dest) or GROUPS.get(flag.group)
+    return found or "has no counterpart in this project"

@@ -1,0 +1,207 @@
+"""Arguments of Megatron-LM: read from texts and scripts, parsed by the table of flags, and converted."""
+
+from pathlib import Path
+
+import pytest
+
+from mb_config.megatron_lm.conversion import convert, parse_value
+from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
+from mb_config.megatron_lm.script import read_words
+
+SIZES = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --mock-data"
+SCRIPTS = Path(__file__).parent / "megatron_scripts"
+
+
+def converted(flags):
+    """Return the conversion of flags in addition to the sizes of a model."""
+    return convert(parse_flags(read_words(f"{SIZES} {flags}").words))
+
+
+def values(flags):
+    """Return the values that follow from flags, without those of the sizes."""
+    sizes = converted("")
+    found = converted(flags)
+    before = {**sizes.defaults, **sizes.given}
+    return {
+        path: value for path, value in {**found.defaults, **found.given}.items() if before.get(path) != value
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--lr 3e-4 --train-iters 10", {"optimizer.lr": 3e-4, "train.train_iters": 10}),
+        ("--swiglu", {"model.activation_func": "silu", "model.gated_linear_unit": True}),
+        ("--group-query-attention --num-query-groups 2", {"model.num_query_groups": 2}),
+        ("--num-query-groups 2", {}),
+        ("--use-rotary-position-embeddings", {"model.position_embedding_type": "rope"}),
+        ("--rotary-seq-len-interpolation-factor 4", {"model.seq_len_interpolation_factor": 4}),
+        ("--use-rope-scaling", {"model.rope_scaling": True}),
+        ("--recompute-activations", {"model.recompute_granularity": "selective"}),
+        ("--spec local", {"model.transformer_impl": "local"}),
+        (
+            "--num-experts 4 --moe-layer-freq ([0]*2+[1])",
+            {"model.num_moe_experts": 4, "model.moe_layer_freq": [0, 0, 1]},
+        ),
+        ("--sequence-parallel", {}),
+        ("--attention-backend fused", {"model.attention_backend": "fused"}),
+        ("--no-save-optim", {"checkpoint.save_optim": False}),
+        ("--ddp-bucket-size 100", {"ddp.bucket_size": 100}),
+        ("--context-parallel-size 2", {"model.context_parallel_size": 2, "model.cp_comm_type": "p2p"}),
+        ("--moe-aux-loss-coeff 0.1", {"model.moe_aux_loss_coeff": 0.1}),
+        ("--exp-avg-dtype bf16", {"optimizer.exp_avg_dtype": "bfloat16"}),
+        (
+            "--hybrid-layer-pattern M*-M",
+            {"model._target_": "HybridModelConfig", "model.hybrid_layer_pattern": "M*-M"},
+        ),
+        ("--tensor-parallel-num-weight-shards 2", {"model.transformer.tensor_parallel_num_weight_shards": 2}),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+            {
+                "model.pipeline_model_parallel_size": 2,
+                "model.virtual_pipeline_model_parallel_size": 2,
+                "model.overlap_p2p_comm": True,
+                "model.batch_p2p_comm": False,
+                "model.pipeline_dtype": "float32",
+            },
+        ),
+        (
+            "--enable-ft-package --calc-ft-timeouts",
+            {"ft.enable_ft_package": True, "ft.calc_ft_timeouts": True},
+        ),
+        ("--profile --use-pytorch-profiler", {"profiling.use_pytorch_profiler": True}),
+    ],
+)
+def test_flags_set_the_fields_of_the_same_meaning(flags, expected):
+    assert values(flags) == expected
+
+
+def test_defaults_of_megatron_are_written_where_they_differ():
+    tied = "model.share_embeddings_and_output_weights"
+    assert converted("").defaults[tied] is True
+    found = converted("--untie-embeddings-and-output-weights")
+    assert tied not in {**found.defaults, **found.given}
+
+
+def test_bfloat16_sets_types_and_the_reduction_of_gradients():
+    found = values("--bf16")
+    assert found["model.params_dtype"] == found["optimizer.params_dtype"] == "bfloat16"
+    assert (found["model.bf16"], found["optimizer.bf16"], found["ddp.grad_reduce_in_fp32"]) == (
+        True,
+        True,
+        True,
+    )
+    assert "ddp.grad_reduce_in_fp32" not in values("--bf16 --grad-reduce-in-bf16")
+
+
+def test_data_paths_have_weights_or_none():
+    flags = SIZES.replace("--mock-data", "")
+    for words, blend in (
+        ("--data-path a", [["a"], None]),
+        ("--data-path a b", [["a", "b"], None]),
+        ("--data-path 0.5 a 0.5 b", [["a", "b"], [0.5, 0.5]]),
+    ):
+        assert convert(parse_flags(f"{flags} {words}".split())).given["dataset.blend"] == blend
+    per_split = convert(parse_flags(f"{flags} --train-data-path a --valid-data-path 1 b 2 c".split())).given
+    assert per_split["dataset.blend_per_split"] == [[["a"], None], [["b", "c"], [1.0, 2.0]], None]
+    middle = convert(
+        parse_flags(f"{flags} --data-path a --fim-data --fim-rate 0.4 --fim-eod-token e".split())
+    ).given
+    assert (middle["dataset._target_"], middle["dataset.fim_rate"]) == ("GPTFIMDatasetConfig", 0.4)
+    tokens = middle["dataset.fim_extra_tokens"]
+    assert (tokens["eod"], tokens["prefix"]) == ("e", "<fim_prefix>")
+
+
+def test_flags_without_a_counterpart_have_a_reason():
+    assert converted(
+        "--use-mcore-models --rl-profile --log-world-size-to-tensorboard --ict-head-size 3"
+    ).dropped == {
+        "--use-mcore-models": "always the case",
+        "--rl-profile": "the trainer has no reinforcement learning",
+        "--ict-head-size": "there is no biencoder model",
+    }
+    assert converted("--phase-transition-iterations 3").dropped == {
+        "--phase-transition-iterations": "has no counterpart in this project"
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--swiglu --squared-relu", "--swiglu and --squared-relu exclude each other"),
+        ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
+        ("--spec a b", "only `--spec local` has a counterpart"),
+        (
+            "--pipeline-model-parallel-size 3 --num-layers-per-virtual-pipeline-stage 2",
+            "do not divide --num-layers 8",
+        ),
+        ("--hiden-size 3", r"--hiden-size: unknown flag of Megatron-LM\. Did you mean --hidden-size"),
+        ("--qqqqqqq", "It may be a flag of another version"),
+        ("--lr abc", "argument --lr: invalid float value: 'abc'"),
+        ("--lr 1 2", "unexpected words: 2"),
+    ],
+)
+def test_mistakes_are_errors(flags, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        converted(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [("--num-layers 2 --mock-data", "--seq-length: is required"), ("--seq-length 2", "--data-path: no data")],
+)
+def test_what_megatron_requires_is_required(flags, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        convert(parse_flags(flags.split()))
+
+
+def test_a_script_with_lists_and_variables():
+    read = read_words((SCRIPTS / "gpt.sh").read_text(), variables={"CHECKPOINT_PATH": "c", "DATA_PATH": "/d"})
+    assert read.words[:4] == ("--num-layers", "24", "--hidden-size", "1024")
+    assert read.words[-4:] == ("--eval-iters", "10", "--tensorboard-dir", "logs")
+    assert read.words[read.words.index("--data-path") + 1] == "/d"
+    assert read.launcher == ("--nproc_per_node", "--nnodes", "--master_addr")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=3\nrun.py --lr $A", ("--lr", "3")),
+        ("A=(--lr 1)\nA+=(--bf16)\nrun.py ${A[@]}", ("--lr", "1", "--bf16")),
+        ('A="--lr 1"\nrun.py $A # end', ("--lr", "1")),
+        ("run.py --lr ${B:-2} && echo done", ("--lr", "2")),
+        ("run.py \\\n --lr 1 \\\n --bf16", ("--lr", "1", "--bf16")),
+        ("--lr 1\n--bf16", ("--lr", "1", "--bf16")),
+        ("A=(\n --lr 1 # rate\n --bf16\n)\nrun.py ${A[*]}", ("--lr", "1", "--bf16")),
+    ],
+)
+def test_words_of_scripts(text, words):
+    assert read_words(text).words == words
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("echo hello", "no flags were found"),
+        ("run.py --lr $A", "variables without a value: A. Give them with --set A=VALUE"),
+        ("run.py --lr 'a", "cannot be split into words"),
+    ],
+)
+def test_scripts_that_cannot_be_read(text, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        read_words(text)
+
+
+def test_values_in_text():
+    assert [parse_value(text) for text in ("2", "[1]*2+[0]", "True", "a", "f(1)", 3)] == [
+        2,
+        [1, 1, 0],
+        True,
+        "a",
+        "f(1)",
+        3,
+    ]
+
+
+def test_every_flag_has_a_group():
+    assert {flag.group for flag in read_flags().values()} >= {"training", "moe", "data and dataloader"}

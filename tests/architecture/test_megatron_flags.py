@@ -1,6 +1,6 @@
 """Flags of Megatron-LM: the table of mb-config compared with the installed argument parser and with the sections.
 
-`MB_RECORD_GOLDENS=1` writes the table anew after an update of Megatron Core.
+`MB_RECORD_GOLDENS=1` records the table again after an update of Megatron Core.
 """
 
 import argparse

@@ -100,6 +100,6 @@ def _unknown_flag(word: str) -> str:
     hint = (
         f" Did you mean {' or '.join(near)}?"
         if near
-        else " It may be a flag of another version or of your own code."
+        else " It may be a flag of another version, or of custom code."
     )
     return f"{name}: unknown flag of Megatron-LM.{hint}"

@@ -201,7 +201,7 @@ UNUSED = {
     "cp_comm_type",
     *("init_method", "output_layer_init_method", "embedding_init_method"),
 }
-"""Fields without effect in these runs, or functions that are built anew: `init_method_std` is compared."""
+"""Fields without effect in these runs, or functions, which are never equal: `init_method_std` is compared."""
 
 UNUSED_BY_OPTIMIZER = {"fp8_recipe", "muon_momentum", "optimizer_offload_fraction", "barrier_with_L1_time"}
 """Fields without effect on Adam without offload and without timers."""

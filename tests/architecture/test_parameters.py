@@ -10,6 +10,7 @@ from house import SOURCES
 SPEC = "Megatron calls every layer spec with it; this one is the same for all pipeline stages"
 STAND_IN = "a stand-in for torch.cuda on a machine without devices and streams"
 SEED = "a position of the seed's signature"
+LM = "parameter of Megatron-LM's function"
 TRUST = "the callback of the option trusts the folders for the length of the command"
 ALLOWED = {
     "mb_trainer.cli_runs.sample.trust": TRUST,
@@ -22,7 +23,9 @@ ALLOWED = {
     "mb_loop.bridge_api.save_checkpoint_and_time.train_data_iterator": f"{SEED}; the checkpointer has the position",
     "mb_loop.result.no_flops.result": "the empty operation count",
     "mb_loop.schedule.forward_backward_no_pipelining.unused": "arguments of Megatron's schedules for pipelining",
-    "mb_metrics.megatron_log.training_log.history_wct": f"{SEED}; Metrics measures time itself",
+    "mb_metrics.megatron_log.log_step.history_wct": f"{SEED}; Metrics measures time itself",
+    "mb_metrics.megatron_lm_log.log_megatron_lm_step.is_first_iteration": f"{LM}; Metrics decides what is printed",
+    "mb_metrics.megatron_lm_log.log_megatron_lm_step.seqlen_squared_sum_in_batch": f"{LM}; Metrics counts FLOPs itself",
     "mb_metrics.norms.calc_params_l2_norm.model_config": f"{SEED}; the groups and parameters are enough",
     "mb_metrics.profiling.NsysRange.begin.steps": "a profiler that the step count does not concern",
     "mb_metrics.profiling.NsysRange.begin.warmup": "a profiler that the step count does not concern",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mb_metrics.gradient_norms import GradientNorms as GradientNorms
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
     from mb_metrics.logging_setup import configure_logging as configure_logging
-    from mb_metrics.megatron_log import training_log as training_log
+    from mb_metrics.megatron_lm_log import training_log as training_log
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
     from mb_metrics.memory import report_memory as report_memory
     from mb_metrics.memory_keys import MEMORY_KEYS as MEMORY_KEYS
@@ -222,7 +222,7 @@ _HOMES = {
     "start_memory_history_recording": "torch_profiling",
     "start_profilers": "profilers",
     "start_tensor_inspection": "tensor_inspect",
-    "training_log": "megatron_log",
+    "training_log": "megatron_lm_log",
     "watch_frames": "watch",
     "watch_text": "watch",
     "write_missing_stop": "event_log",

@@ -96,7 +96,7 @@ class TrainingLogState(Protocol):
         """Receiver of the records; `Metrics([])` on ranks that do not write."""
 
 
-def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
+def log_step(  # noqa: PLR0913 - the signature of Megatron trainers
     loss_dict: Mapping[str, Tensor],
     total_loss_dict: MutableMapping[str, Any],
     learning_rate: float | None,
@@ -117,6 +117,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
     seq_length: int | None = None,
     *,
     samples: int | None = None,
+    tokens: int | None = None,
     num_microbatches: int | None = None,
     print_line: Callable[[str], object] = print,
 ) -> bool:
@@ -155,6 +156,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
         loaded_iteration: Steps of the checkpoint that the run resumed from.
         seq_length: Tokens per sequence; None: tokens are not counted.
         samples: Sequences in this step over all ranks; None: `config.train.global_batch_size`.
+        tokens: Tokens in this step over all ranks; None: sequences times `seq_length`.
         num_microbatches: Microbatches of this rank in this step; None: derived from the batch sizes.
         print_line: Function that prints a line of the memory report.
     """
@@ -190,7 +192,7 @@ def training_log(  # noqa: PLR0913 - the signature of Megatron trainers
         state.step,
         values,
         samples=batch,
-        tokens=None if seq_length is None else batch * seq_length,
+        tokens=batch * seq_length if tokens is None and seq_length is not None else tokens,
         skipped=bool(skipped_iter),
         consumed_samples=state.consumed_train_samples,
     )

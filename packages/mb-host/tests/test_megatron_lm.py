@@ -1,0 +1,17 @@
+"""Megatron-LM's own training code on a CPU."""
+
+import pytest
+
+from mb_host import run_ranks
+
+pytest.importorskip("megatron.training")
+
+from host_megatron_lm import losses
+
+
+def test_megatron_lm_trains_on_one_rank_and_on_two():
+    (alone,) = run_ranks(losses, 1)
+    assert alone[1] < alone[0]
+    together = run_ranks(losses, 2, "--tensor-model-parallel-size", "2")
+    assert together[0] == together[1]
+    assert together[0][1] < together[0][0]

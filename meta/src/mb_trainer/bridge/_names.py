@@ -14,7 +14,18 @@ def _all(module: str, names: str) -> dict[str, str]:
 
 
 CALLBACKS = _all(LOOP, "Callback CallbackContext CallbackManager normalize_callbacks")
-PRECISION = {"MixedPrecisionConfig": CONFIG, "get_mixed_precision_config": "mb_config"}
+PRECISION = {
+    "MixedPrecisionConfig": CONFIG,
+    **_all(
+        "mb_config.precision_recipes",
+        "bf16_mixed bf16_with_fp8_current_scaling_mixed bf16_with_fp8_delayed_scaling_mixed "
+        "bf16_with_fp8_subchannel_scaling_mixed bf16_with_mxfp8_mixed bf16_with_nvfp4_mixed fp16_mixed "
+        "fp16_with_fp8_current_scaling_mixed fp16_with_fp8_delayed_scaling_mixed "
+        "fp16_with_fp8_subchannel_scaling_mixed fp16_with_mxfp8_mixed get_mixed_precision_config "
+        "nanov2_bf16_with_fp8_current_scaling_mixed nemotron_3_super_bf16_with_nvfp4_mixed "
+        "nemotron_h_bf16_with_fp8_current_scaling_mixed register",
+    ),
+}
 PEFTS = _all(CONFIG, "CanonicalLoRA DoRA LoRA PEFT")
 
 NAMES: Mapping[str, Mapping[str, str]] = {
@@ -48,7 +59,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
             "training_log",
         ),
         **_all(MODELS, "LinearForLastLayer create_value_head_hook freeze_moe_router make_value_model"),
-        **_all("mb_models.value_head", "ModelHook ModelList"),
+        "ModelHook": "mb_trainer.user_code",
+        "ModelList": "mb_models.value_head",
         **_all(LOOP, "maybe_inject_state needs_global_state_injection prepare_forward_step_func"),
         "logger": "mb_trainer.bridge._logger",
     },

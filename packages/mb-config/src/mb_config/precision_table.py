@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mb_config._rules import value_at
 
@@ -71,14 +71,25 @@ PRECISIONS: Mapping[str, Mapping[str, object]] = {
 }
 """Recipe name, with underscores, to the fields that it sets."""
 
+REGISTERED: dict[str, Callable[[], object]] = {}
+"""Name to function of the recipes that `mb_config.precision_recipes.register` adds."""
+
 
 def canonical(name: str) -> str:
     """Return the name with underscores instead of hyphens."""
     return name.replace("-", "_")
 
 
+def precision_names() -> list[str]:
+    """Return the names of all recipes, the registered ones last."""
+    return [*PRECISIONS, *REGISTERED]
+
+
 def precision_field(precision: object, name: str) -> object:
     """Return a field of `mixed_precision`, which is a recipe name, a section or a mapping; None if it is not set."""
-    if isinstance(precision, str):
-        return PRECISIONS.get(canonical(precision), {}).get(name)
-    return value_at(f"mixed_precision.{name}", {"mixed_precision": precision})
+    if not isinstance(precision, str):
+        return value_at(f"mixed_precision.{name}", {"mixed_precision": precision})
+    key = canonical(precision)
+    if key in REGISTERED:
+        return getattr(REGISTERED[key](), name, None)
+    return PRECISIONS.get(key, {}).get(name)

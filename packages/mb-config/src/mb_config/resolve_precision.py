@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import fields
 
-from mb_config.field_access import UNKNOWN, default_of
 from mb_config.precision_recipes import get_mixed_precision_config
+from mb_config.precision_targets import precision_values
 from mb_config.resolver_state import ResolverState
 from mb_config.rules.formatting import format_value
 
-_TARGETS = ("model", "optimizer", "ddp")
 _CORE = ("bf16", "fp16", "params_dtype")
 """Fields that define the recipe. A different value set by the user is a conflict."""
 
@@ -31,25 +29,18 @@ def resolve_precision(state: ResolverState) -> None:
     recipe = deepcopy(get_mixed_precision_config(chosen))
     recipe.finalize()
     name = chosen if isinstance(chosen, str) else "mixed_precision"
-    for item in fields(recipe):
-        priority = max(state.priority("mixed_precision"), state.priority(f"mixed_precision.{item.name}"))
-        for target in _TARGETS:
-            _apply(state, f"{target}.{item.name}", getattr(recipe, item.name), name=name, priority=priority)
-
-
-def _apply(state: ResolverState, path: str, value: object, *, name: str, priority: int) -> None:
-    leaf = path.partition(".")[2]
-    if not state.has(path) or state.get(path) == value:
-        return
-    if value is None and default_of(state.config, path) not in (None, UNKNOWN):
-        return
-    if not 0 < state.priority(path) >= priority:
-        state.set(path, value, rule="V017", why=f"precision recipe {name}")
-    elif leaf in _CORE:
-        state.conflict(
-            (path, "mixed_precision"),
-            rule="V017",
-            message=f"is {format_value(state.get(path))}, but the precision recipe {name} sets {format_value(value)}",
-            why="this field defines the recipe",
-            fix=f"Leave {path} unset, or choose another mixed_precision.",
-        )
+    for path, value in precision_values(recipe, state.config):
+        leaf = path.partition(".")[2]
+        priority = max(state.priority("mixed_precision"), state.priority(f"mixed_precision.{leaf}"))
+        if not 0 < state.priority(path) >= priority:
+            state.set(path, value, rule="V017", why=f"precision recipe {name}")
+        elif leaf in _CORE:
+            state.conflict(
+                (path, "mixed_precision"),
+                rule="V017",
+                message=(
+                    f"is {format_value(state.get(path))}, but the precision recipe {name} sets {format_value(value)}"
+                ),
+                why="this field defines the recipe",
+                fix=f"Leave {path} unset, or choose another mixed_precision.",
+            )

@@ -18,6 +18,7 @@ class Section(StrictFields):
 
     A field counts as set even if its value equals the default: `OptimizerConfig(bf16=False)` sets a field,
     `OptimizerConfig()` does not. Copies keep the record; equality ignores it. The `repr` of a section masks secrets.
+    A dtype of torch becomes its name.
     """
 
     _given: frozenset[str]
@@ -36,9 +37,15 @@ class Section(StrictFields):
 
     def __setattr__(self, name: str, value: object) -> None:
         later = name in vars(self)  # the first assignment is made by the constructor
-        super().__setattr__(name, value)
+        super().__setattr__(name, dtype_name(value))
         if later:
             object.__setattr__(self, "_given", self._given | {name})
+
+
+def dtype_name(value: object) -> object:
+    """Return the name of a dtype of torch, such as "bfloat16" for `torch.bfloat16`; any other value unchanged."""
+    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+    return str(value).removeprefix("torch.") if is_dtype else value
 
 
 def given_fields(section: object) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mb_config._rule_kinds import excludes, other_than, requires, rule, within
 from mb_config._rules import Rule
-from mb_config.precision_table import PRECISIONS, canonical, precision_field
+from mb_config.precision_table import canonical, precision_field, precision_names
 from mb_config.rules.formatting import format_value
 from mb_config.rules.versions import at_least
 
@@ -14,9 +14,9 @@ DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_
 
 
 def _v011(precision: object) -> str | None:
-    if not isinstance(precision, str) or canonical(precision) in PRECISIONS:
+    if not isinstance(precision, str) or canonical(precision) in precision_names():
         return None
-    return f"{precision!r} is not one of {', '.join(PRECISIONS)}"
+    return f"{precision!r} is not one of {', '.join(precision_names())}"
 
 
 def _fp4_is_old(fp4: object, version: str) -> str | None:

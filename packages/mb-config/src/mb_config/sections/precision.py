@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
+from mb_config.precision_targets import precision_values
 from mb_config.problems import reject
 from mb_config.rules.precision import RECIPE_RULES
 from mb_config.section import Section, assign_computed
@@ -142,3 +145,19 @@ class MixedPrecisionConfig(Section):
         for name in ("fp8_param", "fp4_param"):
             if getattr(self, name) is None:
                 assign_computed(self, name, getattr(self, _ALIASES[name]))
+
+    def setup(self, model_config: Any, optimizer_config: Any = None, ddp_config: Any = None) -> None:
+        """Assign each field to every section that has it, as a caller would: a section may be None or a mapping.
+
+        Values that were set before are overwritten. `runtime_config_update` does the same for a whole configuration,
+        but keeps the values of the user and reports conflicts. None is not assigned to a field whose default is not
+        None.
+        """
+        sections = SimpleNamespace(model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+        for path, value in precision_values(self, sections):
+            name, _, field = path.partition(".")
+            section = getattr(sections, name)
+            if isinstance(section, dict):
+                section[field] = value
+            else:
+                setattr(section, field, value)

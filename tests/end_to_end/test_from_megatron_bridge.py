@@ -1,4 +1,4 @@
-"""A recipe in the style of Megatron-Bridge runs after its imports are replaced."""
+"""Recipes in the style of Megatron-Bridge run after their imports are replaced."""
 
 import os
 import subprocess
@@ -7,23 +7,39 @@ from pathlib import Path
 
 from runs import mb, metrics
 
+from mb_checkpoint import describe_checkpoint
+
 RECIPE = Path(__file__).parents[2] / "meta" / "examples" / "from_megatron_bridge" / "recipe.py"
 
 
-def test_its_script_trains_with_its_forward_step_and_callback(tmp_path):
+def run_script(script, folder):
+    """Run a script of the examples in a folder, and return what it printed."""
     ended = subprocess.run(
-        [sys.executable, str(RECIPE)],
-        cwd=tmp_path,
+        [sys.executable, str(script)],
+        cwd=folder,
         env=dict(os.environ),
         check=False,
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
-    assert [line.split(":")[0] for line in ended.stdout.splitlines() if line.startswith("step ")] == [
+    return ended.stdout
+
+
+def test_its_scripts_train_with_their_forward_step_and_callback_then_finetune(tmp_path):
+    printed = run_script(RECIPE, tmp_path)
+    assert [line.split(":")[0] for line in printed.splitlines() if line.startswith("step ")] == [
         f"step {number}" for number in range(1, 7)
     ]
     assert [row["step"] for row in metrics(tmp_path / "runs" / "run") if "lm loss" in row] == [*range(1, 7)]
+    run_script(RECIPE.with_name("finetune.py"), tmp_path)
+    losses = [row["lm loss"] for row in metrics(tmp_path / "runs" / "counting") if "lm loss" in row]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    stored = describe_checkpoint(tmp_path / "runs" / "counting" / "checkpoints").tensors
+    weights = [name for name in stored if not name.startswith(("optimizer", "chained"))]
+    assert weights
+    assert all(".adapter." in name for name in weights)
 
 
 def test_commands_take_it_by_its_file(tmp_path):

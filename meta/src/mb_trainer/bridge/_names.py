@@ -94,6 +94,11 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "training.state": {"GlobalState": "mb_trainer.state", "TrainState": LOOP},
     "training.tokenizers.config": {"TokenizerConfig": CONFIG},
     "data.datasets.packed_sequence": {"PackedSequenceSpecs": CONFIG},
+    "recipes.utils.optimizer_utils": _all(
+        "mb_config.annealing",
+        "distributed_fused_adam_with_cosine_annealing distributed_fused_adam_with_cosine_annealing_samples "
+        "distributed_muon_with_cosine_annealing",
+    ),
     "models": _all("mb_trainer.bridge.providers", "GPTModelProvider MambaModelProvider T5ModelProvider"),
     "models.gpt_provider": {"GPTModelProvider": "mb_trainer.bridge.providers"},
     "models.t5_provider": {"T5ModelProvider": "mb_trainer.bridge.providers"},

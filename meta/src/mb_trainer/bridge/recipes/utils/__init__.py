@@ -1,0 +1,1 @@
+"""Modules of `megatron.bridge.recipes.utils`."""

@@ -1,8 +1,12 @@
 """Names of Megatron-Bridge."""
 
+import inspect
+import json
+import runpy
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,8 @@ from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 
+API = json.loads(Path(__file__).with_name("bridge_api.json").read_text())
+"""Names of Megatron-Bridge's documentation: module -> name -> parameters, fields, methods; and what differs here."""
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 16}
 
 
@@ -24,6 +30,77 @@ def test_every_name_exists(path):
     module = import_module(f"mb_trainer.bridge.{path}")
     assert dir(module) == sorted(NAMES[path])
     assert [name for name in NAMES[path] if getattr(module, name) is None] == []
+
+
+def differences(name, found, wanted):
+    """Yield what a class or function lacks: parameters in their order, fields, methods with their parameters."""
+    callables = {name: (found, wanted.get("parameters", []))}
+    for method, parameters in wanted.get("methods", {}).items():
+        callables[f"{name}.{method}"] = getattr(found, method, None), ["self", *parameters]
+    for path, (code, parameters) in callables.items():
+        if parameters and (code is None or positional(code)[: len(parameters)] != parameters):
+            yield path
+    known = [*getattr(found, "__dataclass_fields__", {}), *dir(found)]
+    yield from (f"{name}.{field}" for field in wanted.get("fields", {}) if field not in known)
+
+
+def positional(code):
+    """Return the names of the parameters that have a position."""
+    parameters = inspect.signature(code).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize("module", API["modules"])
+def test_documented_names_and_parameters_are_those_of_megatron_bridge(module):
+    names = API["modules"][module]
+    assert sorted({*names} - {*NAMES[module]}) == []
+    found = import_module(f"mb_trainer.bridge.{module}")
+    differing = [
+        f"{module}.{path}" for name in names for path in differences(name, getattr(found, name), names[name])
+    ]
+    assert differing == [path for path in API["different"] if path.startswith(f"{module}.")]
+
+
+def test_what_differs_from_the_documentation_is_in_the_readme_with_its_reason():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for path, reason in API["different"].items():
+        rows = [line for line in readme.splitlines() if line.startswith("|") and reason in line]
+        assert any(f"`{path.rpartition('.')[2]}" in row for row in rows), path
+
+
+def test_a_missing_parameter_field_and_method_are_found():
+    wanted = {"parameters": ["rate"], "fields": {"unit": []}, "methods": {"stop": ["now"]}}
+    assert [*differences("Clock", type("Clock", (), {"__init__": lambda self, start: None}), wanted)] == [
+        "Clock",
+        "Clock.stop",
+        "Clock.unit",
+    ]
+
+
+def test_a_page_is_read():
+    page = """bridge.training.clock#
+
+class bridge.training.clock.Clock(
+rate: float,
+unit: tuple[int, str] = (1, "s"),
+)#
+
+zone: str | None#
+
+abstractmethod stop(now: bool = True) None#
+_tick() None#
+bridge.training.clock._hidden(a) None#
+bridge.training.clock.start(at: int, *, late: bool) Clock#
+bridge.training.clock.EPOCH: int#
+"""
+    read_page = runpy.run_path(str(Path(__file__).with_name("bridge_api.py")))["read_page"]
+    assert read_page(page) == {
+        "training.clock": {
+            "Clock": {"parameters": ["rate", "unit"], "fields": {"zone": []}, "methods": {"stop": ["now"]}},
+            "start": {"parameters": ["at", "late"]},
+            "EPOCH": {},
+        }
+    }
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mb_config.preflight import preflight
 from mb_trainer.cli import app
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS, settle
+from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
 
 
@@ -253,6 +255,59 @@ def test_a_version_may_have_endings(version):
 def test_a_manager_that_cannot_be_found_is_refused(name):
     result = mb("check", f"checkpoint.custom_manager_class={name}")
     assert (result.exit_code, "error CK15" in result.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "origins"),
+    [
+        (
+            ("--config=run.yaml", "model.sequence_parallel=true"),
+            ["model.sequence_parallel from command line", "model.tensor_model_parallel_size from run.yaml:1"],
+        ),
+        (
+            ("model.sequence_parallel=true",),
+            [
+                "model.sequence_parallel from command line",
+                "model.tensor_model_parallel_size from the default",
+            ],
+        ),
+        (
+            ("train.micro_batch_size=7",),
+            ["train.global_batch_size from recipe gpt_tiny", "train.micro_batch_size from command line"],
+        ),
+    ],
+)
+def test_a_conflict_of_two_fields_names_the_origin_of_both(words, origins, tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {tensor_model_parallel_size: 1}\n")
+    lines = [line.strip() for line in mb("check", "gpt_tiny", *words).stdout.splitlines()]
+    assert [line for line in lines if " from " in line] == origins
+    refused = mb("pretrain", "gpt_tiny", *words)
+    assert f"({', '.join(origins)})" in refused.stderr
+
+
+@pytest.fixture
+def forgotten():
+    """Forget a module that a test imports."""
+    yield
+    REGISTRY.imported.remove("mine_storage")
+    REGISTRY.accepted.remove("mine_storage")
+    del sys.modules["mine_storage"]
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_manager_in_a_file_needs_an_import_of_its_module(tmp_path, monkeypatch):
+    (tmp_path / "mine_storage.py").write_text("raise SystemExit\n")
+    (tmp_path / "run.yaml").write_text("checkpoint: {custom_manager_class: mine_storage.Manager}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = mb("check", "gpt_tiny", "--config=run.yaml")
+    assert (result.exit_code, "'mine_storage.Manager' is not allowed in a file" in result.stderr) == (2, True)
+    assert "run.yaml:1" in result.stderr
+    assert "--import" in result.stderr
+    assert mb("check", "checkpoint.custom_manager_class=mine_storage.Manager").exit_code == 0
+    (tmp_path / "mine_storage.py").write_text("class Manager: ...\n")
+    REGISTRY.import_module("mine_storage")
+    assert mb("check", "gpt_tiny", "--config=run.yaml").exit_code == 0
 
 
 def test_a_rule_is_explained_with_both_examples():

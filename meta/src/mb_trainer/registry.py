@@ -9,6 +9,7 @@ REGISTRY = Registry(
         ["mb_trainer.models", "mb_trainer.datasets"],
         hint="For a class of another project, give its module with --import.",
     ),
+    accepted={"mb_checkpoint", "mb_trainer"},
 )
 """An installed distribution adds to it by entry points of these groups, `--import MODULE` by its `RECIPES` (name ->
 function that builds a configuration), `RULES` and dataclasses.

@@ -18,6 +18,7 @@ READER = RecipeReader(
     recipes=REGISTRY.recipes,
     targets=REGISTRY.classes,
     recipe_of_file=REGISTRY.recipe_of_file,
+    imported_classes={"checkpoint.custom_manager_class": REGISTRY.accepts},
     default="gpt_tiny",
     section_factories=ALL_SECTION_FACTORIES,
     list_command="mb recipes",

@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -215,3 +216,18 @@ def test_a_recipe_in_a_python_file_is_read_with_overrides(reader, write, monkeyp
     request = reader.read(["my_run.py:build", "optimizer.lr=0.25"])
     assert (request.name, request.config.optimizer.lr, request.base) == ("my_run", 0.25, None)
     assert request.provenance.origin("train.train_iters") == "my_run.py:build"
+
+
+def test_the_packages_of_modules_files_and_entry_points_are_accepted(registry, write):
+    assert not registry.accepts("my_recipes.storage.Manager")
+    write("my_recipes")
+    registry.import_module("my_recipes")
+    assert registry.accepts("my_recipes.storage.Manager")
+    assert not registry.accepts("my_recipes_too.Manager")
+    registry.recipe_of_file(str(write("mine_file")))
+    assert registry.accepts("mine_file.Manager")
+    point = EntryPoint(name="x", value="their.recipes:build", group="g")
+    recipes, classes = RecipeTable({}), ClassTable()
+    recipes._installed = {"x": point}
+    assert Registry(recipes=recipes, classes=classes).accepts("their.storage.Manager")
+    assert Registry(recipes=recipes, classes=classes, accepted={"host"}).accepts("host.Manager")

@@ -1,10 +1,11 @@
 """Configurations of a command line: recipes, files, overlays and overrides."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from mb_config import ConfigReadError, UnknownKeyError
+from mb_config import ConfigReadError, TargetError, UnknownKeyError
 from mb_config.request import PlainReader, RecipeReader, UnknownRecipeError
 from mb_config.run_estimate import estimate_run
 
@@ -118,3 +119,45 @@ def test_operations_are_counted_by_a_function(make, count, flops, note):
     assert estimate.flops_per_step == (None if flops is None else flops * 2 * 4)
     assert note is None or note in estimate.notes
     assert estimate.to_dict()["flops_per_token"] == (None if flops is None else {"total": 4.0, "mlp": 4.0})
+
+
+@pytest.fixture
+def strict(reader):
+    """A reader that lets files name loggers of the package `mine` only."""
+    return replace(reader, imported_classes={"logger.name": lambda name: name.startswith("mine.")})
+
+
+@pytest.mark.parametrize("how", ["overlay", "complete", "base"])
+def test_a_file_names_only_classes_that_may_be_imported(strict, tmp_path, how):
+    file = tmp_path / "run.yaml"
+    if how == "complete":
+        config = strict.read([]).config
+        config.logger.name = "theirs.Logger"
+        config.to_yaml(file)
+    else:
+        file.write_text(("base: tiny\n" if how == "base" else "") + "logger: {name: theirs.Logger}\n")
+    arguments, files = ([], [file]) if how == "overlay" else ([str(file)], [])
+    with pytest.raises(
+        TargetError, match=r"run.yaml:\d+: logger.name: 'theirs.Logger' is not allowed in a file"
+    ):
+        strict.read(arguments, files=files)
+    unread = []
+    request = strict.read(arguments, files=files, unread=unread)
+    assert ([error.path for error in unread], request.config.logger.name) == (["logger.name"], None)
+    file.write_text(file.read_text().replace("theirs.Logger", "mine.Logger"))
+    assert strict.read(arguments, files=files).config.logger.name == "mine.Logger"
+
+
+def test_recipe_and_command_line_may_name_any_class(strict, make, tmp_path):
+    class Named:
+        @staticmethod
+        def build():
+            config = make()
+            config.logger.name = "theirs.Logger"
+            return config
+
+    named = replace(strict, recipes={"tiny": Named()})
+    file = tmp_path / "run.yaml"
+    file.write_text("base: tiny\ntrain: {micro_batch_size: 4}\n")
+    assert named.read([str(file)]).config.logger.name == "theirs.Logger"
+    assert strict.read(["logger.name=theirs.Logger"]).config.logger.name == "theirs.Logger"

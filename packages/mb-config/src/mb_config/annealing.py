@@ -172,7 +172,7 @@ def _cosine(**lengths: int | None) -> SchedulerConfig:
     )
 
 
-def _formats(precision: str) -> dict[str, bool]:
+def _formats(precision: str) -> dict[str, Any]:
     """Return the field of the optimizer that a precision sets; a false one remains free for `mixed_precision`."""
     name = "fp16_mixed" if precision == "16-mixed" else precision
     return {field: True for field in ("bf16", "fp16") if precision_field(name, field)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from mb_config._rules import Problem
 from mb_config._unusable_paths import unusable_path
 from mb_config.errors import ConfigurationError
-from mb_config.problems import ConfigError
+from mb_config.problems import ConfigError, origin_texts
 
 DONE = 0
 REJECTED = 1
@@ -41,14 +41,10 @@ def exit_code(command: Callable[[], int]) -> int:
 
 
 def problem_lines(problems: Sequence[Problem]) -> str:
-    """Return one line per problem, with the origins of the values that the user set."""
+    """Return one line per problem, with the origins of its values if the user set one of them."""
     lines = []
     for problem in problems:
-        chosen = {
-            path: origin
-            for path, origin in problem.origin.items()
-            if not origin.startswith(("default", "recipe"))
-        }
-        origins = ", ".join(f"{path} from {origin}" for path, origin in chosen.items())
+        by_user = any(not origin.startswith(("default", "recipe ")) for origin in problem.origin.values())
+        origins = ", ".join(origin_texts(problem)) if by_user else ""
         lines.append(f"[{problem.id}] {problem}" + (f" ({origins})" if origins else ""))
     return "\n".join(lines)

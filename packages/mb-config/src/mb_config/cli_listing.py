@@ -8,6 +8,7 @@ from itertools import groupby
 
 from mb_config._rules import Problem
 from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
+from mb_config.problems import origin_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +55,4 @@ def _entry(problem: Problem, colours: Colours) -> list[str]:
     body = [f"because {problem.why}", problem.fix]
     if problem.origin.get("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
         body.append("Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.")
-    origins = [f"{name} from {origin}" for name, origin in problem.origin.items() if origin != "default"]
-    return [head, *(f"      {text}" for text in (*body, *origins))]
+    return [head, *(f"      {text}" for text in (*body, *origin_texts(problem)))]

@@ -98,6 +98,18 @@ def reject(
         raise ConfigError(errors)
 
 
+def origin_texts(problem: Problem) -> list[str]:
+    """Return the origin of each value, such as "ddp.overlap_grad_reduce from run.yaml:12".
+
+    Defaults are left out, except the one of two fields in conflict.
+    """
+    known = {path: origin for path, origin in problem.origin.items() if origin != "default"}
+    shown = problem.origin if known and len(problem.origin) == 2 else known
+    return [
+        f"{path} from {'the default' if origin == 'default' else origin}" for path, origin in shown.items()
+    ]
+
+
 def explain(rule: RuleLike) -> str:
     """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
     return _rules.explain(cast("_rules.Rule", rule))

@@ -103,6 +103,10 @@ class RecipeTable(Mapping[str, Recipe]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def modules(self) -> set[str]:
+        """Return the modules that the entry points name, without loading them."""
+        return {point.module for point in self._points().values()}
+
     def _points(self) -> dict[str, EntryPoint]:
         if self._installed is None:
             found = entry_points(group=self._group) if self._group else ()
@@ -138,10 +142,17 @@ class ClassTable(Mapping[str, type]):
     def __len__(self) -> int:
         return len(self._all())
 
+    def modules(self) -> set[str]:
+        """Return the modules that the entry points name, without loading them."""
+        return {point.module for point in self._points()}
+
+    def _points(self) -> list[EntryPoint]:
+        return [point for group in self._groups for point in entry_points(group=group)]
+
     def _all(self) -> dict[str, type]:
         if not self._read:
             self._read = True
-            for point in (point for group in self._groups for point in entry_points(group=group)):
+            for point in self._points():
                 try:
                     self.add([_load(point)])
                 except RegistrationError as error:
@@ -164,6 +175,17 @@ class Registry:
 
     imported: list[str] = field(default_factory=list)
     """Modules that were imported by name, in order; a process that the program starts imports them, too."""
+
+    accepted: set[str] = field(default_factory=set)
+    """Top-level packages whose classes a file may name, besides those of entry points."""
+
+    def accepts(self, name: str) -> bool:
+        """Return whether a file may name this class for import: the user has installed or imported its package.
+
+        That is the package of an entry point, of an imported module or of a recipe's file, or one in `accepted`.
+        """
+        installed = {module.partition(".")[0] for module in self.recipes.modules() | self.classes.modules()}
+        return name.partition(".")[0] in self.accepted | installed
 
     def import_module(self, name: str) -> None:
         """Import a module and add its `RECIPES` (name -> recipe or function), `RULES` and dataclasses.
@@ -210,6 +232,7 @@ class Registry:
     def _add(self, module: ModuleType, *, source: str, with_recipes: bool = True) -> None:
         for name, value in _recipes_in(module).items() if with_recipes else ():
             self.recipes.add(name, as_recipe(value, source=f"{source}.RECIPES[{name!r}]"), source=source)
+        self.accepted.add(module.__name__.partition(".")[0])
         self.classes.add(_dataclasses_in(module))
         if rules := tuple(vars(module).get("RULES", ())):
             self.rules_by_package[source] = rules

@@ -9,12 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from mb_config._rules import NOTHING
+from mb_config._rules import NOTHING, value_at
 from mb_config.base_recipe import PYTHON_FILE, YAML_SUFFIXES, base_of, without_base
 from mb_config.codec import NO_TARGETS
 from mb_config.container import ConfigContainer
-from mb_config.errors import ConfigReadError
-from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides, merge_yaml
+from mb_config.errors import ConfigReadError, TargetError
+from mb_config.field_access import default_of, set_field
+from mb_config.message_text import truncate_repr
+from mb_config.overrides import COMMAND_LINE, SECTION_FACTORIES, SectionFactories, apply_overrides, merge_yaml
 from mb_config.plain_config import PlainConfig, read_plain_config
 from mb_config.provenance import Provenance
 from mb_config.registration import Recipe
@@ -117,6 +119,9 @@ class RecipeReader:
     recipe_of_file: Callable[[str], tuple[str, RecipeLike]] | None = None
     """Function that returns name and recipe of a Python file, `FILE.py:NAME`; None: files of Python are rejected."""
 
+    imported_classes: Mapping[str, Callable[[str], bool]] = field(default_factory=lambda: NOTHING)
+    """Path of a field that names a class which a run imports, to a function that returns whether a file may name it."""
+
     def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
         """Return the name of the recipe or file, and the overrides.
 
@@ -163,6 +168,7 @@ class RecipeReader:
         """
         name, overrides = self.split(arguments, files)
         request = self._from_recipe(name, unread=unread)
+        accepted = self._classes(request.config)
         options: dict[str, Any] = {
             "section_factories": self.section_factories,
             "targets": self.targets,
@@ -173,9 +179,34 @@ class RecipeReader:
                 merge_yaml(request.config, without_base(read_yaml(file)), **options)
         with _collected(unread):
             apply_overrides(request.config, overrides, **options)
+        with _collected(unread):
+            self._reject_imports(request, accepted=accepted)
         if files and len(overrides) == len(arguments):  # no recipe is named: the last file is the run's name
             return replace(request, name=Path(files[-1]).stem, base=name)
         return request
+
+    def _classes(self, config: Any) -> dict[str, object]:
+        """Return the classes for import that a configuration names, by the path of the field."""
+        return {path: value_at(path, config.sections()) for path in self.imported_classes}
+
+    def _reject_imports(self, request: ConfigRequest, *, accepted: Mapping[str, object]) -> None:
+        """Reject classes that a file names and that may not be imported; the fields then have their defaults.
+
+        Raises:
+            TargetError: A class is not accepted.
+        """
+        for path, name in self._classes(request.config).items():
+            origin = request.provenance.origin(path)
+            if name in (None, accepted.get(path)) or origin == COMMAND_LINE:
+                continue
+            if not self.imported_classes[path](str(name)):
+                set_field(request.config, path, default_of(request.config, path))
+                raise TargetError(
+                    f"{truncate_repr(name)} is not allowed in a file, because a file imports no code. Give its module "
+                    "with --import, or the class on the command line.",
+                    path=path,
+                    origin=origin,
+                )
 
     def _from_recipe(self, name: str, *, unread: list[ConfigReadError] | None) -> ConfigRequest:
         if name in self.recipes:
@@ -195,7 +226,10 @@ class RecipeReader:
                 raise
             config = self._without_unreadable(path, error)
             unread.extend(error.errors)
-        return ConfigRequest(name=path.stem, config=config, provenance=provenance)
+        request = ConfigRequest(name=path.stem, config=config, provenance=provenance)
+        with _collected(unread):
+            self._reject_imports(request, accepted=NOTHING)
+        return request
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self.recipes, n=3) or list(self.recipes)

@@ -16,9 +16,13 @@ import mb_host
 
 mb_host.install()  # before megatron is imported
 
+from mb_config import UnknownPrecisionError  # noqa: E402
+from mb_config.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
+from mb_trainer.preflight import settle  # noqa: E402
+from mb_trainer.request_reader import read_request  # noqa: E402
 
 API = json.loads(Path(__file__).with_name("bridge_api.json").read_text())
 """Names of Megatron-Bridge's documentation: module -> name -> parameters, fields, methods; and what differs here."""
@@ -126,3 +130,31 @@ def test_values_of_torch_are_names_in_a_provider():
     assert isinstance(provider, GPTModelConfig)
     with pytest.raises(AttributeError, match="hidden_sizes: GPTModelProvider has no such field"):
         provider.hidden_sizes = 3
+
+
+@pytest.fixture
+def _forgotten():
+    """Forget the module that a test imports, and its precision."""
+    yield
+    del REGISTERED["bf16_reduced"], sys.modules["mine_precision"]
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_precision_that_a_module_registers_is_named_in_a_file(tmp_path, monkeypatch):
+    (tmp_path / "mine_precision.py").write_text(
+        "from mb_trainer.bridge.training.mixed_precision import bf16_mixed, register\n\n\n"
+        "@register\n"
+        "def bf16_reduced():\n"
+        "    config = bf16_mixed()\n"
+        "    config.grad_reduce_in_fp32 = False\n"
+        "    return config\n"
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text("base: gpt_tiny\nmixed_precision: bf16-reduced\n")
+    with pytest.raises(UnknownPrecisionError, match="unknown recipe 'bf16-reduced'"):
+        read_request([str(file)])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module("mine_precision")
+    request = read_request([str(file)])
+    settle(request.config, world_size=1, provenance=request.provenance)
+    assert (request.config.model.bf16, request.config.ddp.grad_reduce_in_fp32) == (True, False)

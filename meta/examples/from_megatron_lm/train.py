@@ -176,7 +176,7 @@ def main() -> None:
     )
     with (
         Metrics(sinks, log_interval=args.log_interval, total_steps=args.train_iters) as metrics,
-        # hang report: which rank stands still, and where
+        # hang report: which rank makes no progress, and where
         HangReporter(seconds=300, store=store, rank=rank, world_size=world_size) as progress,
         SignalWatcher((signal.SIGTERM,)) as watcher,
     ):

@@ -7,7 +7,7 @@ started again.
 import sys
 from pathlib import Path
 
-from mb_loop import Callback
+from mb_loop import Callback, CallbackContext
 from mb_trainer import RECIPES, finetune, pretrain
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.recipes.lora import lora_tiny
@@ -19,7 +19,7 @@ class LossList(Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def on_train_step_end(self, context):
+    def on_train_step_end(self, context: CallbackContext) -> None:
         """Append the loss. `float` waits for the device; a metric would not."""
         self.losses.append(float(context.result.losses["lm loss"]))
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 
 class TokenCounter:
     """Counts the tokens of a run and prints them at its end."""
@@ -14,5 +16,6 @@ class TokenCounter:
         self.tokens += context.result.tokens or 0
 
     def on_train_end(self, context: Any) -> None:
-        """Print the number of tokens."""
-        print(f"own_project: {self.tokens} tokens")
+        """Print the number of tokens on one rank."""
+        if torch.distributed.get_rank() == 0:
+            print(f"own_project: {self.tokens} tokens")

@@ -118,7 +118,7 @@ def test_interrupted_modules_resume_exactly(ranks, name, tmp_path):
     run("cut", 0, "train.exit_interval=2")
     run("cut", 1)
     verdict = compare(read_record(tmp_path / "straight/record"), read_record(tmp_path / "cut/record"))
-    assert (verdict.first, verdict.ranks, verdict.steps, verdict.resumed_at) == (None, number, 5, (2,))
+    assert (verdict.first, verdict.ranks, verdict.last_step, verdict.resumed_at) == (None, number, 5, (2,))
     assert {"optimizer", "parameters", "random streams"} <= {line.category for line in verdict.lines}
     assert measured(tmp_path / "cut") == measured(tmp_path / "straight")
     stored = describe_checkpoint(tmp_path / "cut" / "checkpoints").manifest.layout

@@ -210,13 +210,26 @@ LINES_OF_A_FAILURE = 120
 
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
-    """Build the wheel of every package into dist/."""
+    """Build the wheel of every package into dist/, and check how a package index would show it."""
     if BUILT in os.environ:
         session.log("the wheels are built")
         return
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(DIST), external=True)
-    session.log("built %s", ", ".join(sorted(path.name for path in DIST.glob("*.whl"))))
+    wheels = sorted(DIST.glob("*.whl"))
+    session.run(
+        "uv",
+        "tool",
+        "run",
+        "--quiet",
+        "twine",
+        "check",
+        "--strict",
+        *map(str, wheels),
+        external=True,
+        silent=True,
+    )
+    session.log("built %s", ", ".join(path.name for path in wheels))
 
 
 @nox.session(requires=["build"])

@@ -1,0 +1,37 @@
+"""Metadata of the distributions, as a package index shows it."""
+
+from pathlib import Path
+
+import pytest
+import tomllib
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [*sorted(ROOT.glob("packages/*/pyproject.toml")), ROOT / "meta" / "pyproject.toml"]
+
+
+@pytest.fixture(params=PROJECTS, ids=lambda path: path.parent.name)
+def project(request):
+    """Return the folder of a distribution and its table `project`."""
+    return request.param.parent, tomllib.loads(request.param.read_text())["project"]
+
+
+def test_the_license_is_in_the_wheel(project):
+    folder, table = project
+    assert (table["license"], table["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_a_distribution_can_be_found(project):
+    _, table = project
+    assert len(table["keywords"]) >= 3
+    assert len(table["description"]) <= 120
+
+
+def test_classifiers_name_the_pythons_from_the_lowest_on(project):
+    folder, table = project
+    lowest = int(table["requires-python"].removeprefix(">=3."))
+    prefix = "Programming Language :: Python :: 3."
+    found = [int(each.removeprefix(prefix)) for each in table["classifiers"] if each.startswith(prefix)]
+    assert found == list(range(lowest, found[-1] + 1))
+    assert "Typing :: Typed" in table["classifiers"]
+    assert list((folder / "src").glob("*/py.typed"))

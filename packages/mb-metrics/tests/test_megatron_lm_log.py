@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_metrics import Metrics, training_log  # noqa: E402
-from mb_metrics.megatron_lm_log import TrainingLogCallError, log_megatron_lm_step  # noqa: E402
+from mb_metrics.errors import TrainingLogCallError  # noqa: E402
+from mb_metrics.megatron_lm_log import log_megatron_lm_step  # noqa: E402
 
 
 def arguments(**changed):

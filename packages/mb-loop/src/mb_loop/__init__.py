@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mb_loop.checkpoint_saver import SaveResult as SaveResult
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
+    from mb_loop.errors import ForwardStepError as ForwardStepError
     from mb_loop.errors import LoopError as LoopError
     from mb_loop.errors import LossShapeError as LossShapeError
     from mb_loop.errors import ParallelSetupError as ParallelSetupError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from mb_loop.progress_log import get_start_time_from_progress_log as get_start_time_from_progress_log
     from mb_loop.progress_recorder import ProgressRecorder as ProgressRecorder
     from mb_loop.progress_recorder import progress_recorders as progress_recorders
+    from mb_loop.repeated_data import repeat as repeat
     from mb_loop.rerun_machine import RerunMachine as RerunMachine
     from mb_loop.result import StepResult as StepResult
     from mb_loop.rules import RULES as RULES
@@ -93,6 +95,8 @@ _HOMES = {
     "CudaGraphs": "graphs",
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
+    "ForwardStepError": "errors",
+    "repeat": "repeated_data",
     "DistributedSignalHandler": "stop_signal",
     "GlobalState": "settings",
     "LoopError": "errors",

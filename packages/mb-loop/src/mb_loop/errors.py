@@ -35,6 +35,12 @@ class DataIteratorError(LoopError, TypeError):
     """The data is not an iterator over microbatches."""
 
 
+class ForwardStepError(LoopError, TypeError):
+    """A forward step or its loss function returned something else than the schedule needs."""
+
+    internal = True
+
+
 class DataExhaustedError(LoopError, RuntimeError):
     """The data ended before the last step."""
 

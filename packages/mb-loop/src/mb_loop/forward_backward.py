@@ -122,5 +122,5 @@ class ForwardBackwardRunner:
         except StopIteration as end:
             raise DataExhaustedError(
                 f"data iterator: ended within a batch of {batch.num_microbatches} microbatches, before the steps did. "
-                "Provide more data, an iterator that repeats it, or fewer steps."
+                "Provide more data, repeat it with mb_loop.repeat(loader), or set fewer steps."
             ) from end

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from mb_loop.errors import LoopError
+from mb_loop.errors import ForwardStepError, LoopError
 
 ForwardBackward = Callable[..., list[Any]]
 """Schedule, as Megatron's or `forward_backward_no_pipelining`: takes keyword arguments, returns one loss dict per
@@ -43,6 +43,7 @@ def forward_backward_no_pipelining(
 
     Raises:
         ScheduleError: there are several model chunks.
+        ForwardStepError: the forward step or the loss function returned something else.
     """
     if len(model) != 1:
         raise ScheduleError(
@@ -54,7 +55,7 @@ def forward_backward_no_pipelining(
     for index in range(num_microbatches):
         last = index == num_microbatches - 1
         with _gradient_sync(model[0], wanted=last or forward_only):
-            output, loss_function = forward_step_func(iterator, model[0])
+            output, loss_function = _checked_output(forward_step_func(iterator, model[0]))
             if collect_non_loss_data:
                 reported.append(loss_function(output, non_loss_data=True))
                 continue
@@ -65,7 +66,22 @@ def forward_backward_no_pipelining(
     return reported
 
 
-def _loss(returned: tuple[Any, ...]) -> tuple[Tensor, Any]:
+def _checked_output(returned: Any) -> tuple[Any, Callable[..., Any]]:
+    if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[1]):
+        return returned
+    raise ForwardStepError(
+        f"forward step: returned {type(returned).__name__}, but a schedule needs the output and a function of it, "
+        "which a pipeline calls on its last stage. Write: return output, lambda output: (loss, {'loss': "
+        "loss.detach()})."
+    )
+
+
+def _loss(returned: Any) -> tuple[Tensor, Any]:
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise ForwardStepError(
+            f"loss function: returned {type(returned).__name__}, but the loop also needs what to report. Write: return "
+            "loss, {'loss': loss.detach()}; or the sum of the losses, the number of tokens, and {name: tensor}."
+        )
     if len(returned) == 2:
         loss, report = returned
         return loss, report

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch.nn import Module
+
 from mb_loop.assembly import LoopAssembly
 from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import Callback, CallbackManager
@@ -34,7 +36,7 @@ from mb_loop.validation import require_iterators
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     forward_step_func: ForwardStep,
-    model: Sequence[Any],
+    model: Sequence[Any] | Module,
     optimizer: Optimizer,
     scheduler: Scheduler | None,
     train_data_iterator: Any,
@@ -72,7 +74,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
 
     Args:
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`; see `forward_backward_no_pipelining`.
-        model: model chunks of this rank; one chunk without interleaved pipelining.
+        model: model chunks of this rank, one without interleaved pipelining; or the module itself.
         optimizer: Megatron's or torch's optimizer.
         scheduler: Megatron's (advances by samples), torch's (advances by steps), or None.
         train_data_iterator: an iterator, a list with one iterator per chunk, or None on ranks that read no data.
@@ -121,6 +123,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         DataExhaustedError: the data ended before the steps did.
     """
     cfg, state = global_state.cfg, global_state.train_state
+    model = [model] if isinstance(model, Module) else model
     train_iters = _last_step(cfg.train)
     require_iterators(train_data_iterator, name="train_data_iterator")
     non_loss = NonLossData(

@@ -81,7 +81,8 @@ def require_iterators(data: Any, *, name: str) -> None:
         if each is not None and not hasattr(each, "__next__"):
             raise DataIteratorError(
                 f"{name}: is of type {type(each).__name__}, which is not an iterator, so the loop could not keep its "
-                "position from step to step. Pass iter() of it, or an iterator that restarts at its end."
+                "position from step to step. Write mb_loop.repeat(...) around it, which restarts at its end, or "
+                "iter(...)."
             )
 
 

@@ -27,3 +27,9 @@ class SectionError(MetricsError, RuleError):
 
 class MissingPackageError(MetricsError, ModuleNotFoundError):
     """Error raised when a section requires a package that is not installed."""
+
+
+class TrainingLogCallError(MetricsError, TypeError):
+    """Arguments of Megatron-LM's and of Megatron-Bridge's `training_log` are mixed, or some are missing."""
+
+    internal = True

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mb_metrics.config import LoggerConfig
-from mb_metrics.errors import MetricsError
+from mb_metrics.errors import TrainingLogCallError
 from mb_metrics.megatron_log import StepRecorder, log_step
 
 
@@ -50,12 +50,6 @@ class MegatronLMArguments(Protocol):
     @property
     def iteration(self) -> int:
         """Steps of the checkpoint that the run resumed from."""
-
-
-class TrainingLogCallError(MetricsError, TypeError):
-    """Arguments of Megatron-LM's and of Megatron-Bridge's `training_log` are mixed, or some are missing."""
-
-    internal = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

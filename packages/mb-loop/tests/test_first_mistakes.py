@@ -1,0 +1,63 @@
+"""What people write first: a module without a list, a loader without an end, a forward step that returns its loss."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mb_loop  # noqa: E402
+from mb_loop.errors import DataExhaustedError, ForwardStepError  # noqa: E402
+
+
+def run(forward_step, model, data, steps=3):
+    """Train a model with the forward step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return mb_loop.train(
+        forward_step, model, optimizer, None, data, None, mb_loop.LoopState.of(train_iters=steps)
+    )
+
+
+def mean_loss(iterator, model):
+    """Forward step of a model whose output is its loss."""
+    return model(next(iterator)), lambda output: (output.mean(), {"loss": output.mean().detach()})
+
+
+def test_a_module_needs_no_list():
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    assert run(mean_loss, layers, iter([torch.ones(2, 4)] * 3)).step == 3
+
+
+def test_a_loader_is_repeated():
+    loader = torch.utils.data.DataLoader(torch.arange(8.0).reshape(2, 4), batch_size=1)
+    assert run(mean_loss, torch.nn.Linear(4, 1), mb_loop.repeat(loader), steps=5).step == 5
+    batches = mb_loop.repeat([1, 2])
+    assert [next(batches) for _ in range(5)] == [1, 2, 1, 2, 1]
+
+
+def test_a_loader_without_batches_is_an_error():
+    with pytest.raises(DataExhaustedError, match="repeat: list has no batch"):
+        next(mb_loop.repeat([]))
+
+
+def test_a_loader_itself_is_an_error_that_names_the_function():
+    loader = torch.utils.data.DataLoader(torch.ones(2, 4))
+    with pytest.raises(mb_loop.DataIteratorError, match=r"Write mb_loop\.repeat\(\.\.\.\) around it"):
+        run(mean_loss, torch.nn.Linear(4, 1), loader)
+
+
+@pytest.mark.parametrize(
+    ("forward_step", "message"),
+    [
+        (
+            lambda iterator, model: model(next(iterator)).mean(),
+            r"forward step: returned Tensor.*Write: return output, ",
+        ),
+        (lambda iterator, model: (model(next(iterator)), {}), "forward step: returned tuple"),
+        (
+            lambda iterator, model: (model(next(iterator)), lambda output: output.mean()),
+            r"loss function: returned Tensor.*Write: return loss, \{'loss': ",
+        ),
+    ],
+)
+def test_a_returned_loss_is_an_error_that_shows_the_line(forward_step, message):
+    with pytest.raises(ForwardStepError, match=message):
+        run(forward_step, torch.nn.Linear(4, 1), iter([torch.ones(2, 4)] * 3))

@@ -34,7 +34,7 @@ from megatron.training.training import setup_model_and_optimizer, train_step  # 
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, RunCheckpointer  # noqa: E402
 from mb_host.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
 from mb_metrics import ConsoleSink, JsonlSink, Metrics, training_log  # noqa: E402
-from mb_resilience import AgreedStop, HangReporter, SignalWatcher  # noqa: E402
+from mb_resilience import AgreedStop, HangReporter, SignalWatcher, rank_and_store  # noqa: E402
 
 DEFAULTS = (
     *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -160,7 +160,7 @@ def main() -> None:
     state, totals, report_memory = State(train_state=Counters(), cfg=Arguments()), {}, False
 
     # checkpoints: a RunCheckpointer in place of load_checkpoint and save_checkpoint
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
     report = print if rank == 0 else lambda _text: None
     manager = DefaultCheckpointManager(checkpoints, log_outcomes=False)
     saver = RunCheckpointer(
@@ -170,18 +170,17 @@ def main() -> None:
     counters = state.train_state
     data = RerunDataIterator(batches(counters.step))
 
-    store = torch.distributed.distributed_c10d._get_default_store()
     sinks = (
         [ConsoleSink(), JsonlSink(Path(checkpoints.save or "runs/lm") / "metrics.jsonl")] if rank == 0 else []
     )
     with (
         Metrics(sinks, log_interval=args.log_interval, total_steps=args.train_iters) as metrics,
         # hang report: which rank makes no progress, and where
-        HangReporter(seconds=300, store=store, rank=rank, world_size=world_size) as progress,
+        HangReporter(seconds=300, **rank_and_store(of_thread=True)) as progress,
         SignalWatcher((signal.SIGTERM,)) as watcher,
     ):
         # agreed stop: all ranks end after the same step
-        stop = AgreedStop(watcher, store=store, rank=rank, world_size=world_size)
+        stop = AgreedStop(watcher, **rank_and_store())
         log = partial(training_log, metrics=metrics, args=args, model=chunks)
         while counters.step < args.train_iters:
             losses, skipped, _, _, _, grad_norm, zeros, logit, *_ = train_step(

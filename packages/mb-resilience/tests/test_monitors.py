@@ -106,14 +106,6 @@ def test_a_timeout_must_be_positive():
         pass
 
 
-def test_the_thread_of_hang_reports_has_a_connection_with_a_short_timeout():
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mine = monitors.new_connection(dist.PrefixStore("a", dist.PrefixStore("b", server)))
-    assert (mine.port, mine.timeout) == (server.port, timedelta(seconds=monitors.STORE_TIMEOUT_SECONDS))
-    other = dist.HashStore()
-    assert monitors.new_connection(dist.PrefixStore("a", other)) is not server
-
-
 def test_a_simulated_fault_stops_this_rank(monkeypatch):
     alerts, sent = [], []
     ft = FaultToleranceConfig(simulate_fault=True, simulated_fault_type="rank_hung")

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from mb_resilience.monitor_client import MonitorClient as MonitorClient
     from mb_resilience.nvrx_straggler import NVRxDetector as NVRxDetector
     from mb_resilience.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
+    from mb_resilience.process_group import rank_and_store as rank_and_store
     from mb_resilience.restart import RestartAttempt as RestartAttempt
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.section_reporter import SectionReporter as SectionReporter
@@ -74,6 +75,7 @@ _HOMES = {
     "StopRequests": "stop_requests",
     "watch_stop_requests": "stop_requests",
     "AgreedStop": "agreed_stop",
+    "rank_and_store": "process_group",
     "CombinedWatcher": "watchers",
     "DeadlineWatcher": "watchers",
     "RestartAttempt": "restart",

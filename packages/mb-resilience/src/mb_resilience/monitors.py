@@ -7,25 +7,23 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from mb_resilience.agreed_stop import KeyValueStore
 from mb_resilience.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.config import FaultToleranceConfig
 from mb_resilience.faults import SimulatedFault, agree_on_fault
 from mb_resilience.hang_reporter import HangReporter, print_to_stderr
+from mb_resilience.process_group import new_connection
 from mb_resilience.rank_info import RankInfo
 from mb_resilience.section_reporter import SectionReporter
 from mb_resilience.section_timeouts import STATE_FILE
 
 HANG_REPORT_FRACTION = 0.5
 """Fraction of the timeout of collectives after which a hang is reported, so that the report precedes the abort."""
-STORE_TIMEOUT_SECONDS = 10.0
-"""Timeout of the hang-reporting thread for store operations: the process that serves the store may hang."""
 
 
 class TimeoutSettings(Protocol):
@@ -181,12 +179,3 @@ def hang_reporter(
         reporting_rank=world.world_size - 1,  # the rank whose stderr launchers show
         log=alert,
     )
-
-
-def new_connection(store: Store) -> Store:
-    """Return a new connection to the same store server, for use by one thread; other kinds of stores unchanged."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        return store
-    return TCPStore(store.host, store.port, None, False, timedelta(seconds=STORE_TIMEOUT_SECONDS))

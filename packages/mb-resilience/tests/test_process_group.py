@@ -1,0 +1,57 @@
+"""Rank and store of the default process group, as arguments of a stop."""
+
+from datetime import timedelta
+
+import pytest
+
+dist = pytest.importorskip("torch.distributed")
+mb_host = pytest.importorskip("mb_host")
+
+from mb_resilience import AgreedStop, process_group, rank_and_store  # noqa: E402
+
+
+class Requested:
+    """Watcher of one rank that receives a signal."""
+
+    def __init__(self, signal):
+        self.received = signal
+
+
+def first_reason(steps):
+    """Return the step and the reason of an agreed stop; the second rank receives a signal."""
+    given = rank_and_store()
+    watcher = Requested("SIGTERM" if given["rank"] == 1 else None)
+    stop = AgreedStop(watcher, **given)
+    return next((step, reason) for step in range(1, steps + 1) if (reason := stop(step)))
+
+
+def test_a_process_without_a_group_is_alone():
+    assert rank_and_store() == {"rank": 0, "world_size": 1, "store": None}
+
+
+def test_ranks_of_a_group_agree():
+    one, other = mb_host.run_ranks(first_reason, 2, 4)
+    assert one == other
+    assert one[1] == "SIGTERM on rank 1"
+
+
+def test_one_rank_needs_no_store():
+    (given,) = mb_host.run_ranks(rank_and_store, 1)
+    assert given == {"rank": 0, "world_size": 1, "store": None}
+
+
+def test_the_thread_of_hang_reports_has_a_connection_with_a_short_timeout():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mine = process_group.new_connection(dist.PrefixStore("a", dist.PrefixStore("b", server)))
+    assert (mine.port, mine.timeout) == (server.port, timedelta(seconds=process_group.STORE_TIMEOUT_SECONDS))
+    other = dist.HashStore()
+    assert process_group.new_connection(dist.PrefixStore("a", other)) is not server
+
+
+def connection_of_a_thread():
+    """Return whether the store of a thread is another connection than that of the process group."""
+    return rank_and_store(of_thread=True)["store"] is not rank_and_store()["store"]
+
+
+def test_a_thread_has_a_connection_of_its_kind():
+    assert len(mb_host.run_ranks(connection_of_a_thread, 2)) == 2

@@ -17,10 +17,10 @@ from mb_resilience.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.config import FaultToleranceConfig
 from mb_resilience.faults import SimulatedFault, agree_on_fault
 from mb_resilience.hang_reporter import HangReporter, print_to_stderr
-from mb_resilience.process_group import new_connection
 from mb_resilience.rank_info import RankInfo
 from mb_resilience.section_reporter import SectionReporter
 from mb_resilience.section_timeouts import STATE_FILE
+from mb_resilience.store_connection import new_connection
 
 HANG_REPORT_FRACTION = 0.5
 """Fraction of the timeout of collectives after which a hang is reported, so that the report precedes the abort."""

@@ -1,14 +1,8 @@
-"""Rank, world size and store of torch's default process group. Imports torch."""
+"""Rank, world size and store of torch's default process group. Imports torch only if the process has done so."""
 
-from datetime import timedelta
-from typing import TypedDict
-
-import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import _get_default_store
-
-STORE_TIMEOUT_SECONDS = 10.0
-"""Timeout of the hang-reporting thread for store operations: the process that serves the store may hang."""
+import sys
+from importlib import import_module
+from typing import Any, TypedDict
 
 
 class RankAndStore(TypedDict):
@@ -16,7 +10,7 @@ class RankAndStore(TypedDict):
 
     rank: int
     world_size: int
-    store: Store | None
+    store: Any
 
 
 def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
@@ -29,19 +23,10 @@ def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
         of_thread: if True, the store is a new connection, for a thread that uses it while the main thread may wait in
             the store: `HangReporter(seconds=300, **rank_and_store(of_thread=True))`.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
         return {"rank": 0, "world_size": 1, "store": None}
-    size = dist.get_world_size()
-    store = _get_default_store() if size > 1 else None
-    if store is not None and of_thread:
-        store = new_connection(store)
-    return {"rank": dist.get_rank(), "world_size": size, "store": store}
-
-
-def new_connection(store: Store) -> Store:
-    """Return a new connection to the same store server, for use by one thread; other kinds of stores unchanged."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        return store
-    return TCPStore(store.host, store.port, None, False, timedelta(seconds=STORE_TIMEOUT_SECONDS))
+    store = None
+    if dist.get_world_size() > 1:
+        store = import_module("mb_resilience.store_connection").default_store(of_thread=of_thread)
+    return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "store": store}

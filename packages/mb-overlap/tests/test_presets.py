@@ -113,7 +113,7 @@ def test_distance_is_at_least_the_difference_of_the_sizes(hidden_size, tp, cp, s
 @pytest.mark.parametrize(
     ("requested", "text"),
     [
-        ({"precision": "bfloat16"}, "'bfloat16' is unknown.*bf16 and fp8"),
+        ({"precision": "fp16"}, "'fp16' is unknown.*bf16 and fp8"),
         ({"gpu": "rtx"}, "gpu: 'rtx' is not a known GPU.*h100, .*gb300"),
         ({"tp": 0}, "tp: 0 is not a valid size"),
         ({"seq_length": -1}, "seq_length: -1 is not a valid size"),
@@ -138,3 +138,11 @@ def test_unknown_preset_lists_the_closest_names():
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="userbuffers_bf16_h100"):
         mb_overlap.presets.userbuffers_bf16_h100  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("precision", "found"), [("bfloat16", "bf16"), ("torch.bfloat16", "bf16"), ("float8", "fp8")]
+)
+@pytest.mark.filterwarnings("ignore:find_preset")
+def test_names_of_types_are_precisions(precision, found):
+    assert find_preset(**{**SHAPE, "precision": precision}) == find_preset(**{**SHAPE, "precision": found})

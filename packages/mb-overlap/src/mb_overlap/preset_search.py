@@ -8,9 +8,18 @@ from math import log2
 from mb_overlap._gpu_names import short_name
 from mb_overlap.config import TransformerLayerTPOverlapCfg
 from mb_overlap.env_vars import GENERATIONS
-from mb_overlap.presets import PRESETS, Precision, Preset
+from mb_overlap.presets import PRESETS, Preset
 
 _SIZES = ("hidden_size", "tp", "cp", "micro_batch_size", "seq_length")
+
+PRECISIONS = {
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "float8": "fp8",
+    "float8_e4m3fn": "fp8",
+    "torch.float8_e4m3fn": "fp8",
+}
+"""Name of a type -> precision of the presets."""
 
 OTHER_PRECISION = 2.0
 OTHER_GPU = 0.5
@@ -41,7 +50,7 @@ class PresetMatch:
 
 def find_preset(
     *,
-    precision: Precision,
+    precision: str,
     gpu: str,
     hidden_size: int,
     tp: int,
@@ -58,7 +67,7 @@ def find_preset(
     warning that lists the differences.
 
     Args:
-        precision: data type of the GEMMs: "bf16" or "fp8".
+        precision: data type of the GEMMs: "bf16" or "fp8", or the name of the type, such as "torch.bfloat16".
         gpu: short name such as "h100", or the name printed by nvidia-smi.
         hidden_size: hidden size of the model.
         tp: number of ranks in the tensor-parallel group.
@@ -71,6 +80,7 @@ def find_preset(
         UnknownGpuError: `gpu` is unknown.
         ValueError: `precision` is unknown, or a size is not positive.
     """
+    precision = PRECISIONS.get(precision, precision)
     if precision not in ("bf16", "fp8"):
         raise ValueError(
             f"precision: {precision!r} is unknown, because presets are tuned for bf16 and fp8. Use one."

@@ -24,7 +24,7 @@ from mb_metrics.recorded_steps import (
     split_device_values,
 )
 from mb_metrics.run_progress import RunProgress
-from mb_metrics.sink import FanOutSink, Sink, SinkFailure
+from mb_metrics.sink import FanOutSink, Sink, SinkFailure, sink_list
 from mb_metrics.throughput import RateCalculator
 from mb_metrics.world_size import current_world_size
 
@@ -89,7 +89,7 @@ class Metrics:
 
     def __init__(  # noqa: PLR0913 - settings, each by name
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Sink] | Sink,
         *,
         log_interval: int = 10,
         total_steps: int | None = None,
@@ -119,6 +119,7 @@ class Metrics:
             throughput_window=throughput_window,
             micro_batch_size=micro_batch_size,
         )
+        sinks = sink_list(sinks)
         self._rank_reduction = _rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
         self._time_unit = known_unit(time_unit)
@@ -194,6 +195,11 @@ class Metrics:
             TypeError: a value is neither a number nor a tensor that this rank can read without a collective.
             ValueError: a tensor does not have exactly one element; the step does not increase; `close` was called.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"metrics: {values!r:.50} has no name. Pass the metrics of a step by name: record({step}, "
+                f"{{'lm loss': {values!r:.50}}})."
+            )
         if not self._active:
             return
         self._check(step)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 _DTYPES = {
@@ -133,9 +134,18 @@ def peak_tflops(gpu_name: str, dtype: str = "bfloat16") -> float | None:
     `gpu_name` is the result of torch.cuda.get_device_name(); "H100" without a suffix refers to the SXM variant.
     `dtype` is a short name ("bf16", "fp8", "tf32") or torch's name ("bfloat16", "torch.bfloat16"). The peak of a MIG
     slice is not known, because it has a fraction of the GPU's units.
+
+    Raises:
+        ValueError: No GPU has a peak in the precision.
     """
     precision = dtype.lower().removeprefix("torch.")
     precision = _DTYPES.get(precision, precision)
+    known = {name for peak in PEAKS for name in peak.tflops} | set(_DTYPES.values())
+    if precision not in known:
+        near = get_close_matches(dtype.lower(), [*known, *_DTYPES], n=2, cutoff=0.5) or sorted(known)
+        raise ValueError(
+            f"peak_tflops: {dtype!r} is not a known precision. Use a name such as {' or '.join(near)}."
+        )
     if re.search(r"\bMIG\b", gpu_name):
         return None
     for peak in PEAKS:

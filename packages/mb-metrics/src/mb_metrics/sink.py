@@ -1,10 +1,10 @@
 """Interface of sinks, and distribution of records to several sinks with isolated failures."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_in_text
@@ -91,6 +91,22 @@ class SinkFailure:
 class _FailureReporter(Protocol):
     @property
     def failures(self) -> tuple[SinkFailure, ...]: ...
+
+
+def sink_list(sinks: "Sequence[Sink] | Sink") -> Sequence[Sink]:
+    """Return the sinks as a list; a single sink needs none.
+
+    Raises:
+        TypeError: an object is not a sink.
+    """
+    found: Sequence[Any] = list(sinks) if isinstance(sinks, Iterable) else [sinks]
+    for sink in found:
+        if not hasattr(sink, "write_rows"):
+            raise TypeError(
+                f"sinks: {sink!r:.60} is not a sink, because it has no method write_rows. Pass sinks such as "
+                "mb_metrics.ConsoleSink(), which prints, or JsonlSink(path)."
+            )
+    return found
 
 
 class FanOutSink:

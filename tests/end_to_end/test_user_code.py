@@ -1,6 +1,7 @@
 """Code of users in a run: forward step and loss, hooks on the model, sinks, and non-loss data."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from runs import losses, metrics, train_here
 
+from mb_config import OptimizerConfigOverrideProvider
 from mb_loop.loss_checks import NonFiniteLossError
-from mb_trainer import UserCode, finetune
+from mb_trainer import UserCode, finetune, pretrain
 from mb_trainer.errors import RunFolderError, UserCodeError
 from mb_trainer.recipes import gpt_tiny
+from mb_trainer.request_reader import read_request
 
 SHORT = ["train.train_iters=4", "scheduler.lr_warmup_iters=1", "checkpoint.save_interval=2"]
 
@@ -168,3 +171,32 @@ def test_fine_tuning_needs_weights():
     config = gpt_tiny()
     with pytest.raises(ValueError, match="pretrained_checkpoint"):
         finetune(config)
+
+
+@dataclass(kw_only=True)
+class SlowNorms(OptimizerConfigOverrideProvider):
+    """Learning rates of the norms, as a fraction of the others."""
+
+    factor: float = 0.1
+
+    def build_config_overrides(self, context):
+        """Add the norms to Megatron's standard overrides."""
+        key = import_module("megatron.core.optimizer").ParamKey(name="*layernorm.weight")
+        slow = {key: {"max_lr": self.factor * context.optimizer_config.lr}}
+        return {**super().build_config_overrides(context), **slow}
+
+
+class Rates:
+    """Callback that keeps the maximum learning rates of all parameter groups."""
+
+    def on_train_step_end(self, context):
+        """Keep the rates of this step."""
+        self.found = sorted({group["max_lr"] for group in context.optimizer.param_groups})
+
+
+def test_optimizer_overrides_of_the_user_reach_the_optimizer(overrides, tmp_path):
+    request, rates = read_request([*overrides, *SHORT, "optimizer.lr=0.002"]), Rates()
+    request.config.optimizer_config_override_provider = SlowNorms()
+    pretrain(request.config, callbacks=[rates], provenance=request.provenance, out=tmp_path, environment={})
+    assert rates.found == pytest.approx([0.0002, 0.002])
+    assert "SlowNorms" in (tmp_path / "run_config.yaml").read_text()

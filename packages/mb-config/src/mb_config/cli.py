@@ -298,8 +298,9 @@ def rules(
 
 @configurations.command(
     name="import-args",
+    cls=ConfigCommand,
     context_settings={"ignore_unknown_options": True},
-    epilog="Example: import-args pretrain.sh --set DATA=/data/pile_text_document --out run.yaml",
+    epilog="pretrain.sh --set DATA=/data/pile_text_document --out run.yaml",
 )
 def import_args(
     context: typer.Context,
@@ -317,10 +318,13 @@ def import_args(
             "--set", metavar="NAME=VALUE", help="Value of a variable of the script.", show_default=False
         ),
     ] = None,
-    out: Annotated[
+    file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the YAML file; without it, it is printed.", show_default=False
+            "--out",
+            metavar="FILE",
+            help="Write the YAML file; without it, it is printed.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -333,7 +337,7 @@ def import_args(
     _run(
         context,
         "cli_import_args",
-        lambda module, _program: module.import_args(words, variables=variable or [], out=out),
+        lambda module, _program: module.import_args(words, variables=variable or [], out=file),
     )
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import metrics
+from runs import mb, metrics
 
 SCRIPT = Path(__file__).parents[2] / "meta" / "examples" / "from_megatron_lm" / "train.py"
 
@@ -68,3 +68,20 @@ def test_a_signal_saves_and_ends_the_run(tmp_path):
     assert process.returncode == 0, output[-3000:]
     assert "SIGTERM on rank 0" in output
     assert (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+FLAGS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 "
+    "--micro-batch-size 2 --global-batch-size 4 --train-iters 3 --lr-decay-style constant --eval-iters 0 --mock-data "
+    "--tokenizer-type NullTokenizer --vocab-size 63 --transformer-impl local --no-gradient-accumulation-fusion "
+    "--no-masked-softmax-fusion --no-bias-dropout-fusion --no-bias-gelu-fusion --no-persist-layer-norm --no-rope-fusion"
+)
+
+
+def test_converted_arguments_train(tmp_path):
+    file, out = tmp_path / "run.yaml", tmp_path / "run"
+    done = mb("config", "import-args", *FLAGS.split(), f"--out={file}")
+    assert done.returncode == 0, done.stderr
+    done = mb("pretrain", str(file), f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in metrics(out) if "lm loss" in row] == [1, 2, 3]

@@ -76,6 +76,16 @@ def test_flags_set_the_fields_of_the_same_meaning(flags, expected):
     assert values(flags) == expected
 
 
+def test_flags_that_megatron_would_not_read_are_listed():
+    flags = "--num-query-groups 2 --sequence-parallel --fim-rate 0.3 --use-pytorch-profiler"
+    assert converted(flags).dropped == {
+        "--num-query-groups": "has no effect in Megatron-LM without --group-query-attention",
+        "--sequence-parallel": "has no effect in Megatron-LM without tensor parallelism",
+        "--fim-rate": "has no effect in Megatron-LM without --fim-data",
+        "--use-pytorch-profiler": "has no effect in Megatron-LM without --profile",
+    }
+
+
 def test_defaults_of_megatron_are_written_where_they_differ():
     tied = "model.share_embeddings_and_output_weights"
     assert converted("").defaults[tied] is True

@@ -102,14 +102,22 @@ def convert(given: Mapping[str, Any]) -> Conversion:
         target = explicit if any(dest in given for dest in dests) else defaults
         target.update((path, value) for path, value in function(arguments) if ours.get(path, ...) != value)
     dropped = {
-        option: reason_without_counterpart(flags[dest])
-        for dest in given
-        for option in list(flags[dest].options)[:1]
-        if not flags[dest].path and not is_converted(dest)
+        _option(dest): reason for dest in given if (reason := _reason_dropped(dest, arguments)) is not None
     }
     return Conversion(
         given=explicit, defaults={k: v for k, v in defaults.items() if k not in explicit}, dropped=dropped
     )
+
+
+def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
+    """Return why a given argument sets nothing; None if it sets a field."""
+    needed = NO_EFFECT_WITHOUT.get(dest)
+    if needed is not None and not arguments.uses(needed):
+        return f"has no effect in Megatron-LM without {_option(needed)}"
+    if dest == "sequence_parallel" and arguments["tensor_model_parallel_size"] == 1:
+        return "has no effect in Megatron-LM without tensor parallelism"
+    flag = read_flags()[dest]
+    return None if flag.path or is_converted(dest) else reason_without_counterpart(flag)
 
 
 @cache
@@ -376,6 +384,18 @@ def profiler(arguments: Arguments) -> Fields:
     if arguments["profile"]:
         yield "profiling.use_nsys_profiler", not arguments["use_pytorch_profiler"]
         yield "profiling.use_pytorch_profiler", arguments["use_pytorch_profiler"]
+
+
+NO_EFFECT_WITHOUT: Mapping[str, str] = {
+    "num_query_groups": "group_query_attention",
+    "calc_ft_timeouts": "enable_ft_package",
+    "straggler_minmax_count": "log_straggler",
+    "disable_straggler_on_startup": "log_straggler",
+    "use_pytorch_profiler": "profile",
+    **{f"fim_{name}": "fim_data" for name in FIM},
+    **{f"fim_{name}_token": "fim_data" for name in FIM_TOKENS},
+}
+"""Argument -> the one without which Megatron-LM does not read it."""
 
 
 def _option(dest: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mb_models._rule_kinds import requires
 from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
 
@@ -16,12 +17,6 @@ def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str
             "" if activation == "quick_gelu" else ", or with a bias"
         )
     return None
-
-
-def _fused_norm(on: bool, normalization: str) -> str | None:
-    return (
-        f"is incompatible with normalization={normalization}" if on and normalization != "RMSNorm" else None
-    )
 
 
 def _offload_modules_named(on: bool, extra: Mapping[str, object]) -> str | None:
@@ -45,10 +40,10 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "relu", False, True),
         passes=(True, "silu", True, False),
     ),
-    model_rule(
+    requires(
         "K25",
-        ("fused_residual_rmsnorm", "normalization"),
-        _fused_norm,
+        {"model.fused_residual_rmsnorm": True},
+        {"model.normalization": "RMSNorm"},
         why="the fused kernel computes RMSNorm",
         fix="Set normalization=RMSNorm, or fused_residual_rmsnorm=false.",
         fails=(True, "LayerNorm"),

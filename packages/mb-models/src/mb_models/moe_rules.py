@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 
+from mb_models._rule_kinds import SET, among, in_range, requires
 from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
-
-
-def _positive_experts(experts: int | None) -> str | None:
-    return f"is {experts}" if experts is not None and experts < 1 else None
 
 
 def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> str | None:
@@ -15,16 +12,6 @@ def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> s
     if experts is None or not bias or size == 1:
         return None
     return f"{experts} experts with biases cannot be split over {size} tensor-parallel ranks"
-
-
-def _shared_width(width: int | None) -> str | None:
-    return f"is {width}" if width is not None and width < 1 else None
-
-
-def _shared_overlap(on: bool, width: int | None, dispatcher: str) -> str | None:
-    if not on or width is None or dispatcher in ("alltoall", "flex"):
-        return None
-    return f"is incompatible with moe_token_dispatcher_type={dispatcher}"
 
 
 def _one_coefficient_per_loss(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
@@ -38,16 +25,6 @@ def _capacity(factor: float | None, kinds: str | Sequence[str]) -> str | None:
     if factor is None or "sinkhorn" not in chosen:
         return None
     return f"is {factor} with moe_router_load_balancing_type=sinkhorn"
-
-
-def _padded_to_capacity(pad: bool, factor: float | None) -> str | None:
-    return "needs moe_expert_capacity_factor" if pad and factor is None else None
-
-
-def _score_bias(on: bool, score: str) -> str | None:
-    if not on or score in ("sigmoid", "sqrtsoftplus"):
-        return None
-    return f"is incompatible with moe_router_score_function={score}"
 
 
 def _one_expert(topk: int, score: str, pre: bool, kind: str | Sequence[str]) -> str | None:
@@ -67,14 +44,14 @@ def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | 
 
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
+    in_range(
         "K14",
-        ("num_moe_experts",),
-        _positive_experts,
+        "model.num_moe_experts",
+        1,
         why="a layer with experts needs at least one",
         fix="Set a positive number, or leave it unset for a dense model.",
-        fails=(0,),
-        passes=(4,),
+        fails=0,
+        passes=4,
     ),
     model_rule(
         "K15",
@@ -90,19 +67,19 @@ RULES: tuple[Rule, ...] = (
         fails=(4, True, None, 2),
         passes=(4, True, 1, 2),
     ),
-    model_rule(
+    in_range(
         "K16",
-        ("moe_shared_expert_intermediate_size",),
-        _shared_width,
+        "model.moe_shared_expert_intermediate_size",
+        1,
         why="an expert without width computes nothing",
         fix="Set a positive width, or leave it unset for no shared expert.",
-        fails=(0,),
-        passes=(None,),
+        fails=0,
+        passes=64,
     ),
-    model_rule(
+    requires(
         "K17",
-        ("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size", "moe_token_dispatcher_type"),
-        _shared_overlap,
+        {"model.moe_shared_expert_overlap": True, "model.moe_shared_expert_intermediate_size": SET},
+        {"model.moe_token_dispatcher_type": among("alltoall", "flex")},
         why="only these dispatchers overlap computation with the exchange of tokens",
         fix="Set moe_token_dispatcher_type to alltoall or flex, or moe_shared_expert_overlap=false.",
         fails=(True, 64, "allgather"),
@@ -126,19 +103,19 @@ RULES: tuple[Rule, ...] = (
         fails=(1.0, "sinkhorn"),
         passes=(1.0, "aux_loss"),
     ),
-    model_rule(
+    requires(
         "K20",
-        ("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
-        _padded_to_capacity,
+        {"model.moe_pad_expert_input_to_capacity": True},
+        {"model.moe_expert_capacity_factor": SET},
         why="there is no capacity to pad to",
         fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity=false.",
         fails=(True, None),
         passes=(True, 1.0),
     ),
-    model_rule(
+    requires(
         "K21",
-        ("moe_router_enable_expert_bias", "moe_router_score_function"),
-        _score_bias,
+        {"model.moe_router_enable_expert_bias": True},
+        {"model.moe_router_score_function": among("sigmoid", "sqrtsoftplus")},
         why="the bias is added to scores that are independent of each other",
         fix="Set moe_router_score_function=sigmoid, or moe_router_enable_expert_bias=false.",
         fails=(True, "softmax"),

@@ -2,17 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from mb_models._rule_kinds import SET, excludes
 from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of any layer that can be recomputed."""
-
-
-def _selective_takes_no_layers(layers: int | None, granularity: str | None) -> str | None:
-    if granularity != "selective" or layers is None:
-        return None
-    return f'"selective" selects modules, not layers (recompute_num_layers={layers})'
 
 
 def _recompute_modules(
@@ -51,19 +46,13 @@ def _recompute_under_delayed_scaling(
     return f"{', '.join(sorted(chosen))} cannot be recomputed under fp8_recipe=delayed"
 
 
-def _spread_activations(spread: bool | None, sequence: bool, granularity: str | None) -> str | None:
-    on = spread and sequence and granularity is not None
-    return "is incompatible with sequence_parallel" if on else None
-
-
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
+    excludes(
         "K01",
-        ("recompute_num_layers", "recompute_granularity"),
-        _selective_takes_no_layers,
-        why="recomputation is selected by module",
+        {"model.recompute_num_layers": SET, "model.recompute_granularity": "selective"},
+        why="selective recomputation selects modules, not layers",
         fix='Leave it unset, or set recompute_granularity to "full".',
         fails=(1, "selective"),
         passes=(None, "selective"),
@@ -104,10 +93,13 @@ RULES: tuple[Rule, ...] = (
         fails=(["layernorm"], "selective", "hybrid", "delayed"),
         passes=(["mlp"], "selective", "hybrid", "delayed"),
     ),
-    model_rule(
+    excludes(
         "K06",
-        ("distribute_saved_activations", "sequence_parallel", "recompute_granularity"),
-        _spread_activations,
+        {
+            "model.distribute_saved_activations": True,
+            "model.sequence_parallel": True,
+            "model.recompute_granularity": SET,
+        },
         why="the inputs are already split over the tensor-parallel ranks",
         fix="Set distribute_saved_activations=false.",
         fails=(True, True, "selective"),

@@ -14,7 +14,7 @@ from mb_models import (
     variant_rules,
     width_rules,
 )
-from mb_models._rule_kinds import rule, within
+from mb_models._rule_kinds import SET, above, no_effect, requires, rule, within
 from mb_models._rules import Problem, Rule, check
 from mb_models.config import GPTModelConfig
 from mb_models.errors import ModelConfigError
@@ -122,33 +122,10 @@ def _transformer_names(extra: Mapping[str, object]) -> str | None:
     return "; ".join(unsupported) or None
 
 
-def _experts_need_sequence_parallel(experts: int | None, tp: int, sequence_parallel: bool) -> str | None:
-    if experts is None or tp == 1 or sequence_parallel:
-        return None
-    return f"experts under tensor parallelism (num_moe_experts={experts}, tp={tp}, sequence_parallel=false)"
-
-
 def _topk_fits(topk: int, experts: int | None) -> str | None:
     if experts is None or 1 <= topk <= experts:
         return None
     return f"a token cannot use that many experts (moe_router_topk={topk}, num_moe_experts={experts})"
-
-
-def _expert_sizes_need_experts(experts: int | None, width: int | None, shared: int | None) -> str | None:
-    if experts is not None or (width is None and shared is None):
-        return None
-    return (
-        f"experts have a size but no number (moe_ffn_hidden_size={width}, "
-        f"moe_shared_expert_intermediate_size={shared})"
-    )
-
-
-def _full_recompute_is_complete(
-    granularity: str | None, method: str | None, layers: int | None
-) -> str | None:
-    if granularity != "full" or (method is not None and layers is not None):
-        return None
-    return f'"full" needs both other fields (recompute_method={method}, recompute_num_layers={layers})'
 
 
 def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
@@ -247,10 +224,10 @@ RULES: tuple[Rule, ...] = (
         fails=({"use_mup": True},),
         passes=({"glu_linear_offset": 1.0},),
     ),
-    rule(
+    requires(
         "G10",
-        within("model", "num_moe_experts tensor_model_parallel_size sequence_parallel"),
-        _experts_need_sequence_parallel,
+        {"model.num_moe_experts": SET, "model.tensor_model_parallel_size": above(1)},
+        {"model.sequence_parallel": True},
         why="tokens are dispatched from a sequence that is split over the tensor-parallel ranks",
         fix="Set sequence_parallel=true.",
         fails=(8, 2, False),
@@ -265,19 +242,19 @@ RULES: tuple[Rule, ...] = (
         fails=(3, 2),
         passes=(2, 2),
     ),
-    rule(
+    no_effect(
         "G12",
-        within("model", "num_moe_experts moe_ffn_hidden_size moe_shared_expert_intermediate_size"),
-        _expert_sizes_need_experts,
+        "model.num_moe_experts",
+        {"model.moe_ffn_hidden_size": None, "model.moe_shared_expert_intermediate_size": None},
         why="without num_moe_experts the model is dense",
         fix="Set num_moe_experts, or unset the sizes.",
         fails=(None, 64, None),
         passes=(4, 64, None),
     ),
-    rule(
+    requires(
         "G13",
-        within("model", "recompute_granularity recompute_method recompute_num_layers"),
-        _full_recompute_is_complete,
+        {"model.recompute_granularity": "full"},
+        {"model.recompute_method": SET, "model.recompute_num_layers": SET},
         why="Megatron needs the layers to recompute, and their number per group",
         fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
         fails=("full", None, 1),

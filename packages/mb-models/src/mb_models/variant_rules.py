@@ -22,12 +22,6 @@ def _sinks(kind: str, impl: str, cp: int, latent: bool) -> str | None:
     )
 
 
-def _norm_of_queries(norm: bool, rank: int | None, latent: bool, impl: str) -> str | None:
-    if not norm or rank is not None or not latent or impl != "local":
-        return None
-    return "is on, but queries have no latent vector (q_lora_rank=null)"
-
-
 def _windowed_layers(
     freq: int | Sequence[int] | None, window: tuple[int, int] | None, layers: int
 ) -> str | None:
@@ -220,11 +214,15 @@ RULES: tuple[Rule, ...] = (
             passes=(1, 1),
         )
     ),
-    model_rule(
+    excludes(
         "G24",
-        ("qk_layernorm", "q_lora_rank", "multi_latent_attention", "transformer_impl"),
-        _norm_of_queries,
-        why="local layers normalise the latent vectors of latent attention",
+        {
+            "model.qk_layernorm": True,
+            "model.q_lora_rank": None,
+            "model.multi_latent_attention": True,
+            "model.transformer_impl": "local",
+        },
+        why="local layers normalise the latent vectors of latent attention, and queries have none",
         fix="Set q_lora_rank, or qk_layernorm=false.",
         fails=(True, None, True, "local"),
         passes=(True, 512, True, "local"),

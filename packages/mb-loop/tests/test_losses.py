@@ -29,6 +29,8 @@ def test_a_stage_without_losses_reports_none_and_needs_no_group(microbatches):
 def test_other_shapes_are_rejected():
     with pytest.raises(LossShapeError, match=r"'loss': has 3 elements"):
         reduce_losses([{"loss": torch.ones(3)}], groups=None)
+    with pytest.raises(LossShapeError, match=r"'loss': has 1 or 2 elements, .* for every microbatch"):
+        reduce_losses([{"loss": torch.ones(1)}, {"loss": torch.ones(2)}], groups=None)
 
 
 def test_a_loss_that_was_read_by_the_host_is_rejected():

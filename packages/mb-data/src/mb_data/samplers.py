@@ -84,11 +84,11 @@ class SingleSampler(RankSampler):
         self._require_unconsumed()
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.consumed_samples
-        while position + self.step <= self.total_samples:
+        position, step = self.consumed_samples, self.step
+        while position + step <= self.total_samples:
             start = position + self.data_parallel_rank * self.micro_batch_size
             yield list(range(start, start + self.micro_batch_size))
-            position += self.step
+            position += step
         rest = self.total_samples - position
         if not self.drop_last and rest >= self.data_parallel_size:
             first, end = (

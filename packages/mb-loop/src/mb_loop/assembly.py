@@ -139,7 +139,8 @@ class LoopAssembly:
         events = self.evaluation_events
 
         def run(step: int) -> None:
-            if evaluation_due(cfg.validation, counters):
+            interval = cfg.validation.eval_interval
+            if interval and step % interval == 0 and evaluation_due(cfg.validation, counters):
                 with self.manual_gc.around_evaluation(), checks_paused(self.rerun_machine):
                     run_evaluation(
                         forward_backward,

@@ -163,7 +163,10 @@ class CheckpointSaver:
         """
         if self._checkpointer is None:
             return
-        self._finalize(self._checkpointer, blocking=blocking)
+        if blocking or self._checkpointer.may_wait:
+            self._finalize(self._checkpointer, blocking=blocking)
+        elif ended := self._checkpointer.poll(blocking=False):
+            self._on_saved(ended)
         if self._checkpointer.retry_due(blocking=blocking):
             self.save_now(self._events.state.train_state.step, non_persistent=False)
             if blocking:
@@ -208,13 +211,9 @@ class CheckpointSaver:
             self._events("on_checkpoint_scheduled", save=scheduled)
 
     def _finalize(self, checkpointer: Checkpointer, *, blocking: bool) -> None:
-        if blocking or checkpointer.may_wait:
-            with self._holding("finalize"):
-                ended = checkpointer.poll(blocking=blocking)
-        else:
-            ended = checkpointer.poll(blocking=False)
-        if ended:
-            self._on_saved(ended)
+        with self._holding("finalize"):
+            ended = checkpointer.poll(blocking=blocking)
+        self._on_saved(ended)
 
     @contextmanager
     def _holding(self, work: CheckpointWork) -> Iterator[None]:

@@ -25,7 +25,8 @@ def sum_and_count(microbatches: Sequence[Mapping[str, Tensor]]) -> Tensor:
     that the result is their average.
 
     Raises:
-        LossShapeError: a loss has another number of elements or is not a tensor, or microbatches have different names.
+        LossShapeError: a loss has another number of elements or is not a tensor, or microbatches have different names
+            or numbers of elements.
     """
     names = list(microbatches[0])
     for number, losses in enumerate(microbatches):
@@ -34,24 +35,29 @@ def sum_and_count(microbatches: Sequence[Mapping[str, Tensor]]) -> Tensor:
                 f"losses: microbatch {number} reports {list(losses)}, the first one {names}, so there is no average of "
                 "each. Report the same names in the same order for all microbatches."
             )
-    return torch.stack([_row(name, [losses[name] for losses in microbatches]) for name in microbatches[0]])
+    rows = []
+    for name in names:
+        values = [losses[name] for losses in microbatches]
+        sizes = {value.numel() if isinstance(value, Tensor) else 0 for value in values}
+        if sizes != {1} and sizes != {2}:
+            raise _unusable_loss(name, values)
+        columns = [value.detach().float().reshape(-1) for value in values]
+        total = columns[0] if len(columns) == 1 else torch.stack(columns).sum(dim=0)
+        rows.append(total if len(total) == 2 else torch.cat([total, total.new_full((1,), len(values))]))
+    return torch.stack(rows)
 
 
-def _row(name: str, values: Sequence[Tensor]) -> Tensor:
+def _unusable_loss(name: str, values: Sequence[object]) -> LossShapeError:
     for value in values:
         if not isinstance(value, Tensor):
-            raise LossShapeError(
+            return LossShapeError(
                 f"loss {name!r}: is of type {type(value).__name__}, but losses remain on the device until "
                 "they are averaged. Report the tensor itself, such as loss.detach(), without item()."
             )
-    stacked = torch.stack([value.detach().float().reshape(-1) for value in values])
-    if stacked.shape[1] == 2:
-        return stacked.sum(dim=0)
-    if stacked.shape[1] == 1:
-        return torch.cat([stacked.sum(dim=0), stacked.new_full((1,), len(values))])
-    raise LossShapeError(
-        f"loss {name!r}: has {stacked.shape[1]} elements, but only a scalar and [sum, count] can be averaged. "
-        "Report one of these from the loss function."
+    sizes = sorted({value.numel() for value in values if isinstance(value, Tensor)})
+    return LossShapeError(
+        f"loss {name!r}: has {' or '.join(map(str, sizes))} elements, but only a scalar and [sum, count] can be "
+        "averaged. Report the same one of these from the loss function for every microbatch."
     )
 
 

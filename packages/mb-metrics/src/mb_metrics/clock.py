@@ -53,7 +53,9 @@ class DeviceTimer:
 
     def mark(self) -> tuple[float, Any]:
         """Read the host's clock, and record an event on the current stream of the current device."""
-        return self._clock(), import_module("mb_metrics.tensors").timing_event() if _uses_cuda() else None
+        torch = sys.modules.get("torch")  # neither imported nor initialized for a mark
+        uses_cuda = torch is not None and torch.cuda.is_initialized() and torch.cuda.is_available()
+        return self._clock(), import_module("mb_metrics.tensors").timing_event() if uses_cuda else None
 
     def ready(self, mark: tuple[float, Any]) -> bool:
         """Return True if the device has reached the event."""
@@ -65,12 +67,6 @@ class DeviceTimer:
             return end[0] - begin[0]
         end[1].synchronize()
         return float(begin[1].elapsed_time(end[1])) / 1000
-
-
-def _uses_cuda() -> bool:
-    """Return True if torch is imported and CUDA is initialized. Neither imports nor initializes anything."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_available()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,8 +103,9 @@ def build(
     manager = open_manager(config, tokenizer, stack)
     profilers = run_profilers(job)
     training_model = wrapped_model(
-        job, groups=groups, tokenizer_vocab_size=tokenizer.vocab_size, device=device, console=console
+        job, groups=groups, tokenizer_vocab_size=tokenizer.vocab_size, device=device
     )
+    report_model(job, training_model, console)
     rerun_machine = build_rerun_machine(config.rerun_state_machine)
     loaders = data_loaders(config, datasets, ranks=DataRanks.of(readers), console=console)
     checkpointer = run_checkpointer(
@@ -179,14 +180,13 @@ def wrapped_model(
     groups: ProcessGroupCollection | ModuleGroups,
     tokenizer_vocab_size: int,
     device: torch.device,
-    console: Console,
 ) -> TrainingModel:
-    """Build the model and its optimizer, with what overlap and CUDA graphs need before; print a summary."""
+    """Build the model and its optimizer, with what overlap and CUDA graphs need before."""
     config = job.config
     layers = layers_of(config, device)
     start_user_buffers(config.model, micro_batch_size=config.train.micro_batch_size or 1)
     with wrapping_stream(config.model):
-        training_model = build_model(
+        return build_model(
             config,
             groups=groups,
             layers=layers,
@@ -194,13 +194,11 @@ def wrapped_model(
             device=device,
             code=job.options.code,
         )
-    report_model(job, training_model, layers=layers.reason, console=console)
-    return training_model
 
 
-def report_model(job: Job, training_model: TrainingModel, *, layers: str, console: Console) -> None:
+def report_model(job: Job, training_model: TrainingModel, console: Console) -> None:
     """Print model and device, why the run is not bitwise reproducible on a CPU, and the ranks of each module."""
-    console.print(model_line(job, training_model, device=training_model.device, layers=layers))
+    console.print(model_line(job, training_model))
     if training_model.device.type == "cpu":
         for reason in irreproducibility_reasons(read_arithmetic()):
             console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
@@ -338,10 +336,10 @@ def report_padding_rows(rows: int | None, *, tokenizer: int, console: Console) -
         )
 
 
-def model_line(job: Job, training_model: TrainingModel, *, device: torch.device, layers: str) -> str:
+def model_line(job: Job, training_model: TrainingModel) -> str:
     """Return one line with the model, the device and the output folder of a run."""
-    world = job.world.world_size
+    world, device = job.world.world_size, training_model.device
     processes = "1 process" if world == 1 else f"{world} processes"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    size = training_model.parameters / 1e6
-    return f"{job.options.name}: {size:.1f} M parameters, {layers}, {processes} on {name}; run folder {job.folder.path}"
+    model = f"{training_model.parameters / 1e6:.1f} M parameters, {training_model.layers.reason}"
+    return f"{job.options.name}: {model}, {processes} on {name}; run folder {job.folder.path}"

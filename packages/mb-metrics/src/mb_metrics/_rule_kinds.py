@@ -220,8 +220,9 @@ def no_effect(
             for (path, default), value in zip(defaults.items(), values, strict=True)
             if value != default and not on
         }
-        text = _named([switch, *changed], [on, *changed.values()])
-        return f"leaves other settings without effect ({text})" if changed else None
+        if not changed:
+            return None
+        return f"leaves other settings without effect ({_named([switch, *changed], [on, *changed.values()])})"
 
     return rule(id, (switch, *defaults), test, why=why, fix=fix, fails=fails, passes=passes)
 

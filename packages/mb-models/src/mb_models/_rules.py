@@ -186,8 +186,8 @@ def explain(rule: Rule) -> str:
 def applies(rule: Rule, sections: Mapping[str, object]) -> bool:
     """Return whether everything that a rule reads is present. Facts are the section `facts`."""
     first, _, name = rule.fields[0].partition(".")
-    section = sections.get(first)
-    exists = not name or _has(section, name.partition(".")[0])
+    section, field = sections.get(first), name.partition(".")[0]
+    exists = not name or (field in section if isinstance(section, Mapping) else hasattr(section, field))
     return exists and all(_present(path, sections) for path in rule.fields)
 
 
@@ -237,10 +237,6 @@ def _present(path: str, sections: Mapping[str, object]) -> bool:
     if name == "facts":
         return isinstance(section, Mapping) and section.get(leaf) is not None
     return section is not None
-
-
-def _has(section: object, name: str) -> bool:
-    return name in section if isinstance(section, Mapping) else hasattr(section, name)
 
 
 def _readable(message: str, values: Mapping[str, object]) -> str:

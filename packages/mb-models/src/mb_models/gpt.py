@@ -42,7 +42,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     ) -> GPTModel:
         config = self.config
         layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
-        return GPTModel(
+        chunk = GPTModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             transformer_layer_spec=layers,
             mtp_block_spec=self._prediction(layers, vp_stage=vp_stage, pp_rank=groups.pp.rank()),
@@ -53,9 +53,8 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             rope_scaling_factor=config.rope_scaling_factor,
             vp_stage=vp_stage,
         )
-
-    def _drop_unused_output_weight(self, chunk: GPTModel) -> None:
         drop_unused_output_weight(chunk)
+        return chunk
 
     def _prediction(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int

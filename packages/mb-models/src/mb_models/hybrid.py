@@ -36,7 +36,7 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
         groups: ProcessGroupCollection,
     ) -> HybridModel:
         config = self.config
-        return HybridModel(
+        chunk = HybridModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             hybrid_stack_spec=self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank()),
             hybrid_layer_pattern=config.hybrid_layer_pattern,
@@ -45,9 +45,8 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,
         )
-
-    def _drop_unused_output_weight(self, chunk: HybridModel) -> None:
         drop_unused_output_weight(chunk)
+        return chunk
 
 
 KERNELS = {"M": ("mamba_ssm", "mamba-ssm"), "G": ("fla", "flash-linear-attention")}

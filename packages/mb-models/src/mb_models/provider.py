@@ -76,9 +76,6 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
     ) -> Chunk:
         """Build one chunk; its parameters may be on any device."""
 
-    def _drop_unused_output_weight(self, chunk: Chunk) -> None:
-        """Drop the output layer's weight if the chunk has one that it never uses."""
-
     def provide(
         self,
         *,
@@ -98,7 +95,6 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         chunk = self._build(
             pre_process=pre_process, post_process=post_process, vp_stage=vp_stage, groups=groups
         )
-        self._drop_unused_output_weight(chunk)
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         return chunk.to(self.device)

@@ -74,6 +74,8 @@ class TrainingModel:
     """Factory of the forward step, called as (inspect_loss=); a GPT also takes packed=."""
     schedule: Mapping[str, Any]
     """Arguments of a training loop: Megatron's `forward_backward_func`, its `pg_collection` and `p2p_communicator`."""
+    layers: LayerChoice
+    """Layers of the model, with the reason of the choice."""
     transformer: Any
     """Megatron's configuration of the model."""
     vocab_size: int
@@ -149,6 +151,7 @@ class _ModelParts:
 
     section: Any
     family: Family
+    layers: LayerChoice
     options: Mapping[str, Any]
     """Layers, device and size of the tokenizer, as every provider takes them."""
 
@@ -173,7 +176,7 @@ class _ModelParts:
             "device": device,
             "tokenizer_vocab_size": tokenizer_vocab_size,
         }
-        return cls(section=section, family=family, options=options)
+        return cls(section=section, family=family, layers=layers, options=options)
 
     def parameter_count(self, chunks: list[Any], *, vocab_size: int, groups: ProcessGroupCollection) -> int:
         """Return the number of parameters of the complete model, from unwrapped chunks. Collective."""
@@ -245,6 +248,7 @@ def _build_one_model(
         scheduler=None if optimizer.scheduler is None else optimizer.scheduler(stepper),
         forward_step=parts.family.forward_step,
         schedule=_pipeline_schedule(provider.transformer, groups),
+        layers=parts.layers,
         transformer=provider.transformer,
         vocab_size=provider.vocab_size,
         parameters=parameters,
@@ -346,6 +350,7 @@ def _build_modules(
         scheduler=None if optimizer.scheduler is None else optimizer.scheduler(stepper),
         forward_step=partial(MimoForwardStep, rows=groups.rows),
         schedule={"forward_backward_func": modules.forward_backward(), "pg_collection": groups.main},
+        layers=parts.layers,
         transformer=modules.transformer,
         vocab_size=modules.vocab_size,
         parameters=parts.parameter_count([model], vocab_size=modules.vocab_size, groups=groups.main),

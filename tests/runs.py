@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import typer
 from preloaded_mb import PreloadedProcess, inherited, server
 from typer.testing import CliRunner
 
@@ -123,3 +124,11 @@ def events(out: Path) -> list[tuple[str, int]]:
     """Return the events and their steps, in order."""
     rows = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     return [(row["event"], row["step"]) for row in rows]
+
+
+def exit_code_of(*words: object) -> int:
+    """Run a command of `mb` in this process, and return its exit code."""
+    try:
+        return typer.main.get_command(app)(args=[str(word) for word in words], standalone_mode=False) or 0
+    except typer.Exit as ended:
+        return ended.exit_code

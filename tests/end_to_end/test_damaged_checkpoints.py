@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch.distributed as dist
 import yaml
-from runs import events, train_here
+from runs import events, exit_code_of, train_here
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -15,8 +15,6 @@ from mb_checkpoint import (
     verify_last_checkpoint_on_all_ranks,
 )
 from mb_checkpoint.locks import writer_lock
-from mb_trainer.commands.hf import export_hf
-from mb_trainer.commands.sample import sample
 
 LAST = "checkpoints/iter_0000006"
 
@@ -144,7 +142,10 @@ def skipping_the_last(run):
 
 def test_a_sample_takes_the_newest_intact_checkpoint_and_reports_it(run, capsys):
     flip(run / LAST / "__0_0.distcp")
-    assert sample(run, prompt="the loop", tokens=2, temperature=0.0, seed=1) == 0
+    assert (
+        exit_code_of("sample", run, "--prompt", "the loop", "--tokens", 2, "--temperature", 0.0, "--seed", 1)
+        == 0
+    )
     text, printed = capsys.readouterr()
     assert text.startswith("the loop")
     assert printed.splitlines() == skipping_the_last(run)
@@ -152,7 +153,7 @@ def test_a_sample_takes_the_newest_intact_checkpoint_and_reports_it(run, capsys)
 
 def test_an_export_takes_the_newest_intact_checkpoint_and_reports_it(run, tmp_path, capsys):
     flip(run / LAST / "__0_0.distcp")
-    assert export_hf(run, out=tmp_path / "exported", adapters=False) == 0
+    assert exit_code_of("export-hf", run, "--out", tmp_path / "exported") == 0
     printed = capsys.readouterr()
     assert printed.out == f"weights of step 4 in {tmp_path / 'exported'}\n"
     assert printed.err.splitlines() == skipping_the_last(run)

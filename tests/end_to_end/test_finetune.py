@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from runs import metrics, train_here
+from runs import exit_code_of, metrics, train_here
 
 from mb_checkpoint import describe_checkpoint
-from mb_trainer.commands.hf import export_hf
-from mb_trainer.commands.sample import sample
 from mb_trainer.commands.train import pretrain
 
 
@@ -36,15 +34,20 @@ def test_adapters_alone_are_stored_and_a_stop_changes_nothing(overrides, base, t
     adapt(overrides, base.parent, tmp_path / "cut", "train.exit_interval=10")
     adapt(overrides, base, tmp_path / "cut", "train.exit_interval=null", resume_with_changes=True)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    assert sample(tmp_path / "whole", prompt="the", tokens=3, temperature=0.0, seed=1) == 0
+    assert (
+        exit_code_of(
+            "sample", tmp_path / "whole", "--prompt", "the", "--tokens", 3, "--temperature", 0.0, "--seed", 1
+        )
+        == 0
+    )
 
 
 def test_adapters_go_out_alone_and_compute_what_the_merged_model_does(overrides, base, tmp_path):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     adapt(overrides, base, tmp_path / "run", "peft.alpha=64", "optimizer.lr=0.01", "optimizer.min_lr=0.01")
-    assert export_hf(tmp_path / "run", out=tmp_path / "merged", adapters=False) == 0
-    assert export_hf(tmp_path / "run", out=tmp_path / "adapters", adapters=True) == 0
-    assert export_hf(base, out=tmp_path / "base", adapters=False) == 0
+    assert exit_code_of("export-hf", tmp_path / "run", "--out", tmp_path / "merged") == 0
+    assert exit_code_of("export-hf", tmp_path / "run", "--out", tmp_path / "adapters", "--adapters") == 0
+    assert exit_code_of("export-hf", base, "--out", tmp_path / "base") == 0
     before, merged = (
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
         for name in ("base", "merged")
@@ -58,7 +61,7 @@ def test_adapters_go_out_alone_and_compute_what_the_merged_model_does(overrides,
 
 
 def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
-    assert export_hf(base, out=tmp_path / "out", adapters=True) == 1
+    assert exit_code_of("export-hf", base, "--out", tmp_path / "out", "--adapters") == 1
     assert "a run without adapters cannot be merged or exported" in capsys.readouterr().err
 
 

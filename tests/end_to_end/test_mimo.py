@@ -7,7 +7,6 @@ from mb_config.facts import TargetMachine
 from mb_config.program import examine
 from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
-from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import program
 from mb_trainer.data_checks import verify_data
@@ -68,7 +67,12 @@ def test_the_section_of_the_data_is_settled_before_two_runs_are_compared():
 
 
 def test_it_continues_no_prompt(runs, capsys):
-    assert sample(runs / "cut", prompt="a red", tokens=3, temperature=0.0, seed=1) == 1
+    assert (
+        exit_code_of(
+            "sample", runs / "cut", "--prompt", "a red", "--tokens", 3, "--temperature", 0.0, "--seed", 1
+        )
+        == 1
+    )
     assert "MimoModelConfig continues no text" in capsys.readouterr().err
 
 

@@ -1,9 +1,7 @@
 """Text from a checkpoint, through the command."""
 
 import pytest
-from runs import train_here
-
-from mb_trainer.commands.sample import sample
+from runs import exit_code_of, train_here
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +14,12 @@ def run(overrides, tmp_path_factory):
 
 def sampled(run, capsys, **options) -> str:
     choices = {"prompt": "the loop", "tokens": 12, "temperature": 0.8, "seed": 1} | options
-    assert sample(run, **choices) == 0
+    assert (
+        exit_code_of(
+            "sample", run, *(word for name, value in choices.items() for word in (f"--{name}", value))
+        )
+        == 0
+    )
     return capsys.readouterr().out
 
 
@@ -32,5 +35,8 @@ def test_the_same_seed_samples_the_same_text(run, capsys):
 
 
 def test_a_folder_without_checkpoint_is_an_error(tmp_path, capsys):
-    assert sample(tmp_path, prompt="x", tokens=1, temperature=0.0, seed=1) == 2
+    assert (
+        exit_code_of("sample", tmp_path, "--prompt", "x", "--tokens", 1, "--temperature", 0.0, "--seed", 1)
+        == 2
+    )
     assert "has no checkpoint to sample from" in capsys.readouterr().err

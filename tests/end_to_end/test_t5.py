@@ -10,7 +10,6 @@ from mb_data import T5TextCorpusConfig
 from mb_host.t5 import host_t5_spec
 from mb_launch import World, pick_device
 from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count
-from mb_trainer.commands.sample import sample
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import count_flops, embedding_rows
 from mb_trainer.recipes import RECIPES
@@ -71,7 +70,12 @@ def test_its_configuration_comes_back_from_a_file(runs):
 
 
 def test_it_continues_no_prompt(runs, capsys):
-    assert sample(runs / "cut", prompt="the loop", tokens=3, temperature=0.0, seed=1) == 1
+    assert (
+        exit_code_of(
+            "sample", runs / "cut", "--prompt", "the loop", "--tokens", 3, "--temperature", 0, "--seed", 1
+        )
+        == 1
+    )
     assert "T5ModelConfig continues no text" in capsys.readouterr().err
 
 

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from mb_metrics.event_recorder import EventContext
     from mb_metrics.model_norms import Norms
     from mb_metrics.module_norms import ModuleNorms
+    from mb_metrics.rank_console import RankConsole
     from mb_metrics.run_summary import SummaryContext
     from mb_metrics.sections import LocalModules, MeasuredModel, MetricsSettings, TrainSection, WrapperSection
     from mb_metrics.sinks.console import TextStream
@@ -118,7 +119,6 @@ if TYPE_CHECKING:
     from mb_resilience.stop_requests import StopSettings
     from mb_resilience.straggler import TimerSwitch
     from mb_resilience.straggler_detectors import StragglerDetectors
-    from mb_trainer import console
     from mb_trainer.commands.index_request import read_index_request
     from mb_trainer.config_program import count_flops
     from mb_trainer.state import GlobalState
@@ -312,10 +312,10 @@ if TYPE_CHECKING:
     def _(watcher: SignalWatcher) -> Watcher:
         return watcher
 
-    def _(output: console.Console) -> TextStream:
+    def _(output: RankConsole) -> TextStream:
         return output
 
-    def _(output: console.Console) -> RankOutput:
+    def _(output: RankConsole) -> RankOutput:
         return output
 
     def _() -> LayerSpec:

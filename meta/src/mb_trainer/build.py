@@ -33,13 +33,13 @@ from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine
 from mb_loop.mcore_graphs import graph_resources, wrapping_stream
 from mb_metrics import RunProfilers, start_profilers
+from mb_metrics.rank_console import Bar, RankConsole
 from mb_models import ModuleGroups
 from mb_models.training import TrainingModel, data_groups
 from mb_overlap import start_user_buffers
 from mb_resilience import IgnoreSignals
 from mb_resilience.monitors import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
-from mb_trainer.console import Bar, Console
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import build_model, layers_of, model_groups
 from mb_trainer.run_folder import in_use_error
@@ -50,7 +50,7 @@ from mb_trainer.train import Run
 from mb_trainer.trainer import report_complete
 
 
-def run(job: Job, *, console: Console) -> TrainOutcome:
+def run(job: Job, *, console: RankConsole) -> TrainOutcome:
     """Train a run whose configuration has passed all checks. Collective over the world."""
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
@@ -88,7 +88,7 @@ def build(
     device: torch.device,
     state: GlobalState,
     monitors: RunMonitors,
-    console: Console,
+    console: RankConsole,
     stack: ExitStack,
 ) -> Run:
     """Build tokenizer, datasets, model and checkpointer, load the checkpoint, and open the data at its position.
@@ -144,7 +144,7 @@ def open_manager(config: ConfigContainer, tokenizer: Tokenizer, stack: ExitStack
     return manager
 
 
-def run_monitors(job: Job, console: Console) -> AbstractContextManager[RunMonitors]:
+def run_monitors(job: Job, console: RankConsole) -> AbstractContextManager[RunMonitors]:
     """Return the monitors of this rank: section reports to a launcher, hang reports, simulated faults. Collective."""
     config = job.config
     return build_monitors(
@@ -196,7 +196,7 @@ def wrapped_model(
         )
 
 
-def report_model(job: Job, training_model: TrainingModel, console: Console) -> None:
+def report_model(job: Job, training_model: TrainingModel, console: RankConsole) -> None:
     """Print model and device, why the run is not bitwise reproducible on a CPU, and the ranks of each module."""
     console.print(model_line(job, training_model))
     if training_model.device.type == "cpu":
@@ -207,7 +207,7 @@ def report_model(job: Job, training_model: TrainingModel, console: Console) -> N
 
 
 def data_loaders(
-    config: ConfigContainer, datasets: RunDatasets, *, ranks: DataRanks, console: Console
+    config: ConfigContainer, datasets: RunDatasets, *, ranks: DataRanks, console: RankConsole
 ) -> RunLoaders:
     """Return the loaders of this rank.
 
@@ -238,7 +238,7 @@ def run_checkpointer(
     *,
     train_data_iterator: Any,
     rerun_machine: MegatronRerunMachine | None,
-    console: Console,
+    console: RankConsole,
 ) -> RunCheckpointer:
     """Return the checkpointer: the manager, with the objects whose state checkpoints contain."""
     peft = state.cfg.peft
@@ -268,7 +268,7 @@ def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
 
 
 def initialize_adapters(
-    config: ConfigContainer, training_model: TrainingModel, *, loaded: LoadedCheckpoint, console: Console
+    config: ConfigContainer, training_model: TrainingModel, *, loaded: LoadedCheckpoint, console: RankConsole
 ) -> None:
     """Initialize the adapters unless the run resumes, and print the path of the weights of the base model."""
     if config.peft is None or loaded.source == "nothing":
@@ -280,7 +280,7 @@ def initialize_adapters(
 
 
 @contextmanager
-def open_folder(job: Job, console: Console) -> Iterator[None]:
+def open_folder(job: Job, console: RankConsole) -> Iterator[None]:
     """Create and lock the run folder on rank 0, save the configuration, and open the logs of all ranks. Collective.
 
     An evaluation may run with a folder that cannot be written: it is not locked, and nothing is written to it.
@@ -312,7 +312,7 @@ def open_folder(job: Job, console: Console) -> Iterator[None]:
         yield
 
 
-def shared_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
+def shared_tokenizer(config: ConfigContainer, console: RankConsole) -> Tokenizer:
     """Prepare data and tokenizer on rank 0 with a progress bar; the other ranks wait and load them. Collective."""
     is_preparing = console.rank == 0
     with console.progress("preparing data", 1) if is_preparing else nullcontext(Bar()) as bar:
@@ -326,7 +326,7 @@ def shared_tokenizer(config: ConfigContainer, console: Console) -> Tokenizer:
     return tokenizer
 
 
-def report_padding_rows(rows: int | None, *, tokenizer: int, console: Console) -> None:
+def report_padding_rows(rows: int | None, *, tokenizer: int, console: RankConsole) -> None:
     """Print the number of embedding rows without a token, if `model.vocab_size` exceeds that of the tokenizer."""
     padding = 0 if rows is None else rows - tokenizer
     if padding > 0:

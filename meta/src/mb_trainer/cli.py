@@ -5,6 +5,7 @@ Each command imports its module when it is called, so that `mb --help` starts fa
 
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -14,8 +15,9 @@ import mb_config.cli
 import mb_data.cli
 import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
+from mb_config.cli_options import add_import_option
 from mb_trainer.cli_config import TRAINER, configs
-from mb_trainer.cli_options import add_shared_options, command
+from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
 from mb_trainer.cli_weights import weights
@@ -68,5 +70,5 @@ def main() -> None:
     # torch warns when the package `pynvml` is installed. nvidia-resiliency-ext requires it: a user cannot change that
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     program = typer.main.get_command(app)
-    add_shared_options(program)
+    add_import_option(program, lambda: import_module("mb_trainer.registry").REGISTRY)
     sys.exit(program())

@@ -25,4 +25,7 @@ TRAINER = MountedProgram(
 @configs.command(epilog="Example: mb recipes")
 def recipes() -> None:
     """List the recipes, one line each."""
-    raise typer.Exit(command("recipes").recipes())
+    table = import_module("mb_trainer.registry").REGISTRY.recipes
+    width = max(map(len, table))
+    for name, recipe in table.items():
+        print(f"{name:<{width}}  {recipe.summary}")

@@ -28,51 +28,6 @@ ResumeWithChanges = Annotated[
 ]
 
 
-def import_modules(names: list[str] | None) -> list[str] | None:
-    """Import modules, and add their recipes, dataclasses and rules to the registry.
-
-    Raises:
-        typer.BadParameter: a module cannot be imported, or a recipe of its name exists.
-    """
-    for name in names or ():
-        try:
-            import_module("mb_trainer.registry").REGISTRY.import_module(name)
-        except ValueError as error:
-            raise typer.BadParameter(str(error).removeprefix("--import ")) from error
-    return names
-
-
-_shared = typer.Typer()
-
-
-@_shared.command()
-def _shared_options(
-    imports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="MODULE",
-            callback=import_modules,
-            is_eager=True,
-            expose_value=False,
-            help="A module with your recipes, sections or rules, which is imported; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Options that every command has; `add_shared_options` takes them from here."""
-
-
-def add_shared_options(group: Any) -> None:
-    """Give every command below a group the option --import, which adds the user's modules to the registry."""
-    shared = [each for each in typer.main.get_command(_shared).params if each.name == "imports"]
-    for each in group.commands.values():
-        if hasattr(each, "commands"):
-            add_shared_options(each)
-        else:
-            each.params.extend(shared)
-
-
 def command(name: str) -> Any:
     """Import and return the module that implements a command. The modules of other commands are not loaded."""
     return import_module(f"mb_trainer.commands.{name}")

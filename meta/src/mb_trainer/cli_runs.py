@@ -1,5 +1,8 @@
 """The part of the command line that reads runs: `mb sample`, and `report` and `watch` of mb-metrics."""
 
+import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +31,19 @@ def sample(
         raise typer.BadParameter(
             "must not be empty: the first token has to follow something", param_hint="--prompt"
         )
-    raise typer.Exit(
-        command("sample").sample(run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
-    )
+
+    def work() -> int:
+        import_module(
+            "mb_host"
+        ).install()  # before megatron is imported; with a GPU it only corrects Megatron
+        sample_run = import_module("mb_trainer.sampling").sample_run
+        options = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+        for text in sample_run(run, **options, log=partial(print, file=sys.stderr)):
+            print(text, end="", flush=True)
+        print()
+        return 0
+
+    raise typer.Exit(command("errors").reported(work))
 
 
 runs.add_typer(mb_metrics.cli.app)

@@ -1,8 +1,12 @@
 """Command line for training: `mb pretrain`, `finetune`, `verify-resume`."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import typer
 
 from mb_checkpoint.cli import Trust
+from mb_config.cli_options import common_options
 from mb_trainer.cli_options import (
     ConfigFiles,
     Json,
@@ -18,16 +22,36 @@ from mb_verify.cli_options import Cut, Kill, ProofFolder, ResumeProcesses, Steps
 train = typer.Typer()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments:
+    """Arguments and options of a run."""
+
+    recipe: Recipe = None
+    config: ConfigFiles = None
+    out: Out = None
+    nproc: Processes = None
+    resume_with_changes: ResumeWithChanges = False
+    trust: Trust = None
+    no_numa_binding: NoNumaBinding = False
+
+    def start(self, name: str) -> Any:
+        """Run the command of this name, and exit with its code."""
+        code = command("train").pretrain(
+            list(self.recipe or []),
+            files=self.config or [],
+            out=self.out,
+            nproc=self.nproc,
+            resume_with_changes=self.resume_with_changes,
+            trust=self.trust or [],
+            numa_binding=not self.no_numa_binding,
+            command=name,
+        )
+        raise typer.Exit(code)
+
+
 @train.command(epilog="Example: mb pretrain gpt_tiny train.train_iters=50 optimizer.lr=1e-3 --out runs/try")
-def pretrain(
-    recipe: Recipe = None,
-    config: ConfigFiles = None,
-    out: Out = None,
-    nproc: Processes = None,
-    resume_with_changes: ResumeWithChanges = False,
-    trust: Trust = None,
-    no_numa_binding: NoNumaBinding = False,
-) -> None:
+@common_options
+def pretrain(run: RunArguments) -> None:
     """Train a model from scratch, or resume where the run folder's newest checkpoint stopped.
 
     With no argument it trains the recipe gpt_tiny: a GPT of five million parameters on the source files of this
@@ -44,21 +68,12 @@ def pretrain(
     Several processes: mb pretrain --nproc 2 model.tensor_model_parallel_size=2. On several machines start the same
     command with torchrun (torchrun ... -m mb_trainer pretrain ...) or srun, without --nproc.
     """
-    options = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
-    options |= {"trust": trust or [], "numa_binding": not no_numa_binding}
-    raise typer.Exit(command("train").pretrain(list(recipe or []), **options))
+    run.start("pretrain")
 
 
 @train.command(epilog="Example: mb finetune lora_tiny peft.dim=16 --out runs/lora")
-def finetune(
-    recipe: Recipe = None,
-    config: ConfigFiles = None,
-    out: Out = None,
-    nproc: Processes = None,
-    resume_with_changes: ResumeWithChanges = False,
-    trust: Trust = None,
-    no_numa_binding: NoNumaBinding = False,
-) -> None:
+@common_options
+def finetune(run: RunArguments) -> None:
     """Train on from the weights in checkpoint.pretrained_checkpoint, all of them or adapters alone.
 
     peft=lora, peft=canonical_lora or peft=dora trains adapters (peft.dim, peft.alpha, peft.dropout,
@@ -66,9 +81,7 @@ def finetune(
 
     The recipe lora_tiny starts from what mb pretrain gpt_tiny made in runs/gpt_tiny.
     """
-    options = {"files": config or [], "out": out, "nproc": nproc, "resume_with_changes": resume_with_changes}
-    options |= {"trust": trust or [], "numa_binding": not no_numa_binding}
-    raise typer.Exit(command("train").pretrain(list(recipe or []), **options, command="finetune"))
+    run.start("finetune")
 
 
 @train.command(

@@ -11,7 +11,7 @@ from mb_config.program import ConfigProgram
 from mb_config.request import ConfigRequest
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
 from mb_launch import describe_gpus, read_gpus
-from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
+from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token, read_event_rows
 from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
@@ -69,16 +69,11 @@ def gpu_lines() -> Iterator[str]:
 
 def explain_constraint(name: str) -> str | None:
     """Return the explanation of a CloudAI constraint: the equivalent rules, or why it is not enforced."""
-    found = CONSTRAINT_COVERAGE.get(name.upper())
+    found = explain_coverage(name)
     if found is None:
         return None
-    same = (
-        f"The same problem is reported by {' and '.join(found.rules)}."
-        if not found.allowed
-        else found.allowed
-    )
-    head = f"{name.upper()} is a constraint of CloudAI's on a launch, and no rule of its own. {same}"
-    return "\n\n".join([head, *(explain(rule) for rule in RULES if rule.id in found.rules)])
+    text, rules = found
+    return "\n\n".join([text, *(explain(rule) for rule in RULES if rule.id in rules)])
 
 
 def program() -> ConfigProgram:

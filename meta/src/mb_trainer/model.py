@@ -1,9 +1,8 @@
 """Process groups, seeds and model of a run, built from its configuration. Imports torch and megatron."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -27,7 +26,7 @@ from mb_models import (
 from mb_models.layer_choice import AvailableLayers
 from mb_models.mimo_config import has_module_layouts
 from mb_trainer.config import ConfigContainer
-from mb_trainer.user_code import ModelHook, UserCode
+from mb_trainer.user_code import UserCode
 
 
 @contextmanager
@@ -62,18 +61,6 @@ def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
     return layers
 
 
-def in_order(hooks: Sequence[ModelHook]) -> ModelHook:
-    """Return one hook that calls several, each with the chunks that the previous one returned."""
-
-    def call_all(chunks: list[Any]) -> list[Any]:
-        for hook in hooks:
-            changed = hook(chunks)
-            chunks = chunks if changed is None else changed
-        return chunks
-
-    return call_all
-
-
 def build_model(
     config: ConfigContainer,
     *,
@@ -85,7 +72,6 @@ def build_model(
 ) -> TrainingModel:
     """Build model, optimizer and scheduler, with the hooks of the user. Collective over the world."""
     dist = config.dist
-    pre_wrap_hooks = [*code.pre_wrap_hooks, *([] if config.peft is None else [config.peft.install])]
     return build_training_model(
         config.model,
         groups=groups,
@@ -118,7 +104,7 @@ def build_model(
         device=device,
         layers=layers,
         tokenizer_vocab_size=tokenizer_vocab_size,
-        pre_wrap_hook=in_order(pre_wrap_hooks) if pre_wrap_hooks else None,
-        post_wrap_hook=in_order(code.post_wrap_hooks) if code.post_wrap_hooks else None,
+        pre_wrap_hook=[*code.pre_wrap_hooks, *([] if config.peft is None else [config.peft.install])],
+        post_wrap_hook=code.post_wrap_hooks,
         seed=config.rng.seed,
     )

@@ -32,12 +32,12 @@ from mb_loop.mcore import MegatronRerunMachine, loss_inspection
 from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
 from mb_loop.non_loss import NonLossData
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
+from mb_metrics.rank_console import RankConsole
 from mb_models.families import ForwardStep
 from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
-from mb_trainer.console import Console
 from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
@@ -60,7 +60,7 @@ class Run:
     """Run whose model, data and checkpointer are built and loaded."""
 
     job: Job
-    console: Console
+    console: RankConsole
     training_model: TrainingModel
     profilers: RunProfilers
     data: RunData

@@ -20,9 +20,9 @@ from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
 from mb_metrics.captured_logging import captured_records, captured_warnings
+from mb_metrics.rank_console import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
-from mb_trainer.console import Console
 from mb_trainer.machine import first_gpu
 from mb_trainer.settle import Job, RunOptions, settle_job
 from mb_trainer.user_code import NO_CODE, UserCode
@@ -93,7 +93,7 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
-    console = Console(rank=job.world.rank, is_logging_rank=job.world.is_logging_rank)
+    console = RankConsole(rank=job.world.rank, is_logging_rank=job.world.is_logging_rank)
     # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)
     if job.status.state == "complete" and job.world.world_size == 1:
@@ -129,7 +129,7 @@ def finetune(
     return pretrain(config, forward_step_func, callbacks, **options)
 
 
-def announce(job: Job, bound: str | None, console: Console) -> None:
+def announce(job: Job, bound: str | None, console: RankConsole) -> None:
     """Print the status of the run folder, the CPU binding, values that were filled in, and warnings."""
     console.print(f"{job.options.name}: {status_text(job)}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
@@ -139,7 +139,7 @@ def announce(job: Job, bound: str | None, console: Console) -> None:
         console.print(line)
 
 
-def set_overlap_variables(job: Job, environment: Mapping[str, str], console: Console) -> None:
+def set_overlap_variables(job: Job, environment: Mapping[str, str], console: RankConsole) -> None:
     """Set the environment variables for communication overlap on this machine's GPU."""
     variables = mb_overlap.model_env_vars(
         job.config.model,
@@ -161,7 +161,7 @@ def status_text(job: Job) -> str:
     return f"{job.status.state} run in {job.folder.path}"
 
 
-def outcome_if_complete(job: Job, console: Console) -> TrainOutcome | None:
+def outcome_if_complete(job: Job, console: RankConsole) -> TrainOutcome | None:
     """Return the outcome of a complete run after verifying its last checkpoint; None if that is damaged or missing.
 
     For a single process. Imports torch, and raises the errors of loading a checkpoint.
@@ -175,7 +175,7 @@ def outcome_if_complete(job: Job, console: Console) -> TrainOutcome | None:
     return None if chosen is None else report_complete(job, chosen.path, console)
 
 
-def report_complete(job: Job, last: Path, console: Console) -> TrainOutcome:
+def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
     """Print that all steps are done, and return the outcome.
 
     Args:

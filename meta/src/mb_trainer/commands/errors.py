@@ -4,41 +4,27 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
-from mb_checkpoint import CheckpointError
 from mb_config import ConfigError
 from mb_config._unusable_paths import unusable_path
 from mb_config.cli_errors import problem_lines
-from mb_config.errors import ConfigurationError
-from mb_data import DataError
-from mb_launch import LauncherError, report_failure
+from mb_launch import report_failure
 from mb_launch.failures import ERROR_FOLDER, FAILED
-from mb_loop import LoopError
-from mb_metrics import MetricsError
-from mb_models.errors import ModelsError
-from mb_overlap import OverlapError
-from mb_resilience import ResilienceError
-from mb_trainer.errors import TrainerError
-from mb_verify import VerificationError
 
 REFUSED = 1
 UNREADABLE = 2
 INTERRUPTED = 130
 
-PACKAGE_ERRORS = (
-    CheckpointError,
-    ConfigurationError,
-    DataError,
-    LauncherError,
-    LoopError,
-    MetricsError,
-    ModelsError,
-    OverlapError,
-    ResilienceError,
-    TrainerError,
-    VerificationError,
-)
-"""Base classes of the errors of all packages: `bad_input` selects the exit code, `internal` keeps the traceback."""
+
+@runtime_checkable
+class PackageError(Protocol):
+    """Error of a package, whose base class determines the exit code of a command."""
+
+    bad_input: bool
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: bool
+    """If True, the calling code is wrong, and the traceback is kept."""
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:
@@ -67,7 +53,7 @@ def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, ConfigError):
         return problem_lines(error.problems), REFUSED
-    if isinstance(error, PACKAGE_ERRORS) and not error.internal:
+    if isinstance(error, PackageError) and not error.internal:
         return str(error), UNREADABLE if error.bad_input else REFUSED
     if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:
         return unusable, UNREADABLE

@@ -14,8 +14,8 @@ from mb_config.masking import leaf, masked
 from mb_config.request import ConfigRequest
 from mb_launch import is_launched, read_world, requested_port, set_omp_threads
 from mb_metrics import write_missing_stop
+from mb_metrics.rank_console import RankConsole
 from mb_trainer.commands.errors import reported
-from mb_trainer.console import Console
 from mb_trainer.errors import LaunchError
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
@@ -56,7 +56,7 @@ def pretrain(
             return train_job(request.config, options).exit_code
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, replace(options, environment=world))
-        if job.status.state == "complete" and outcome_if_complete(job, Console()) is not None:
+        if job.status.state == "complete" and outcome_if_complete(job, RankConsole()) is not None:
             return 0
         port = requested_port(os.environ)
         os.environ[RESUME_COMMAND] = typed(os.environ)

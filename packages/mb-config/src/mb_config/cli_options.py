@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from mb_config._gpu_names import UnknownGpuError
 from mb_config.paths import expand_home, is_url
 from mb_config.rules.hardware import gpu_short_name
+
+if TYPE_CHECKING:
+    from mb_config.registration import Registry
 
 
 def read_version(text: str | None) -> str | None:
@@ -232,3 +235,49 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
     with_records.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     with_records.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return with_records
+
+
+def add_import_option(group: Any, registry: Callable[[], "Registry"]) -> None:
+    """Give every command below a group the option --import, which adds the modules of the user to a registry.
+
+    Args:
+        group: Command group of click, as `typer.main.get_command` returns it.
+        registry: Function that returns the registry; called when the option is given.
+    """
+    option = _import_option(registry)
+    for each in group.commands.values():
+        if hasattr(each, "commands"):
+            add_import_option(each, registry)
+        else:
+            each.params.append(option)
+
+
+def _import_option(registry: Callable[[], "Registry"]) -> Any:
+    def import_modules(names: list[str] | None) -> list[str] | None:
+        for name in names or ():
+            try:
+                registry().import_module(name)
+            except ValueError as error:
+                raise typer.BadParameter(str(error).removeprefix("--import ")) from error
+        return names
+
+    holder = typer.Typer()
+
+    @holder.command()
+    def options(
+        imports: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--import",
+                metavar="MODULE",
+                callback=import_modules,
+                is_eager=True,
+                expose_value=False,
+                help="A module with your recipes, sections or rules, which is imported; repeatable.",
+                show_default=False,
+            ),
+        ] = None,
+    ) -> None:
+        """Hold the option."""
+
+    return next(each for each in typer.main.get_command(holder).params if each.name == "imports")

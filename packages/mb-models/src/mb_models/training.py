@@ -5,7 +5,7 @@ chunks, the pre-wrap hook (adapters, heads, freezing), data parallelism, the opt
 schedules, the scheduler.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -105,8 +105,8 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     device: torch.device,
     layers: LayerChoice | None = None,
     tokenizer_vocab_size: int | None = None,
-    pre_wrap_hook: WrapHook | None = None,
-    post_wrap_hook: WrapHook | None = None,
+    pre_wrap_hook: WrapHook | Sequence[WrapHook] | None = None,
+    post_wrap_hook: WrapHook | Sequence[WrapHook] | None = None,
     family: Family | None = None,
     seed: int = 1234,
 ) -> TrainingModel:
@@ -124,7 +124,7 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         layers: layer implementation; None: chosen by `choose_layers`.
         tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
         pre_wrap_hook: called with this rank's chunks before they are wrapped (`PEFT.install`); modifies them in place,
-            or returns others as a list.
+            or returns others as a list. Of several, each is called with the chunks that the previous one returned.
         post_wrap_hook: the same with the wrapped chunks, before the optimizer is built.
         family: a custom family; None: that of the section.
         seed: seed of the weights with `ModuleGroups`; otherwise weights come from the seeded generators.
@@ -141,7 +141,9 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     if isinstance(groups, ModuleGroups):
         _reject_hook(pre_wrap_hook=pre_wrap_hook, post_wrap_hook=post_wrap_hook)
         return _build_modules(parts, groups=groups, optimizer=optimizer, ddp=ddp, seed=seed)
-    hooks = (pre_wrap_hook, post_wrap_hook)
+    hooks = [
+        [] if each is None else [each] if callable(each) else each for each in (pre_wrap_hook, post_wrap_hook)
+    ]
     return _build_one_model(parts, groups=groups, optimizer=optimizer, ddp=ddp, hooks=hooks)
 
 
@@ -187,7 +189,7 @@ class _ModelParts:
 
 def _reject_hook(**hooks: object) -> None:
     for name, hook in hooks.items():
-        if hook is not None:
+        if hook:
             raise ModelConfigError(
                 [
                     f"{name}: is set, because hooks such as adapters do not support modules with per-module "
@@ -196,23 +198,25 @@ def _reject_hook(**hooks: object) -> None:
             )
 
 
-def _hooked(chunks: list[Any], hook: WrapHook) -> list[Any]:
-    """Return the chunks after a hook, which modifies them in place or returns others.
+def _hooked(chunks: list[Any], hooks: Sequence[WrapHook]) -> list[Any]:
+    """Return the chunks after the hooks, each of which modifies them in place or returns others.
 
     Raises:
-        ModelConfigError: the hook returned another number of chunks, or no list.
+        ModelConfigError: a hook returned another number of chunks, or no list.
     """
-    changed = hook(chunks)
-    if changed is None:
-        return chunks
-    if not isinstance(changed, list) or len(changed) != len(chunks):
-        raise ModelConfigError(
-            [
-                f"hook: {hook!r} returned {type(changed).__name__} for a list of {len(chunks)} chunks, because a stage "
-                "keeps its number of chunks. Return the list, or nothing."
-            ]
-        )
-    return changed
+    for hook in hooks:
+        changed = hook(chunks)
+        if changed is None:
+            continue
+        if not isinstance(changed, list) or len(changed) != len(chunks):
+            raise ModelConfigError(
+                [
+                    f"hook: {hook!r} returned {type(changed).__name__} for a list of {len(chunks)} chunks, because a "
+                    "stage keeps its number of chunks. Return the list, or nothing."
+                ]
+            )
+        chunks = changed
+    return chunks
 
 
 def _build_one_model(
@@ -221,14 +225,14 @@ def _build_one_model(
     groups: ProcessGroupCollection,
     optimizer: OptimizerSetup,
     ddp: DataParallelSetup,
-    hooks: tuple[WrapHook | None, WrapHook | None],
+    hooks: Sequence[Sequence[WrapHook]],
 ) -> TrainingModel:
     """Build this rank's chunks, their optimizer and the scheduler. Collective over the data-parallel groups."""
     provider = parts.family.provider(parts.section, **parts.options)
-    pre_wrap_hook, post_wrap_hook = hooks
+    pre_wrap_hooks, post_wrap_hooks = hooks
     built = provider.provide_chunks(groups)
-    if pre_wrap_hook is not None:
-        built = _hooked(built, pre_wrap_hook)
+    if pre_wrap_hooks:
+        built = _hooked(built, pre_wrap_hooks)
     parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     chunks = wrap_data_parallel(
         built,
@@ -236,8 +240,8 @@ def _build_one_model(
         groups=groups,
         disable_bucketing=optimizer.config.overlap_param_gather_with_optimizer_step,
     )
-    if post_wrap_hook is not None:
-        chunks = _hooked(chunks, post_wrap_hook)
+    if post_wrap_hooks:
+        chunks = _hooked(chunks, post_wrap_hooks)
     stepper = build_optimizer(chunks, optimizer, groups=groups)
     if ddp.torch_fsdp2:
         register_shard_load_hooks(stepper)

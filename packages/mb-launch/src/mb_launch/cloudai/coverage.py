@@ -42,3 +42,18 @@ CONSTRAINT_COVERAGE: Mapping[str, ConstraintCoverage] = {
     "C20": ConstraintCoverage(rules=("O09f",)),
 }
 """Coverage by constraint. The other constraints are rules with the same number."""
+
+
+def explain_coverage(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return how a constraint that is no rule itself is covered, and the rules with its condition.
+
+    None: there is no such constraint, or it is a rule with the same number.
+    """
+    found = CONSTRAINT_COVERAGE.get(name.upper())
+    if found is None:
+        return None
+    covered = found.allowed or f"The same problem is reported by {' and '.join(found.rules)}."
+    return (
+        f"{name.upper()} is a constraint of CloudAI's on a launch, and no rule of its own. {covered}",
+        found.rules,
+    )

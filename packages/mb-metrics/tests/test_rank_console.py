@@ -2,12 +2,16 @@
 
 import io
 
-from mb_trainer.console import Console
+import pytest
+
+pytest.importorskip("rich")
+
+from mb_metrics.rank_console import RankConsole
 
 
 def test_the_logging_rank_prints_and_logs(tmp_path):
     screen = io.StringIO()
-    output = Console(stream=screen)
+    output = RankConsole(stream=screen)
     output.open_log(tmp_path / "log.txt")
     output.print("step 1 [not markup]")
     output.close()
@@ -16,7 +20,7 @@ def test_the_logging_rank_prints_and_logs(tmp_path):
 
 def test_other_ranks_only_log_lines_with_their_rank(tmp_path):
     screen = io.StringIO()
-    output = Console(rank=2, is_logging_rank=False, stream=screen)
+    output = RankConsole(rank=2, is_logging_rank=False, stream=screen)
     output.open_log(tmp_path / "log.txt")
     output.print("a warning")
     assert screen.getvalue() == ""
@@ -25,7 +29,7 @@ def test_other_ranks_only_log_lines_with_their_rank(tmp_path):
 
 def test_no_bar_in_a_pipe():
     screen = io.StringIO()
-    output = Console(stream=screen)
+    output = RankConsole(stream=screen)
     with output.progress("tokenizing", 10) as bar:
         bar.update(5)
     assert screen.getvalue() == ""
@@ -33,7 +37,7 @@ def test_no_bar_in_a_pipe():
 
 def test_a_line_is_printed_when_it_is_complete():
     screen = io.StringIO()
-    output = Console(stream=screen)
+    output = RankConsole(stream=screen)
     output.write("half a ")
     assert screen.getvalue() == ""
     output.write("line\nand more")
@@ -43,7 +47,7 @@ def test_a_line_is_printed_when_it_is_complete():
 
 
 def test_the_log_contains_the_output_before_it_was_opened(tmp_path):
-    output = Console(stream=io.StringIO())
+    output = RankConsole(stream=io.StringIO())
     output.print("early")
     output.open_log(tmp_path / "log.txt")
     output.log("only here")

@@ -1,4 +1,7 @@
-"""Console output: lines on the console and in log.txt, progress bars on a terminal, and the final summary."""
+"""Text output of the ranks of a run: console lines of one rank, a log file of all ranks, and progress bars.
+
+Requires rich, of the extra `mb-metrics[cli]`.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Console:
+class RankConsole:
     """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
 
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the

@@ -1,7 +1,7 @@
 """A vision-language model in the main job: it learns from images, evaluates, and resumes exactly."""
 
 import pytest
-from runs import TINY_MIMO, losses, metrics, train_here
+from runs import TINY_MIMO, exit_code_of, losses, metrics, train_here
 
 from mb_config.facts import TargetMachine
 from mb_config.program import examine

@@ -2,7 +2,7 @@
 
 import pytest
 from any_rank import TP, standing_in
-from runs import losses, metrics, train_here
+from runs import exit_code_of, losses, metrics, train_here
 
 from mb_config import make_plan
 from mb_config.run_estimate import estimate_run

@@ -32,8 +32,9 @@ from mb_config.module_layouts import rules_per_point
 from mb_config.preflight import effective_dist, preflight
 from mb_config.run_estimate import estimate_run
 from mb_config.value_types import hints, options
+from mb_metrics import model_flops_per_token
 from mb_trainer.config import ConfigContainer
-from mb_trainer.config_program import count_flops, embedding_rows
+from mb_trainer.config_program import embedding_rows
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS, RULES
 from mb_trainer.recipes import RECIPES
@@ -187,7 +188,10 @@ def examine(chance: random.Random, config: ConfigContainer) -> str:
     smallest_world(config.model)
     json.dumps(
         estimate_run(
-            config, world_size=world_size, vocab_size=embedding_rows(config), count_flops=count_flops
+            config,
+            world_size=world_size,
+            vocab_size=embedding_rows(config),
+            count_flops=model_flops_per_token,
         ).to_dict()
     )
     return "problems" if findings.errors else "planned"

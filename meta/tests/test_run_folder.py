@@ -1,8 +1,8 @@
-"""Run folder: the messages about its settings, and whether it can be written."""
+"""Run folder: the messages about its settings."""
 
 from mb_models.weight_shapes import fixed_by_weights
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import RunFolder, changed_settings_message, saved_settings, unwritable_reason
+from mb_trainer.run_folder import RunFolder, changed_settings_message, saved_settings
 
 
 def test_other_settings_are_described_each_with_both_values(tmp_path):
@@ -21,12 +21,3 @@ def test_settings_that_stored_weights_depend_on_are_not_recommended_to_change(tm
     text = changed_settings_message(RunFolder(tmp_path), changed, fixed=fixed_by_weights(changed))
     assert "model.hidden_size cannot be changed here" in text
     assert "--resume-with-changes" not in text
-
-
-def test_a_folder_that_cannot_be_written_is_known_before_it_is_made(tmp_path):
-    (tmp_path / "file").touch()
-    assert unwritable_reason(RunFolder(tmp_path / "file" / "run")) == (
-        "the run folder cannot be written (Not a directory)"
-    )
-    assert unwritable_reason(RunFolder(tmp_path / "new" / "run")) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -119,7 +119,9 @@ def test_only_an_evaluation_does_without_a_run_folder(tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
     (tmp_path / "file").touch()
     assert settled(tmp_path / "file" / "run", load=str(tmp_path)) == "resumable"
-    with pytest.raises(UnwritableFolderError, match=r"cannot be written \(Not a directory\), .* --out"):
+    with pytest.raises(
+        UnwritableFolderError, match=r"cannot be written \(.*file is not a folder\), .* --out"
+    ):
         settled(tmp_path / "file" / "run", save=str(tmp_path), skip_train=False)
 
 

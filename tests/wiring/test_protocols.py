@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from mb_loop.progress_recorder import LoggingRank, RecordedState
     from mb_loop.settings import LoopSettings
     from mb_loop.validation import NamedBatches
-    from mb_metrics import FlopsPerToken, ModelNorms
+    from mb_metrics import FlopsPerToken, ModelNorms, model_flops_per_token
     from mb_metrics.captured_logging import RankOutput
     from mb_metrics.event_recorder import EventContext
     from mb_metrics.model_norms import Norms
@@ -120,7 +120,6 @@ if TYPE_CHECKING:
     from mb_resilience.straggler import TimerSwitch
     from mb_resilience.straggler_detectors import StragglerDetectors
     from mb_trainer.commands.index_request import read_index_request
-    from mb_trainer.config_program import count_flops
     from mb_trainer.state import GlobalState
 
     def _(model: GPTModelConfig) -> ParallelSizes:
@@ -160,7 +159,7 @@ if TYPE_CHECKING:
         return flops
 
     def _() -> CountFlops:
-        return count_flops
+        return model_flops_per_token
 
     def _(dist: DistributedInitConfig) -> GroupSettings:
         return dist

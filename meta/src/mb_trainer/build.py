@@ -36,6 +36,7 @@ from mb_metrics import RunProfilers, start_profilers
 from mb_metrics.rank_console import Bar, RankConsole
 from mb_models import ModuleGroups
 from mb_models.training import TrainingModel, data_groups
+from mb_models.vocab import padding_note
 from mb_overlap import start_user_buffers
 from mb_resilience import IgnoreSignals
 from mb_resilience.monitors import RunMonitors, build_monitors
@@ -293,7 +294,8 @@ def open_folder(job: Job, console: RankConsole) -> Iterator[None]:
     with ExitStack() as stack:
         if job.unwritable_reason is not None:
             console.print(
-                f"{job.folder.path}: {job.unwritable_reason}: no log.txt is written, and the folder is not locked"
+                f"{job.folder.path}: cannot be written ({job.unwritable_reason}): there is no log.txt, and the folder "
+                "is not locked"
             )
         elif job.world.rank == 0:
             job.folder.path.mkdir(parents=True, exist_ok=True)
@@ -322,18 +324,9 @@ def shared_tokenizer(config: ConfigContainer, console: RankConsole) -> Tokenizer
             saved_in=kept_by_run(config),
             progress=lambda stage, done, total: bar.update(done, total=total, label=stage),
         )
-    report_padding_rows(config.model.vocab_size, tokenizer=tokenizer.vocab_size, console=console)
+    if note := padding_note(config.model.vocab_size, tokenizer_vocab_size=tokenizer.vocab_size):
+        console.print(note)
     return tokenizer
-
-
-def report_padding_rows(rows: int | None, *, tokenizer: int, console: RankConsole) -> None:
-    """Print the number of embedding rows without a token, if `model.vocab_size` exceeds that of the tokenizer."""
-    padding = 0 if rows is None else rows - tokenizer
-    if padding > 0:
-        console.print(
-            f"model.vocab_size={rows}: {padding} rows of the embedding are padding, because the tokenizer has "
-            f"{tokenizer} tokens"
-        )
 
 
 def model_line(job: Job, training_model: TrainingModel) -> str:

@@ -1,6 +1,6 @@
 """The trainer as the commands of mb-config use it: recipes, rules, facts, run folders and FLOPs. No torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from mb_config.request import ConfigRequest
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
-from mb_metrics import FlopsPerToken, UnknownFlopsError, model_flops_per_token, read_event_rows
+from mb_metrics import model_flops_per_token, read_event_rows
 from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import tokenizer_facts, verify_data
@@ -51,16 +51,6 @@ def embedding_rows(config: ConfigContainer) -> int | None:
     )
 
 
-def count_flops(
-    model: Mapping[str, object], /, *, seq_length: int, vocab_size: int | None
-) -> FlopsPerToken | str:
-    """Return the FLOPs per token of a model, or the reason why they are not counted."""
-    try:
-        return model_flops_per_token(model, seq_length=seq_length, vocab_size=vocab_size)
-    except UnknownFlopsError as error:
-        return str(error)
-
-
 def gpu_lines() -> Iterator[str]:
     """Yield a line about the GPUs of this machine, if it has any."""
     if gpus := read_gpus(details=True):
@@ -88,7 +78,7 @@ def program() -> ConfigProgram:
         world_size=1,
         place=place_in_run_folder,
         embedding_rows=embedding_rows,
-        count_flops=count_flops,
+        count_flops=model_flops_per_token,
         verify_data=data_problem,
         machine_notes=lambda: tuple(gpu_lines()),
         explain_other=explain_constraint,

@@ -30,11 +30,5 @@ class UserCodeError(TrainerError, ValueError):
     """Code of the user that the configuration leaves without a purpose."""
 
 
-class LaunchError(TrainerError, ValueError):
-    """Invalid request for processes."""
-
-    bad_input = True
-
-
 class OutputExistsError(TrainerError, FileExistsError):
     """Output file that already exists and would be overwritten."""

@@ -1,7 +1,6 @@
 """Run folder: its files, and whether the run in it is fresh, to be resumed, complete, or another run."""
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,20 +144,6 @@ def changed_settings_message(
             "them. Restore the old values, or choose another folder with --out."
         )
     return f"{folder.path}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
-
-
-def unwritable_reason(folder: RunFolder) -> str | None:
-    """Return why files cannot be written into a run folder, which may not exist yet; None if they can.
-
-    The check leaves no file in the folder.
-    """
-    wanted = folder.path.absolute()
-    try:
-        existing = next(path for path in (wanted, *wanted.parents) if path.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            return None
-    except OSError as error:
-        return f"the run folder cannot be written ({error.strerror})"
 
 
 def in_use_error(folder: RunFolder) -> RunFolderError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import ResumeStatus, check_writable, release_ckpt_step, resume_status
+from mb_checkpoint.commit import unwritable_reason
 from mb_config import Provenance
 from mb_config.preflight import PreflightResult
 from mb_launch import World, read_local_world_size, read_world
@@ -25,7 +26,6 @@ from mb_trainer.run_folder import (
     folder_of,
     saved_settings,
     set_run_paths,
-    unwritable_reason,
 )
 from mb_trainer.tokenizer_assets import where_tokenizer
 from mb_trainer.user_code import NO_CODE, UserCode
@@ -122,12 +122,13 @@ def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
         UnwritableFolderError: the run folder cannot be written.
         OSError: the checkpoint folder cannot be written.
     """
-    unwritable = unwritable_reason(folder)
+    unwritable = unwritable_reason(folder.path)
     if config.validation.skip_train:
         return unwritable
     if unwritable is not None:
         raise UnwritableFolderError(
-            f"{folder.path}: {unwritable}, and metrics, events and settings are kept there. Choose another with --out."
+            f"{folder.path}: cannot be written ({unwritable}), and metrics, events and settings are kept there. Choose "
+            "another with --out."
         )
     if config.checkpoint.save is not None:
         check_writable(config.checkpoint.save)

@@ -6,9 +6,8 @@ those of `mb_loop.train`.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import psutil
@@ -238,16 +237,14 @@ class Run:
         if stops is not None and stops.evaluation_stopped:
             self.console.print("evaluation after training: given up, because the run was to stop")
 
-    @contextmanager
-    def non_loss_data(self) -> Iterator[NonLossData]:
-        """Open TensorBoard's writer for the user's non-loss data, if there are any, on the logging rank."""
-        process, collect = self.code.process_non_loss_data, self.code.non_loss_data
-        if process is None or not self.job.world.is_logging_rank:
-            yield NonLossData(process=process, collect=collect)
-            return
-        tensorboard = import_module("torch.utils.tensorboard")  # most runs do not need it
-        with tensorboard.SummaryWriter(self.job.config.logger.tensorboard_dir) as writer:
-            yield NonLossData(process=process, collect=collect, writer=writer)
+    def non_loss_data(self) -> AbstractContextManager[NonLossData]:
+        """Return a context manager that opens TensorBoard's writer for the user's data, on the logging rank."""
+        writes = self.job.world.is_logging_rank
+        return NonLossData.with_tensorboard(
+            process=self.code.process_non_loss_data,
+            collect=self.code.non_loss_data,
+            folder=self.job.config.logger.tensorboard_dir if writes else None,
+        )
 
     def stop_requests(self) -> AbstractContextManager[StopRequests]:
         """Return a context manager that receives signals and the duration limit as stop requests while it is open."""

@@ -9,7 +9,13 @@ import complete_checkpoint
 import pytest
 
 from mb_checkpoint import CheckpointFolderError, check_writable, layout, select_checkpoint, write_atomically
-from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging, remove_folder
+from mb_checkpoint.commit import (
+    commit,
+    fsync_and_write_manifest,
+    open_staging,
+    remove_folder,
+    unwritable_reason,
+)
 from mb_checkpoint.manifest import Manifest
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
@@ -152,3 +158,10 @@ def test_a_tracker_has_the_permissions_of_other_files(tmp_path):
     (tmp_path / "other").touch()
     write_atomically(tmp_path / "tracker", b"10")
     assert (tmp_path / "tracker").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_the_reason_why_a_folder_cannot_be_written_is_known_before_it_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    assert unwritable_reason(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is not a folder"
+    assert unwritable_reason(tmp_path / "new" / "run") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -21,7 +21,7 @@ from mb_config import (
     show,
     to_dict,
 )
-from mb_config.masking import MASK, is_secret, masked, masked_text
+from mb_config.masking import MASK, is_secret, masked, masked_argument, masked_text
 
 CLEAR = "c0ffee-in-clear"
 
@@ -182,3 +182,9 @@ def test_a_masked_value_on_a_command_line_is_an_error(secret):
 
 def test_secrets_are_written_on_request(secret):
     assert to_dict(secret, secrets=True)["env_vars"]["WANDB_API_KEY"] == CLEAR
+
+
+def test_the_value_of_an_argument_is_masked_if_it_is_a_secret():
+    assert masked_argument("env_vars.OPENAI_API_KEY=c0ffee") == "env_vars.OPENAI_API_KEY=<masked>"
+    assert masked_argument("optimizer.lr=1e-3") == "optimizer.lr=1e-3"
+    assert masked_argument("gpt_tiny") == "gpt_tiny"

@@ -11,6 +11,7 @@ from mb_launch.cloudai.constraints import (
     read_launch_request,
     violated_constraints,
 )
+from mb_launch.cloudai.coverage import explain_coverage
 
 TE = {"cuda_graph_impl": "transformer_engine"}
 CASES = [
@@ -199,3 +200,12 @@ def test_a_reason_has_the_values():
 def test_a_sweep_is_an_error(arguments):
     with pytest.raises(SweepError, match=r"is a list, because it describes several launches"):
         read_launch_request({"num_gpus": 8, **arguments})
+
+
+def test_a_constraint_that_is_no_rule_is_explained():
+    text, rules = explain_coverage("c09")
+    assert text.startswith("C09 is a constraint of CloudAI's on a launch")
+    assert "takes one only" in text
+    assert rules == ("FS10",)
+    assert "reported by V152 and V153." in explain_coverage("C14")[0]
+    assert explain_coverage("C10") is None

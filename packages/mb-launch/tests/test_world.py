@@ -10,6 +10,7 @@ from mb_launch.world import (
     read_local_world_size,
     read_world,
     require_address,
+    require_single_process,
 )
 
 SRUN = {
@@ -130,3 +131,9 @@ def test_a_rank_outside_the_world_is_an_error():
 def test_torchrun_sets_the_number_of_local_processes(text, number):
     environment = {} if text is None else {"LOCAL_WORLD_SIZE": text}
     assert read_local_world_size(environment) == number
+
+
+def test_an_option_that_starts_processes_is_rejected_inside_a_launcher():
+    require_single_process({}, option="--nproc")
+    with pytest.raises(WorldError, match=r"^--nproc: is given inside torchrun or srun"):
+        require_single_process({"RANK": "0", "WORLD_SIZE": "1"}, option="--nproc")

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
+from mb_loop.non_loss import NonLossData  # noqa: E402
 from mb_loop.schedule import forward_backward_no_pipelining  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
@@ -173,3 +174,12 @@ def two_stages():
 
 def test_all_stages_of_a_pipeline_repeat_the_batch(pool):
     assert pool.run(two_stages) == [({}, []), ({"loss": 6.0}, [([8.0, 12.0], 0, "w")])]
+
+
+def test_the_writer_of_tensorboard_is_open_within_the_block(tmp_path):
+    pytest.importorskip("tensorboard")
+    with NonLossData.with_tensorboard(collect=None, process=print, folder=tmp_path) as data:
+        data.writer.add_scalar("images", 1.0, 3)
+    assert list(tmp_path.glob("events.out.*"))
+    with NonLossData.with_tensorboard(collect=None, process=None, folder=tmp_path) as data:
+        assert data.writer is None

@@ -120,6 +120,16 @@ def test_a_hook_adds_adapters_before_wrapping(tiny, groups):
     assert all(".adapter." in name for name in trained)
 
 
+def test_several_hooks_are_called_in_order(tiny, groups):
+    seen = []
+    build(
+        tiny,
+        groups,
+        pre_wrap_hook=[lambda chunks: seen.append("first"), lambda chunks: seen.append("second")],
+    )
+    assert seen == ["first", "second"]
+
+
 def test_modules_with_per_module_parallelism_match_one_rank(groups, pool, tmp_path):
     expected = mimo_ranks.train_together(str(tmp_path), groups)
     found = pool.run(mimo_ranks.train_built, str(tmp_path))

@@ -1,6 +1,7 @@
 import pytest
 
 from mb_models import model_vocab_size, padded_vocab_size
+from mb_models.vocab import padding_note
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,11 @@ def test_a_tokenizer_size_is_padded_and_a_given_size_is_kept():
 def test_invalid_sizes_are_rejected(vocab_size, tokenizer, message):
     with pytest.raises(ValueError, match=message):
         size(vocab_size, tokenizer)
+
+
+def test_rows_without_a_token_are_counted():
+    assert padding_note(None, tokenizer_vocab_size=250) is None
+    assert padding_note(250, tokenizer_vocab_size=250) is None
+    assert padding_note(256, tokenizer_vocab_size=250).startswith(
+        "model.vocab_size=256: 6 rows of the embedding are"
+    )

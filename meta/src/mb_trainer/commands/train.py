@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 
 from mb_checkpoint.initial_weights import require_weights
-from mb_config.masking import leaf, masked
+from mb_config.masking import masked_argument
 from mb_config.request import ConfigRequest
-from mb_launch import is_launched, read_world, requested_port, set_omp_threads
+from mb_launch import read_world, requested_port, set_omp_threads
+from mb_launch.world import require_single_process
 from mb_metrics import write_missing_stop
 from mb_metrics.rank_console import RankConsole
 from mb_trainer.commands.errors import reported
-from mb_trainer.errors import LaunchError
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolder
@@ -44,7 +44,7 @@ def pretrain(
 
     def work() -> int:
         if nproc is not None:
-            refuse_inside_a_launcher(os.environ)
+            require_single_process(os.environ, option="--nproc")
         request = read_request(arguments, files=files)
         if command == "finetune":
             require_weights(request.config.checkpoint)
@@ -109,21 +109,7 @@ def typed(environment: Mapping[str, str]) -> str:
     `checkpoint.ckpt_step` is kept: it applies until a newer checkpoint is saved (`mb_checkpoint.release_ckpt_step`).
     """
     before = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in environment else []
-    return shlex.join([*before, "mb", *map(without_secret, sys.argv[1:])])
-
-
-def without_secret(argument: str) -> str:
-    """Return an argument. The value of a KEY=VALUE argument is masked if it is a secret."""
-    path, sign, value = argument.partition("=")
-    return f"{path}{sign}{masked(leaf(path), value)}" if sign else argument
-
-
-def refuse_inside_a_launcher(environment: Mapping[str, str]) -> None:
-    """Reject `--nproc` if torchrun or srun has started this process."""
-    if is_launched(environment):
-        raise LaunchError(
-            "--nproc: is given inside torchrun or srun, which have started the processes already. Leave it out."
-        )
+    return shlex.join([*before, "mb", *map(masked_argument, sys.argv[1:])])
 
 
 def worker_arguments(

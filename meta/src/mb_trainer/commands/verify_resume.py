@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mb_checkpoint.layout import STEP_TRACKER
 from mb_config.schedule import length_overrides
+from mb_launch.world import require_single_process
 from mb_trainer.commands.errors import reported
-from mb_trainer.commands.train import refuse_inside_a_launcher, worker_arguments
+from mb_trainer.commands.train import worker_arguments
 from mb_trainer.request_reader import read_request
 from mb_verify import (
     EXIT_CODES,
@@ -35,7 +36,7 @@ def verify(
     """Make both runs, compare them, print the result, and return its exit code (`EXIT_CODES`)."""
 
     def work() -> int:
-        refuse_inside_a_launcher(os.environ)
+        require_single_process(os.environ, option="--nproc")
         # errors of the request are reported before anything runs
         request = read_request(arguments, files=files)
         length = length_overrides(request.config.train, interruption.steps)

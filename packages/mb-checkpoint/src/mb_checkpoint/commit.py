@@ -106,30 +106,30 @@ def check_writable(path: Path | str) -> None:
     Raises:
         CheckpointFolderError: The path, or its nearest existing parent, is not a folder or is not writable.
     """
-    wanted = Path(path)
+    reason = unwritable_reason(path)
+    if reason is not None:
+        raise CheckpointFolderError(
+            f"checkpoint.save: cannot write checkpoints to {path}: {reason}. "
+            "Set checkpoint.save to a folder that can be written."
+        )
+
+
+def unwritable_reason(path: Path | str) -> str | None:
+    """Return why no file can be written to a folder, which need not exist yet; None if one can. Leaves no file."""
+    wanted = Path(path).absolute()
     try:
-        existing = next(
-            parent for parent in (wanted.absolute(), *wanted.absolute().parents) if parent.exists()
-        )
+        existing = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
     except OSError as error:
-        raise CheckpointFolderError(
-            f"checkpoint.save: cannot write checkpoints to {wanted}: {error.strerror}. "
-            "Set checkpoint.save to a folder that can be written."
-        ) from error
+        return error.strerror or str(error)
     if not existing.is_dir():
-        raise CheckpointFolderError(
-            f"checkpoint.save: cannot write checkpoints to {wanted}: {existing} is not a folder. "
-            "Set checkpoint.save to a folder that can be written."
-        )
+        return f"{existing} is not a folder"
     try:
         with tempfile.TemporaryFile(dir=existing) as stream:
             stream.write(b"\0")
             stream.flush()
     except OSError as error:
-        raise CheckpointFolderError(
-            f"checkpoint.save: cannot write checkpoints to {wanted}: {existing} takes no file "
-            f"({error.strerror}). Set checkpoint.save to a folder that can be written."
-        ) from error
+        return f"{existing} takes no file ({error.strerror})"
+    return None
 
 
 def open_staging(root: Path, step: int) -> Path:

@@ -78,6 +78,12 @@ def masked(name: str, value: Any) -> Any:
     return value
 
 
+def masked_argument(argument: str) -> str:
+    """Return an argument of a command. The value of a KEY=VALUE argument is masked if it is a secret."""
+    path, sign, value = argument.partition("=")
+    return f"{path}{sign}{masked(leaf(path), value)}" if sign else argument
+
+
 def masked_text(text: str) -> str:
     """Mask the values assigned to names of secrets in free text, such as an override that cannot be parsed."""
 

@@ -27,8 +27,12 @@ class CountFlops(Protocol):
 
     def __call__(
         self, model: Mapping[str, object], /, *, seq_length: int, vocab_size: int | None
-    ) -> FlopsLike | str:
-        """Return the operations, or the reason why they are not counted. `model` has Megatron's field names."""
+    ) -> FlopsLike:
+        """Return the operations. `model` has Megatron's field names.
+
+        Raises:
+            ValueError: The operations of this model cannot be counted; the message has the reason.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +86,10 @@ def estimate_run(
         note = "floating-point operations are not counted, because no function for them is installed"
         return RunEstimate(plan=plan, flops=None, notes=(*plan.notes, note))
     length = read_field(config.dataset, "seq_length") or read_field(config.model, "seq_length")
-    counted = count_flops(_model_fields(config.model), seq_length=length, vocab_size=vocab_size)
-    if isinstance(counted, str):
-        return RunEstimate(plan=plan, flops=None, notes=(*plan.notes, counted))
+    try:
+        counted = count_flops(_model_fields(config.model), seq_length=length, vocab_size=vocab_size)
+    except ValueError as reason:
+        return RunEstimate(plan=plan, flops=None, notes=(*plan.notes, str(reason)))
     return RunEstimate(plan=plan, flops=counted, notes=plan.notes)
 
 

@@ -64,6 +64,18 @@ def is_launched(environment: Mapping[str, str]) -> bool:
     return launcher_variables(environment) is not None
 
 
+def require_single_process(environment: Mapping[str, str], *, option: str) -> None:
+    """Reject an option that starts processes, if torchrun or srun has started this one.
+
+    Raises:
+        WorldError: A launcher has started this process as one of several.
+    """
+    if is_launched(environment):
+        raise WorldError(
+            f"{option}: is given inside torchrun or srun, which have started the processes already. Leave it out."
+        )
+
+
 def read_world(environment: Mapping[str, str]) -> World:
     """Read rank, world size and local rank as torchrun or srun set them; a single process if neither did.
 

@@ -1,7 +1,10 @@
 """Collection of data in addition to losses during an evaluation. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +41,29 @@ class NonLossData:
                 "process_non_loss_data_func: is set without a writer, so it would never be called: only ranks with "
                 "a writer call it. Pass a writer, such as a SummaryWriter of TensorBoard."
             )
+
+    @classmethod
+    @contextmanager
+    def with_tensorboard(
+        cls,
+        *,
+        collect: Callable[[Sequence[Any]], Any] | None,
+        process: Callable[[Any, int, Any], object] | None,
+        folder: Path | str | None,
+    ) -> "Iterator[NonLossData]":
+        """Open TensorBoard's writer for the data within the block, if there is a function that receives it.
+
+        Args:
+            collect: see the field of this name.
+            process: see the field of this name.
+            folder: receives the event files; None on ranks that write nothing.
+        """
+        if process is None or folder is None:
+            yield cls(collect=collect, process=process)
+            return
+        tensorboard = import_module("torch.utils.tensorboard")  # most runs do not need it
+        with tensorboard.SummaryWriter(folder) as writer:
+            yield cls(collect=collect, process=process, writer=writer)
 
     @property
     def repeats_batch(self) -> bool:

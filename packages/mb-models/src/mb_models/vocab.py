@@ -83,3 +83,14 @@ def known_vocab_size(
     return padded_vocab_size(
         tokenizer_vocab_size, divisible_by=divisible_by, tensor_parallel_size=tensor_parallel_size
     )
+
+
+def padding_note(vocab_size: int | None, *, tokenizer_vocab_size: int) -> str | None:
+    """Return a message with the number of embedding rows without a token; None if there are none."""
+    padding = 0 if vocab_size is None else vocab_size - tokenizer_vocab_size
+    if padding <= 0:
+        return None
+    return (
+        f"model.vocab_size={vocab_size}: {padding} rows of the embedding are padding, because the tokenizer has "
+        f"{tokenizer_vocab_size} tokens"
+    )

@@ -199,8 +199,12 @@ def wrapped_model(
 
 def report_model(job: Job, training_model: TrainingModel, console: RankConsole) -> None:
     """Print model and device, why the run is not bitwise reproducible on a CPU, and the ranks of each module."""
-    console.print(model_line(job, training_model))
-    if training_model.device.type == "cpu":
+    world, device = job.world.world_size, training_model.device
+    processes = "1 process" if world == 1 else f"{world} processes"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    model = f"{training_model.parameters / 1e6:.1f} M parameters, {training_model.layers.reason}"
+    console.print(f"{job.options.name}: {model}, {processes} on {name}; run folder {job.folder.path}")
+    if device.type == "cpu":
         for reason in irreproducibility_reasons(read_arithmetic()):
             console.print(f"warning: this run cannot be repeated bit for bit. {reason}")
     if training_model.modules is not None:
@@ -327,12 +331,3 @@ def shared_tokenizer(config: ConfigContainer, console: RankConsole) -> Tokenizer
     if note := padding_note(config.model.vocab_size, tokenizer_vocab_size=tokenizer.vocab_size):
         console.print(note)
     return tokenizer
-
-
-def model_line(job: Job, training_model: TrainingModel) -> str:
-    """Return one line with the model, the device and the output folder of a run."""
-    world, device = job.world.world_size, training_model.device
-    processes = "1 process" if world == 1 else f"{world} processes"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    model = f"{training_model.parameters / 1e6:.1f} M parameters, {training_model.layers.reason}"
-    return f"{job.options.name}: {model}, {processes} on {name}; run folder {job.folder.path}"

@@ -1,8 +1,7 @@
-"""Sections of the configuration, as mb-data takes them."""
+"""Datasets and batches of a run, from its configuration."""
 
 from typing import Any
 
-from mb_config import ValidationConfig
 from mb_config.schedule import sequences_after
 from mb_data import (
     BatchSettings,
@@ -10,40 +9,20 @@ from mb_data import (
     DatasetBuildContext,
     RunDatasets,
     SampleCounts,
-    ValidationSetOptions,
     build_run_datasets,
-    dataset_sample_counts,
     required_padding,
 )
+from mb_data.run_settings import run_batch_settings, run_sample_counts, validation_set_options
 from mb_loop.settings import evaluation_batch
 from mb_trainer.config import ConfigContainer
 
 
-def validation_sets(validation: ValidationConfig) -> ValidationSetOptions:
-    """Return the division of the validation data into sets."""
-    return ValidationSetOptions(
-        complete=validation.full_validation,
-        several=validation.multiple_validation_sets,
-        names=validation.validation_set_names,
-    )
-
-
 def sample_counts(config: ConfigContainer) -> SampleCounts:
     """Count the samples that the run reads from each split; an evaluation-only run evaluates once."""
-    train, validation = config.train, config.validation
-    steps = train.train_iters or 0
-    samples = train.train_samples
+    train, samples = config.train, None
     if train.step_batch_size_schedule is not None:
-        samples = sequences_after(steps, train, seq_length=config.model.seq_length)
-    return dataset_sample_counts(
-        steps,
-        global_batch_size=train.global_batch_size or 0,
-        eval_interval=validation.eval_interval or (steps + 1 if validation.skip_train else None),
-        eval_iters=validation.eval_iters,
-        eval_global_batch_size=validation.eval_global_batch_size,
-        train_samples=samples,
-        validation_sets=validation_sets(validation).has_sets,
-    )
+        samples = sequences_after(train.train_iters or 0, train, seq_length=config.model.seq_length)
+    return run_sample_counts(train, config.validation, train_samples=samples)
 
 
 def build_datasets(config: ConfigContainer, **context: Any) -> RunDatasets:
@@ -59,20 +38,16 @@ def build_datasets(config: ConfigContainer, **context: Any) -> RunDatasets:
             padding=required_padding(config.model),
             **context,
         ),
-        validation=validation_sets(config.validation),
+        validation=validation_set_options(config.validation),
     )
 
 
 def batch_settings(config: ConfigContainer) -> BatchSettings:
     """Return the batch sizes of a run."""
-    train, validation = config.train, config.validation
-    return BatchSettings(
-        micro_batch_size=train.micro_batch_size or 1,
-        global_batch_size=train.global_batch_size,
-        round_down=train.decrease_batch_size_if_needed,
-        eval_micro_batch_size=validation.eval_micro_batch_size,
+    return run_batch_settings(
+        config.train,
+        config.validation,
         eval_global_batch_size=evaluation_batch(config).samples,
-        eval_iters=validation.eval_iters or 0,
-        model_chunks=config.model.virtual_pipeline_model_parallel_size or 1,
+        model_chunks=config.model.virtual_pipeline_model_parallel_size,
         seed=config.rng.seed,
     )

@@ -1,11 +1,7 @@
 """Configuration that a command line requests from this trainer: recipe or file, and overrides. No torch."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from mb_config import ConfigReadError
 from mb_config.overrides import SECTION_FACTORIES
-from mb_config.request import ConfigRequest, RecipeReader
+from mb_config.request import RecipeReader
 from mb_models.peft.config import section_by_name
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
@@ -25,12 +21,5 @@ READER = RecipeReader(
 )
 """Reader for all commands. The recipe gpt_tiny is read if a command line names none."""
 
-
-def read_request(
-    arguments: Sequence[str], *, files: Sequence[Path] = (), unread: list[ConfigReadError] | None = None
-) -> ConfigRequest:
-    """Read `[RECIPE | FILE] [KEY=VALUE ...]` and overlay files; see `mb_config.request.RecipeReader.read`.
-
-    The configuration is not resolved. `unread` receives the errors of settings instead of an exception.
-    """
-    return READER.read(arguments, files=files, unread=unread)
+read_request = READER.read
+"""Read `[RECIPE | FILE] [KEY=VALUE ...]` and overlay files; the configuration is not resolved."""

@@ -5,7 +5,7 @@ those of `mb_loop.train`.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -32,26 +32,15 @@ from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
 from mb_loop.non_loss import NonLossData
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
 from mb_metrics.rank_console import RankConsole
+from mb_metrics.run_summary import location_lines
 from mb_models.families import ForwardStep
 from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
-from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.user_code import UserCode
-
-
-def location_lines(
-    folder: RunFolder, *, checkpoints: str | None, resume_command: str | None
-) -> Iterator[str]:
-    """Yield the lines on the files of a run; without checkpoints they contain no resume command."""
-    written = [path for path in (folder.metrics, folder.tensorboard) if path.exists()]
-    yield f"  metrics              {' and '.join(map(str, written))}"
-    yield f"  checkpoints          {checkpoints or 'none (checkpoint.save is null)'}"
-    if checkpoints is not None and resume_command is not None:
-        yield f"  resume with          {resume_command}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +71,9 @@ class Run:
         self.console.print(outcome.message)
         if outcome.reason != "skip_train":
             resume_command = None if outcome.reason == "finished" else self.job.options.resume_command
-            checkpoints = self.job.config.checkpoint.save
-            where = location_lines(self.job.folder, checkpoints=checkpoints, resume_command=resume_command)
+            folder, checkpoints = self.job.folder, self.job.config.checkpoint.save
+            metrics = (folder.metrics, folder.tensorboard)
+            where = location_lines(metrics, checkpoints=checkpoints, resume_command=resume_command)
             for line in (*summary.lines(), *where):
                 self.console.print(line)
         barrier()

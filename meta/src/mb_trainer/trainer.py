@@ -131,7 +131,11 @@ def finetune(
 
 def announce(job: Job, bound: str | None, console: RankConsole) -> None:
     """Print the status of the run folder, the CPU binding, values that were filled in, and warnings."""
-    console.print(f"{job.options.name}: {status_text(job)}; loading Megatron Core")
+    # with several ranks, the last checkpoint of a complete run is verified later, collectively
+    complete = job.status.state == "complete"
+    run = "run" if complete else f"{job.status.state} run"
+    last = ", which has a checkpoint of its last step" if complete else ""
+    console.print(f"{job.options.name}: {run} in {job.folder.path}{last}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]
     binding = [] if bound is None else [f"{bound} (--no-numa-binding switches it off)"]
@@ -151,16 +155,6 @@ def set_overlap_variables(job: Job, environment: Mapping[str, str], console: Ran
     set_unset_variables(variables, log=console.print)
 
 
-def status_text(job: Job) -> str:
-    """Return a description of the run folder's status.
-
-    The last checkpoint of a complete run has not been verified yet: with several ranks, this is done collectively.
-    """
-    if job.status.state == "complete":
-        return f"run in {job.folder.path}, which has a checkpoint of its last step"
-    return f"{job.status.state} run in {job.folder.path}"
-
-
 def outcome_if_complete(job: Job, console: RankConsole) -> TrainOutcome | None:
     """Return the outcome of a complete run after verifying its last checkpoint; None if that is damaged or missing.
 
@@ -176,13 +170,7 @@ def outcome_if_complete(job: Job, console: RankConsole) -> TrainOutcome | None:
 
 
 def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
-    """Print that all steps are done, and return the outcome.
-
-    Args:
-        job: the run.
-        last: checkpoint of the last step, in the checkpoint folder of the run or in `checkpoint.load`.
-        console: the output.
-    """
+    """Print that all steps are done, with the checkpoint of the last one, and return the outcome."""
     steps = job.config.train.train_iters or 0
     if is_in_save_folder(job.config.checkpoint, last):
         message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."

@@ -8,13 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from mb_config import ConfigError
 from mb_config._unusable_paths import unusable_path
-from mb_config.cli_errors import problem_lines
+from mb_config.cli_errors import BAD_INPUT, INTERRUPTED, REJECTED, problem_lines
 from mb_launch import report_failure
 from mb_launch.failures import ERROR_FOLDER, FAILED
-
-REFUSED = 1
-UNREADABLE = 2
-INTERRUPTED = 130
 
 
 @runtime_checkable
@@ -52,9 +48,9 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None =
 def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, ConfigError):
-        return problem_lines(error.problems), REFUSED
+        return problem_lines(error.problems), REJECTED
     if isinstance(error, PackageError) and not error.internal:
-        return str(error), UNREADABLE if error.bad_input else REFUSED
+        return str(error), BAD_INPUT if error.bad_input else REJECTED
     if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:
-        return unusable, UNREADABLE
+        return unusable, BAD_INPUT
     return None

@@ -44,7 +44,7 @@ def read_index_request(
                 section=config.dataset,
                 tokenizer=config.tokenizer,
                 counts=sections.sample_counts(config),
-                validation=sections.validation_sets(config.validation),
+                validation=sections.validation_set_options(config.validation),
                 tokenizer_folder=kept_by_run(config),
             )
         )

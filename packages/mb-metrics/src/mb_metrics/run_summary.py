@@ -1,7 +1,8 @@
 """Callback that counts what a process trained, and keeps its losses, for the last lines of a run."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from mb_metrics.training_context import TrainCounters, TrainingStep
@@ -97,3 +98,19 @@ class RunSummary:
             yield f"  best validation loss {self._best[0]:.4f} at step {self._best[1]}"
         for name, loss in self._test.items():
             yield f"  test {name:<16}{loss:.4f}"
+
+
+def location_lines(
+    metrics: Iterable[Path], *, checkpoints: str | None, resume_command: str | None
+) -> Iterator[str]:
+    """Yield the lines to print on the files of a run, aligned with those of `RunSummary.lines`.
+
+    Args:
+        metrics: Files and folders with metrics; those that do not exist are left out.
+        checkpoints: Folder of the checkpoints; None: nothing was saved, and there is no line on how to resume.
+        resume_command: Command that resumes the run; None: it is complete.
+    """
+    yield f"  metrics              {' and '.join(str(path) for path in metrics if path.exists())}"
+    yield f"  checkpoints          {checkpoints or 'none (checkpoint.save is null)'}"
+    if checkpoints is not None and resume_command is not None:
+        yield f"  resume with          {resume_command}"

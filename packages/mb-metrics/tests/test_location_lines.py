@@ -2,8 +2,7 @@
 
 import pytest
 
-from mb_trainer.run_folder import RunFolder
-from mb_trainer.train import location_lines
+from mb_metrics.run_summary import location_lines
 
 
 @pytest.mark.parametrize(
@@ -14,7 +13,9 @@ from mb_trainer.train import location_lines
     ],
 )
 def test_only_existing_files_are_listed_and_resumed_from(tmp_path, checkpoints, last):
-    folder = RunFolder(tmp_path)
-    folder.metrics.touch()
-    lines = location_lines(folder, checkpoints=checkpoints, resume_command="mb pretrain")
-    assert list(lines) == [f"  metrics              {folder.metrics}", *last]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    lines = location_lines(
+        [metrics, tmp_path / "tensorboard"], checkpoints=checkpoints, resume_command="mb pretrain"
+    )
+    assert list(lines) == [f"  metrics              {metrics}", *last]

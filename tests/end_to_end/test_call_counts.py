@@ -17,7 +17,7 @@ from mb_checkpoint import RunCheckpointer
 from mb_loop import Callback
 from mb_trainer import build
 
-LIMITS = {"step": 45, "save": 114, "model": 150}
+LIMITS = {"step": 45, "save": 108, "model": 150}
 ROOTS = tuple(
     f"{name}/"
     for name in (

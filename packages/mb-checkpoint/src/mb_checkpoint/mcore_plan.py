@@ -1,6 +1,6 @@
 """Access to Megatron Core's planning: the pieces that each rank writes, and the index of all pieces. Writes no data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from pathlib import Path
@@ -121,15 +121,12 @@ class _PlanningWriter(FileSystemWriterAsync):  # type: ignore[misc]  # Megatron 
             DataFile(
                 name=f"{plan.storage_data.prefix}{number}.distcp",
                 pieces=tuple(
-                    Piece(index=item.index, data=_data(planner.resolve_data(item))) for item in share
+                    Piece(index=item.index, data=data if isinstance(data, torch.Tensor) else data.getvalue())
+                    for item, data in ((item, planner.resolve_data(item)) for item in share)
                 ),
             )
             for number, share in enumerate(shares)
         )
-
-
-def _data(resolved: Any) -> Any:
-    return resolved if isinstance(resolved, torch.Tensor) else resolved.getvalue()
 
 
 def split_by_size(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem]]:
@@ -137,19 +134,17 @@ def split_by_size(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem
     shares: list[list[WriteItem]] = [[] for _ in range(parts)]
     heap = [(0, number) for number in range(parts)]
     heapify(heap)
-    for size, item in sorted(_sized(items), key=lambda each: -each[0]):
-        filled, number = heap[0]
-        shares[number].append(item)
-        heapreplace(heap, (filled + size, number))
-    return shares
-
-
-def _sized(items: Sequence[WriteItem]) -> Iterator[tuple[int, WriteItem]]:
+    sized = []
     for item in items:
         size = 0
         if item.type != WriteItemType.BYTE_IO and item.tensor_data is not None:
             size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
-        yield size, item
+        sized.append((size, item))
+    for size, item in sorted(sized, key=lambda each: -each[0]):
+        filled, number = heap[0]
+        shares[number].append(item)
+        heapreplace(heap, (filled + size, number))
+    return shares
 
 
 def write_format_marker(directory: Path) -> None:

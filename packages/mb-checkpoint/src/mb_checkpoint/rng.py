@@ -67,13 +67,14 @@ def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = Non
 
 def rng_digest(state: Mapping[str, object]) -> str:
     """Return a digest that is equal for two states only if the states are equal."""
-    plain = {name: _plain(value) for name, value in sorted(state.items())}
+    values: dict[str, object] = {}
+    for name, value in state.items():
+        nested = (
+            {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, Mapping) else {}
+        )
+        values |= nested or {name: value}
+    plain = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in sorted(values.items())
+    }
     return hashlib.sha256(pickle.dumps(plain)).hexdigest()
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in sorted(value.items())}
-    return value

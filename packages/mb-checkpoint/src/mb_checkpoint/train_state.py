@@ -24,8 +24,18 @@ def encode_train_state(counters: Mapping[str, object]) -> bytes:
         TrainStateError: A counter is neither a number nor a bool, or the step is missing.
     """
     step_in(counters)
+    tensors = {}
+    for name, counter in counters.items():
+        value = counter.item() if isinstance(counter, torch.Tensor) else counter
+        dtype = torch.float64 if name == FLOPS else DTYPES.get(type(value))
+        if dtype is None:
+            raise TrainStateError(
+                f"train state: {name} is {value!r}, a {type(value).__name__}; only bool, int and float are stored. "
+                "Leave it out of state_dict()."
+            )
+        tensors[name] = torch.tensor(value, dtype=dtype)
     buffer = io.BytesIO()
-    torch.save({name: _to_tensor(name, value) for name, value in counters.items()}, buffer)
+    torch.save(tensors, buffer)
     return buffer.getvalue()
 
 
@@ -40,18 +50,6 @@ def step_in(counters: Mapping[str, Any]) -> int:
             f"train state: needs 'step', has only {sorted(counters)}. Add it to state_dict()."
         )
     return int(counters["step"])
-
-
-def _to_tensor(name: str, value: object) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        value = value.item()
-    dtype = torch.float64 if name == FLOPS else DTYPES.get(type(value))
-    if dtype is None:
-        raise TrainStateError(
-            f"train state: {name} is {value!r}, a {type(value).__name__}; only bool, int and float are stored. "
-            "Leave it out of state_dict()."
-        )
-    return torch.tensor(value, dtype=dtype)
 
 
 def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int | float]:

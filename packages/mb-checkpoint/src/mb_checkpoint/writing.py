@@ -170,9 +170,13 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     return here if alone and here.is_contiguous() else here.clone(memory_format=torch.contiguous_format)
 
 
+RESULT = ".written_{}"
+"""Name of the file with the result of a rank, to be formatted with the rank."""
+
+
 def write_result(folder: Path, rank: int, written: WrittenFiles) -> None:
     """Write the result of a rank to the staging folder, for the rank that commits."""
-    _result_file(folder, rank).write_bytes(pickle.dumps(written))
+    Path(folder, RESULT.format(rank)).write_bytes(pickle.dumps(written))
 
 
 def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
@@ -183,11 +187,7 @@ def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
     """
     found = []
     for rank in range(world_size):
-        path = _result_file(folder, rank)
+        path = Path(folder, RESULT.format(rank))
         found.append(pickle.load(io.BytesIO(path.read_bytes())))
         path.unlink()
     return found
-
-
-def _result_file(folder: Path, rank: int) -> Path:
-    return folder / f".written_{rank}"

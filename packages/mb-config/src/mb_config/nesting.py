@@ -27,25 +27,25 @@ def reject_deep_nesting(data: Any) -> None:
             open_ids[len(stack) - 1 :] = []
             continue
         path, value = step
-        if not _is_nested(value):
+        nested = _inside(value, path)
+        if nested is None:
             continue
         if id(value) in open_ids:
             raise ConfigReadError("contains itself", path=path)
         if len(open_ids) >= MAX_DEPTH:
             raise ConfigReadError(f"is nested deeper than {MAX_DEPTH} levels", path=f"{path[:80]}...")
         open_ids.append(id(value))
-        stack.append(_inside(value, path))
+        stack.append(nested)
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) or (is_dataclass(value) and not isinstance(value, type))
-
-
-def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]] | None:
+    """Return the items in a value with their paths; None if it has none."""
     if isinstance(value, list | tuple):
         return ((f"{path}[{index}]", item) for index, item in enumerate(value))
     if isinstance(value, Mapping):
         pairs = ((str(key), item) for key, item in value.items())
+    elif not is_dataclass(value) or isinstance(value, type):
+        return None
     else:
         pairs = ((item.name, getattr(value, item.name)) for item in fields(value))
     return ((f"{path}.{name}" if path else name, item) for name, item in pairs)

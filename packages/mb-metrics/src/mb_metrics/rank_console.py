@@ -50,7 +50,9 @@ class RankConsole:
         """Buffer text and print complete lines: a progress bar is only redrawn between lines."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._put(line)
+            if self.is_logging_rank:
+                self._terminal.print(line)
+            self.log(line)
         return len(text)
 
     def flush(self) -> None:
@@ -77,11 +79,6 @@ class RankConsole:
         """Print a text of this rank to stderr and to the log, whichever rank logs for all."""
         print(text, file=sys.stderr, flush=True)
         self.log(text)
-
-    def _put(self, line: str) -> None:
-        if self.is_logging_rank:
-            self._terminal.print(line)
-        self.log(line)
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,34 +11,10 @@ from hydra.errors import HydraException
 from mb_config.errors import OverrideError
 from mb_config.masking import masked_text
 from mb_config.message_text import truncate, truncate_repr
+from mb_config.override_text import Override
 from mb_config.shell_line import quoted_override
 
 _PATH = re.compile(r"[+~]{0,2}\w+(\.\w+)*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
-    """One override."""
-
-    kind: Literal["change", "add", "force", "delete"]
-    """`a=b`, `+a=b`, `++a=b`, `~a`."""
-
-    keys: tuple[str, ...]
-    """Parts of the dotted path."""
-
-    value: Any
-    """The value as numbers, text, lists and mappings; None for null."""
-
-    text: str
-    """The value as written."""
-
-    has_value: bool
-    """False for `~a`."""
-
-    @property
-    def path(self) -> str:
-        """The dotted path."""
-        return ".".join(self.keys)
 
 
 class NonAsciiEscapes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mb_config.codec import NO_TARGETS, TARGET, ConfigReader, join, target_name
 from mb_config.errors import (
@@ -20,13 +20,11 @@ from mb_config.field_suggestions import section_fields, unknown_key_error
 from mb_config.field_types import hints, is_open, options
 from mb_config.masking import is_masked, masked
 from mb_config.message_text import truncate_repr
+from mb_config.override_text import Override, parse_plain
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import YamlFile, read_yaml
-
-if TYPE_CHECKING:
-    from mb_config.hydra_grammar import Override
 
 SectionFactories = Mapping[str, Callable[[str], object]]
 """Section path to the function that makes the section from a name, as in `mixed_precision=bf16_mixed`."""
@@ -64,18 +62,22 @@ def apply_overrides(
     if not texts:
         return record
     reject_spaced(texts)
-    from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s that only command lines need
-
     # Errors of all overrides are collected in the reader, so that one run reports them together.
     reader = ConfigReader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
     for text in texts:
         editor = _SectionEditor(reader=reader, section_factories=section_factories, provenance=record)
         try:
-            editor.apply(config, parse_override(text))
+            editor.apply(config, parse_plain(text) or _parse_with_hydra(text))
         except ConfigReadError as error:
             reader.note(error)
     raise_errors(reader.errors)
     return record
+
+
+def _parse_with_hydra(text: str) -> Override:
+    from mb_config.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s
+
+    return parse_override(text)
 
 
 def apply_yaml(

@@ -1,6 +1,7 @@
 """Source files of a text corpus, and their assignment to splits."""
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,10 +102,8 @@ def _held_out_splits(config: TextCorpusConfig) -> list[str]:
 def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
     if config.sources is None:
         library = Path(sysconfig.get_path("stdlib"))
-        for path in sorted(library.rglob("*.py")):
-            parts = path.relative_to(library).parts
-            if not _EXCLUDED_FOLDERS.intersection(parts):
-                yield path, "/".join(parts)
+        for parts in sorted(_library_files(library)):
+            yield library.joinpath(*parts), "/".join(parts)
         return
     sources = [Path(source) for source in config.sources]
     for source in sources:
@@ -113,6 +112,14 @@ def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
     for source in sources:
         for path in visible_files(source) if source.is_dir() else [source]:
             yield path, path.relative_to(source.parent).as_posix()
+
+
+def _library_files(library: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the parts of the path of each Python file, relative to the library."""
+    for folder, folders, names in os.walk(library):
+        folders[:] = [name for name in folders if name not in _EXCLUDED_FOLDERS]
+        parent = Path(folder).relative_to(library).parts
+        yield from ((*parent, name) for name in names if name.endswith(".py"))
 
 
 def _read_source(path: Path, name: str) -> SourceFile | None:

@@ -65,7 +65,7 @@ def test_a_run_that_is_complete_can_be_evaluated_and_stays_as_it_is(overrides, t
     elsewhere = [*words, "validation.skip_train=true", f"checkpoint.load={tmp_path / 'run' / 'checkpoints'}"]
     assert train_here(elsewhere, tmp_path / "file" / "run").reason == "skip_train"
     text = capsys.readouterr().out
-    assert "cannot be written (Not a directory): no log.txt is written, and the folder is not locked" in text
+    assert "file is not a folder): there is no log.txt, and the folder is not locked" in text
     assert evaluated(text) == printed
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("megatron.core", reason="needs the mcore extra")
+
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, create_checkpoint_manager
 from mb_checkpoint.context import CheckpointManager, CheckpointProbe
 from mb_checkpoint.errors import CheckpointConfigError

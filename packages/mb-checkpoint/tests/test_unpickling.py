@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+pytest.importorskip("megatron.core", reason="needs the mcore extra")
+
 from mb_checkpoint import (
     DataloaderStateError,
     UnsafeCheckpointError,

@@ -6,11 +6,13 @@ A reader sees either the complete checkpoint or none.
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.errors import CheckpointFolderError
@@ -160,11 +162,15 @@ def remove_folder(path: Path) -> None:
         OSError: An entry cannot be removed. An entry that is already gone is not an error.
     """
 
-    def unless_gone(_call: object, _name: str, error: BaseException) -> None:
+    def unless_gone(_call: object, _name: str, error: Any) -> None:
+        error = error[1] if isinstance(error, tuple) else error  # Python 3.11 and older pass sys.exc_info()
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    shutil.rmtree(path, onexc=unless_gone)
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(path, onexc=unless_gone)
+    else:
+        shutil.rmtree(path, onerror=unless_gone)
 
 
 def commit(root: Path, step: int, staging: Path) -> Path:

@@ -1,6 +1,8 @@
 """Tests of the command line with plain YAML."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -581,3 +583,16 @@ def test_import_args_takes_flags(flags):
 )
 def test_import_args_rejects(arguments, message):
     assert mb_config("import-args", *arguments) == (2, "", message)
+
+
+def test_rules_of_an_imported_module_are_checked(tmp_path):
+    (tmp_path / "team_rules.py").write_text(
+        "from mb_config import Rule\n"
+        "RULES = [Rule(id='TEAM01', fields=('train.train_iters',), test=lambda n: 'is odd' if n % 2 else None,\n"
+        "    why='pairs are compared', fix='Set an even number.',\n"
+        "    fails={'train.train_iters': 3}, passes={'train.train_iters': 4})]\n"
+    )
+    command = [sys.executable, "-m", "mb_config", "rules", "TEAM01", "--import", "team_rules"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "TEAM01" in done.stdout, done.stderr
+    assert "pairs are compared" in done.stdout

@@ -1,5 +1,6 @@
 """Changes from command lines and partial files."""
 
+import re
 import signal
 
 import pytest
@@ -16,6 +17,7 @@ from mb_config import (
     apply_overrides,
     apply_yaml,
     get_mixed_precision_config,
+    runtime_config_update,
     show,
 )
 
@@ -199,3 +201,14 @@ def test_show_with_origins_is_yaml_that_loads_back(make, kinds, tmp_path):
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[:3] == ["rng:", "seed: 5 # command line", "te_rng_tracker: false # default"]
     assert "secret" not in text
+
+
+def test_fields_of_a_section_that_was_set_by_name_have_its_origin(make):
+    config = make()
+    known = apply_overrides(
+        config, ["mixed_precision=bf16_mixed", "mixed_precision.grad_reduce_in_fp32=false"]
+    )
+    runtime_config_update(config, provenance=known)
+    text = show(config, known, origin=True)
+    assert re.search(r"\n  bf16: true +# command line\n", text)
+    assert re.search(r"\n  fp32: false +# default\n", text)

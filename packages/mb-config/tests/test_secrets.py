@@ -55,6 +55,7 @@ def test_secrets_are_recognized(name, value):
         ("comet_api_key", ""),
         ("eos_token", "</s>"),
         ("json_key", "text"),
+        ("label_key", "output"),
         ("pad_token", 3),
         ("num_tokens", "12"),
         ("monkey", "x"),

@@ -81,6 +81,16 @@ def test_change_prints_as_one_line():
     )
 
 
+def test_settings_of_gemms_print_as_their_number():
+    overlap = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=preset(PRESET))
+    model = model_section(tp=4, sequence_parallel=True)
+    changes = overlap.setup(model, optimizer_section(), ddp_section(), transformer_engine=True)
+    line = next(str(each) for each in changes if each.field == "model.tp_comm_overlap_cfg")
+    assert line.startswith(
+        f"model.tp_comm_overlap_cfg: None -> settings of {len(model.tp_comm_overlap_cfg)} GEMMs ("
+    )
+
+
 def test_returned_changes_match_the_sections():
     model, optimizer, ddp = model_section(pp=2, vp=2), optimizer_section(), ddp_section(sharded=True)
     sections = {"model": model, "optimizer": optimizer, "ddp": ddp}

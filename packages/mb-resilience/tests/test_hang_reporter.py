@@ -1,3 +1,4 @@
+import sys
 import time
 from types import SimpleNamespace
 
@@ -194,10 +195,17 @@ def test_files_that_cannot_be_written_are_reported(tmp_path):
 
 def test_stacks_go_to_stderr_without_a_folder(tmp_path, capfd):
     logged = []
-    with HangReporter(seconds=0.2, folder=tmp_path / "later", log=logged.append):
+
+    def log(text):
+        print(text, file=sys.stderr)
+        logged.append(text)
+
+    with HangReporter(seconds=0.2, folder=tmp_path / "later", log=log):
         wait_until(lambda: logged)
     assert "full stacks" not in logged[0]
-    assert "in wait_until" in capfd.readouterr().err
+    report, _, stacks = capfd.readouterr().err.partition("most recent call first")
+    assert report.startswith("no progress for ")  # the report precedes the stacks
+    assert "in wait_until" in stacks
 
 
 def test_rank_with_a_longer_heartbeat_interval_is_not_unresponsive(tmp_path):

@@ -24,6 +24,7 @@ from mb_config.cli_options import (
     RequestOptions,
     Top,
     WorldSizes,
+    add_import_option,
     common_options,
     read_chart,
 )
@@ -42,7 +43,7 @@ class MountedProgram:
     """Program that mounts the commands. Nothing of it is loaded to print help."""
 
     load: "Callable[[], ConfigProgram]" = field(
-        default_factory=lambda: lambda: import_module("mb_config.program").ConfigProgram()
+        default_factory=lambda: lambda: import_module("mb_config.program").standalone_program()
     )
     """Function that returns the recipes, rules and facts."""
 
@@ -413,3 +414,10 @@ def main(
     ] = False,
 ) -> None:
     """Check, plan and show the configuration of a Megatron trainer, before anything is built."""
+
+
+def run() -> None:
+    """Run the program `mb-config`."""
+    program = typer.main.get_command(app)
+    add_import_option(program, lambda: import_module("mb_config.program").REGISTRY)
+    program(prog_name="mb-config")

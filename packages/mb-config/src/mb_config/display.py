@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mb_config.codec import join, to_dict
+from mb_config.codec import TARGET, join, to_dict
 from mb_config.provenance import Provenance
 
 
@@ -40,12 +40,18 @@ def show(
     rows = list(_rows(data, path="", depth=0))
     width = min(60, max((len(text) for text, path in rows if path), default=0))
     lines = [
-        f"{text:<{width}}  # {known.origin(path)}" if origin and path is not None else text
+        f"{text:<{width}}  # {_origin(known, path)}" if origin and path is not None else text
         for text, path in rows
     ]
     computed = _computed(config, known, origin=origin)
     shown = (line for line in computed if section is None or line.startswith(f"# {section}."))
     return "".join(f"{line}\n" for line in (*lines, *shown))
+
+
+def _origin(known: Provenance, path: str) -> str:
+    """Return the origin of a line; that of the class of a section is the origin of the section."""
+    section, _, name = path.rpartition(".")
+    return known.origin(section if name == TARGET and path not in known.origins else path)
 
 
 def _without_defaults(data: Mapping[str, Any], section: Any) -> dict[str, Any]:

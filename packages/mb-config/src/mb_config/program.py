@@ -15,6 +15,7 @@ from mb_config.fallbacks import select_local_layers
 from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.preflight import PreflightChecks, PreflightResult, preflight
 from mb_config.problems import ConfigError, RuleLike
+from mb_config.registration import RecipeTable, Registry
 from mb_config.request import ConfigRequest, PlainReader, RequestReader
 from mb_config.rules import RULES
 from mb_config.run_estimate import CountFlops
@@ -99,6 +100,19 @@ class ConfigProgram:
     def rules(self) -> Sequence[RuleLike]:
         """Rules that are known by now."""
         return self.checks.rules if self.current_rules is None else self.current_rules()
+
+
+REGISTRY = Registry(recipes=RecipeTable({}))
+"""Rules of the modules that the option --import of the program `mb-config` names."""
+
+
+def standalone_program() -> ConfigProgram:
+    """Return the program `mb-config`, with the rules of imported modules."""
+    rules = {"mb-config": RULES, **REGISTRY.rules_by_package}
+    return ConfigProgram(
+        checks=PreflightChecks(rules=tuple(rule for each in rules.values() for rule in each)),
+        rules_by_package=rules,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

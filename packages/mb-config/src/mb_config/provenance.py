@@ -43,6 +43,13 @@ class Provenance:
         """Return the origin of the value of a field."""
         return self.origins.get(path, DEFAULT)
 
+    def origin_of_section(self, path: str) -> str | None:
+        """Return the origin of the innermost section around a field that was set as a whole; None if none was."""
+        while path := path.rpartition(".")[0]:
+            if path in self.origins:
+                return self.origins[path]
+        return None
+
     def by_user(self, path: str) -> bool:
         """Return True for a value from a file, the command line or code, not from a default, a recipe or resolving."""
         origin = self.origin(path)

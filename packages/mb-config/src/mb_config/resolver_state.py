@@ -74,7 +74,8 @@ class ResolverState:
         """Record values that are set in a section and missing from the provenance as set in code."""
         for path in given_paths(self.config):
             if self.provenance.origin(path) == DEFAULT:
-                self.provenance.note(path, "code")
+                # a section that was set as a whole, such as mixed_precision=bf16_mixed, sets its fields
+                self.provenance.note(path, self.provenance.origin_of_section(path) or "code")
 
     def priority(self, path: str) -> Literal[0, 1, 2]:
         """Return the priority of a value by its origin: 2 for the user, 1 for a recipe, 0 for default and resolved."""

@@ -25,7 +25,9 @@ SECRET_WORDS = (
 """Last words of names under which text and numbers are secrets."""
 _SECRET_NAME = re.compile(rf"(^|[_.-])({SECRET_WORDS}|token|pat|key)$", re.IGNORECASE)
 _PUBLIC_NAME = re.compile(
-    r"(^|[_.])((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token|(json|sort|text)_key)$", re.IGNORECASE
+    r"(^|[_.])((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token"
+    r"|(answer|chat|context|image|input|json|label|messages|output|prompt|query|question|sort|system|text|tools)_key)$",
+    re.IGNORECASE,
 )
 _SHOWN = 200
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))

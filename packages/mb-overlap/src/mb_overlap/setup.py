@@ -50,7 +50,12 @@ class OverlapChange:
     """"warning" for a rejected request; the `comm_overlap` section itself remains unchanged."""
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.old} -> {self.new} ({self.rule}: {self.why})"
+        return f"{self.field}: {_shown(self.old)} -> {_shown(self.new)} ({self.rule}: {self.why})"
+
+
+def _shown(value: object) -> object:
+    """Return a value for one line of text: the settings of GEMMs as their number."""
+    return f"settings of {len(value)} GEMMs" if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,19 +219,25 @@ class HangReporter:
         return RankStatus(section=section, step=step, seconds=seconds, frames=frames, exit_reason=exit_reason)
 
     def _report(self, seconds: float, *, seen: int) -> bool:
-        """Dump the stacks of this rank, report on all ranks if this rank has to, and return whether it did."""
-        self._write_stacks()
+        """Dump the stacks of this rank, report on all ranks if this rank has to, and return whether it did.
+
+        Stacks go to a file at once, or without a folder to stderr after the report.
+        """
+        folder = self._folder
+        if folder is not None:
+            self._write_stacks(folder)
         statuses = self._read_all()
         if self._notes != seen or self._stopped.is_set():  # progress, or the end of the run, in the meantime
             return False
         statuses[self._rank] = self._status(seconds)
         stuck = [rank for rank, status in statuses.items() if self._is_stuck(status)]
-        if min(stuck, key=lambda rank: (rank - self._reporting_rank) % len(statuses)) != self._rank:
-            return False
-        folder = self._folder
-        stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
-        self._publish(format_report(statuses, seconds=seconds, stacks=stacks))
-        return True
+        reports = min(stuck, key=lambda rank: (rank - self._reporting_rank) % len(statuses)) == self._rank
+        if reports:
+            stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
+            self._publish(format_report(statuses, seconds=seconds, stacks=stacks))
+        if folder is None:
+            self._write_stacks(None)
+        return reports
 
     def _is_stuck(self, status: RankStatus | None) -> bool:
         """Return whether a rank reports or has reported: it responds, and has made no progress for a similar time."""
@@ -281,8 +287,7 @@ class HangReporter:
         )
         self._statuses.write(record)
 
-    def _write_stacks(self) -> None:
-        folder = self._folder
+    def _write_stacks(self, folder: Path | None) -> None:
         try:
             if folder is None:
                 faulthandler.dump_traceback(sys.stderr)

@@ -5,6 +5,7 @@ about a second and no download.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,12 @@ def declared(package: str, extras: list[str]) -> list[str]:
     return [spec for group in groups for spec in group if not spec.startswith("mb-")]
 
 
+def first_example(package: str) -> str:
+    """Return the first example of a package's README, which runs where its wheel and its extras are installed."""
+    readme = (ROOT / "packages" / package / "README.md").read_text()
+    return re.search(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1]
+
+
 def interpreter_version(python: str) -> str:
     """Return the full version of an interpreter, or a note that its checks are skipped."""
     command = [f"python{python}", "-c", "import sys; print(sys.version.split()[0])"]
@@ -247,6 +254,11 @@ def unit(session: nox.Session, package: str) -> None:
     extras = [] if bare else usable_extras(package)
     session.install(requirement(package, extras), *requirements_of_tests(package, bare=bare))
     run_tests(session, package)
+    if not bare:
+        example = Path(session.create_tmp(), "first_example.txt").absolute()
+        example.write_text(first_example(package))
+        with session.chdir(example.parent):
+            session.run("python", "-m", "doctest", "-o", "ELLIPSIS", str(example))
 
 
 @nox.session(requires=["build"])

@@ -110,7 +110,8 @@ if TYPE_CHECKING:
         StragglerSwitch,
         StragglerTimer,
     )
-    from mb_resilience.agreed_stop import KeyValueStore, Watcher
+    from mb_resilience.agreed_stop import Watcher
+    from mb_resilience.decision_exchange import KeyValueStore
     from mb_resilience.faults import FaultSettings
     from mb_resilience.flight_recorder import FlightRecorderSettings
     from mb_resilience.loop_events import CheckpointContext

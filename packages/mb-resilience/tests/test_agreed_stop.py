@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,7 +37,17 @@ class DictStore:
 
 
 def run_ranks(
-    world_size, *, steps, barrier, signals, seed=0, every=1, longest_pause=0.001, store=None, attempt="0"
+    world_size,
+    *,
+    steps,
+    barrier,
+    signals,
+    seed=0,
+    every=1,
+    longest_pause=0.001,
+    store=None,
+    attempt="0",
+    in_background=False,
 ):
     """Run ranks as threads; return for each rank the step and reason of its stop, or None.
 
@@ -59,8 +70,13 @@ def run_ranks(
             every=every,
             attempt=attempt,
             timeout_seconds=120,
+            in_background=in_background,
         )
         results[rank] = None
+        with closing(stop):
+            results[rank] = first_stop(stop, rank, watcher, pause)
+
+    def first_stop(stop, rank, watcher, pause):
         for step in range(1, steps + 1):
             if barrier:
                 meeting.wait()
@@ -69,8 +85,8 @@ def run_ranks(
                 watcher.received = signals[rank][1]
             why = stop(step)
             if why is not None:
-                results[rank] = (step, why)
-                return
+                return step, why
+        return None
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -98,6 +114,70 @@ def test_ranks_that_drift_apart_stop_together():
         signals = {chance.randrange(3): (chance.randint(1, 20), "SIGTERM")}
         results = run_ranks(3, steps=60, barrier=False, signals=signals, seed=seed, longest_pause=0.0005)
         assert len(set(results)) == 1, (seed, results)
+
+
+@pytest.mark.parametrize("barrier", [True, False], ids=["synchronized", "drifting"])
+def test_ranks_whose_threads_access_the_store_stop_together(barrier):
+    for seed in range(60):
+        chance = random.Random(seed)
+        rank, step = chance.randrange(3), chance.randint(1, 20)
+        results = run_ranks(
+            3,
+            steps=400,
+            barrier=barrier,
+            signals={rank: (step, "SIGTERM")},
+            seed=seed,
+            longest_pause=0.0005,
+            in_background=True,
+        )
+        assert len(set(results)) == 1, (seed, results)
+        stopped, why = results[0]
+        assert stopped > step
+        assert why == f"SIGTERM on rank {rank}"
+
+
+def test_the_last_decision_is_published_on_close():
+    store = DictStore()
+    stop = AgreedStop(StubWatcher(), store=store, world_size=2, in_background=True)
+    for step in range(1, 200):
+        assert stop(step) is None
+    stop.close()
+    follower = AgreedStop(StubWatcher(), store=store, rank=1, world_size=2, in_background=True)
+    with closing(follower):
+        assert [follower(step) for step in range(1, 200)] == [None] * 199
+    assert threading.active_count() < 10
+
+
+def test_a_rank_whose_thread_receives_no_decision_is_reported():
+    stop = AgreedStop(
+        StubWatcher(), store=DictStore(), rank=1, world_size=2, timeout_seconds=0.05, in_background=True
+    )
+    with closing(stop):
+        assert stop(1) is None
+        with pytest.raises(
+            Rank0TimeoutError, match="rank 1 has ended step 2, but rank 0 has not ended step 1"
+        ):
+            stop(2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_store_in_the_thread_is_raised_by_a_later_call(rank):
+    class LostStore(DictStore):
+        def set(self, key, value, /):
+            raise ConnectionError("lost")
+
+        def check(self, keys, /):
+            raise ConnectionError("lost")
+
+    stop = AgreedStop(StubWatcher(), store=LostStore(), rank=rank, world_size=2, in_background=True)
+
+    def run():
+        for step in range(1, 1000):
+            stop(step)
+            time.sleep(0.001)
+
+    with closing(stop), pytest.raises(ConnectionError, match="lost"):
+        run()
 
 
 def test_two_signals_in_the_same_step_give_one_reason():

@@ -23,13 +23,13 @@ from mb_resilience import _lazy
 if TYPE_CHECKING:
     from mb_resilience._rules import Rule as Rule
     from mb_resilience.agreed_stop import AgreedStop as AgreedStop
-    from mb_resilience.agreed_stop import KeyValueStore as KeyValueStore
     from mb_resilience.agreed_stop import Watcher as Watcher
     from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
     from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
+    from mb_resilience.decision_exchange import KeyValueStore as KeyValueStore
     from mb_resilience.errors import FaultError as FaultError
     from mb_resilience.errors import NoMonitorError as NoMonitorError
     from mb_resilience.errors import NVRxDetectorError as NVRxDetectorError
@@ -87,7 +87,7 @@ _HOMES = {
     "FaultToleranceConfig": "config",
     "HangReporter": "hang_reporter",
     "InProcessRestartConfig": "config",
-    "KeyValueStore": "agreed_stop",
+    "KeyValueStore": "decision_exchange",
     "MonitorClient": "monitor_client",
     "NVRxStragglerDetectionConfig": "config",
     "NVRxStragglerMonitor": "nvrx_straggler",

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from mb_resilience.decision_exchange import BackgroundExchange, DirectExchange, Exchange, KeyValueStore
 from mb_resilience.errors import Rank0TimeoutError, StopOrderError, StopSetupError
 
 
@@ -31,22 +32,6 @@ class Watcher(Protocol):
         """Reason of the stop request, such as the name of a signal; None without a request."""
 
 
-class KeyValueStore(Protocol):
-    """Key-value store shared by all ranks, such as `torch.distributed.Store`.
-
-    Values are visible to all ranks as soon as `set` returns.
-    """
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value; block until the key exists."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all keys exist."""
-
-
 class AgreedStop:
     """Callable that returns the reason to stop after a step, or None. Identical on all ranks.
 
@@ -56,7 +41,9 @@ class AgreedStop:
 
     The store must outlive the last call on every rank: end a run with an operation in which all ranks participate.
 
-    Cost: one round trip to the store per round (two on rank 0), plus one at the first round.
+    Cost: one round trip to the store per round (two on rank 0), plus one at the first round. With `in_background` a
+    thread makes them: rank 0 then sees a request of another rank one round later, and no rank waits in a call unless
+    rank 0 is more than a round behind.
 
     Args:
         watcher: source of stop requests on this rank.
@@ -66,6 +53,8 @@ class AgreedStop:
         attempt: name of this start of the run, identical on all ranks, and different after each restart if the store
             outlives a restart. Keys of other attempts are ignored.
         every: number of steps per round.
+        in_background: let a thread access the store, so that a call costs no round trip. The store must then be a
+            connection of this object alone (`rank_and_store(of_thread=True)` returns one), and `close` is required.
         timeout_seconds: longest wait for rank 0, in seconds.
         clock: returns the time in seconds.
         sleep: sleeps for a number of seconds.
@@ -83,6 +72,7 @@ class AgreedStop:
         world_size: int = 1,
         attempt: str = "0",
         every: int = 1,
+        in_background: bool = False,
         timeout_seconds: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -98,16 +88,20 @@ class AgreedStop:
                 "Pass a store that all ranks share, such as the torch.distributed.TCPStore of the run."
             )
         self._watcher = watcher
-        self._store = store
         self._rank = rank
         self._every = every
         self._timeout_seconds = timeout_seconds
-        self._clock = clock
-        self._sleep = sleep
-        prefix = f"mb_resilience/stop/{attempt}"
-        self._request_key, self._decided_key = f"{prefix}/request", f"{prefix}/decided"
-        self._published_request = False
-        self._decision_seen = False
+        self._exchange: Exchange | None = None
+        if store is not None:
+            direct = DirectExchange(
+                store,
+                prefix=f"mb_resilience/stop/{attempt}",
+                timeout_seconds=timeout_seconds,
+                clock=clock,
+                sleep=sleep,
+            )
+            self._exchange = BackgroundExchange(direct) if in_background else direct
+        self._request_sent = False
         self._step: int | None = None
         self._round: int | None = None
         self._last: tuple[int, str] | None = None
@@ -125,62 +119,53 @@ class AgreedStop:
                 "follows, so no step may be skipped. Create a new AgreedStop, with another attempt, for another run."
             )
         self._step = step
-        if self._store is None:
+        if self._exchange is None:
             return self._local_request()
         if self._rank != 0:
-            self._publish_request(self._store)
+            self._send_request(self._exchange)
         if step % self._every:
             return None
         decide = self._decide if self._rank == 0 else self._follow
-        return decide(self._store, step // self._every)
+        return decide(self._exchange, step // self._every)
+
+    def close(self) -> None:
+        """Publish the last decision, and end the thread of `in_background`. Call it on each rank at the end."""
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _local_request(self) -> str | None:
         signal_name = self._watcher.received
         return None if signal_name is None else f"{signal_name} on rank {self._rank}"
 
-    def _publish_request(self, store: KeyValueStore) -> None:
+    def _send_request(self, exchange: Exchange) -> None:
         request = self._local_request()
-        if request is not None and not self._published_request:
-            store.set(self._request_key, request)
-            self._published_request = True
+        if request is not None and not self._request_sent:
+            exchange.send_request(request)
+            self._request_sent = True
 
-    def _decide(self, store: KeyValueStore, now: int) -> str | None:
+    def _decide(self, exchange: Exchange, now: int) -> str | None:
         """Publish this round, and the last round as soon as there is a stop request. For rank 0."""
         if self._last is None:
-            request = self._local_request()
-            if request is None and store.check([self._request_key]):
-                request = store.get(self._request_key).decode()
+            request = self._local_request() or exchange.remote_request()
             self._last = None if request is None else (now + 1, request)
-            store.set(self._decided_key, _encode_decision(now, self._last))
+            exchange.publish(now, self._last)
             return None
         return self._stop_at(now)
 
-    def _follow(self, store: KeyValueStore, now: int) -> str | None:
+    def _follow(self, exchange: Exchange, now: int) -> str | None:
         """Read the decision of the previous round, if there is one. For all ranks except 0."""
         before, self._round = self._round, now
-        if before is None:
-            return None
-        if self._last is None:
-            self._last = self._wait_for_round(store, before)
-        return self._stop_at(now)
-
-    def _wait_for_round(self, store: KeyValueStore, requested: int) -> tuple[int, str] | None:
-        begin, pause = self._clock(), 0.001
-        while True:
-            # Before rank 0's first round the key does not exist, and `get` would block by the store's own timeout,
-            # which is not `timeout_seconds`. Later one `get` suffices, which saves a round trip per step.
-            self._decision_seen = self._decision_seen or store.check([self._decided_key])
-            if self._decision_seen:
-                decided, last = _decode_decision(store.get(self._decided_key))
-                if decided >= requested:
-                    return last
-            if self._clock() - begin > self._timeout_seconds:
+        if before is not None and self._last is None:
+            try:
+                self._last = exchange.read(before)
+            except TimeoutError as error:
                 raise Rank0TimeoutError(
                     f"AgreedStop: rank {self._rank} has ended step {self._step}, but rank 0 has not ended step "
-                    f"{requested * self._every} within {self._timeout_seconds} s; it hangs or has died. Check its log."
-                )
-            self._sleep(pause)
-            pause = min(2 * pause, 0.1)
+                    f"{before * self._every} within {self._timeout_seconds} s; it hangs or has died. Check its log."
+                ) from error
+        if self._last is None:
+            exchange.expect(now)
+        return None if before is None else self._stop_at(now)
 
     def _stop_at(self, now: int) -> str | None:
         if self._last is None or now < self._last[0]:
@@ -191,12 +176,3 @@ class AgreedStop:
                 f"{self._last[0] * self._every} ({self._last[1]}). Leave the loop when a reason is returned."
             )
         return self._last[1]
-
-
-def _encode_decision(decided: int, last: tuple[int, str] | None) -> str:
-    return f"{decided}" if last is None else f"{decided} {last[0]} {last[1]}"
-
-
-def _decode_decision(value: bytes) -> tuple[int, tuple[int, str] | None]:
-    decided, *rest = value.decode().split(" ", 2)
-    return int(decided), (int(rest[0]), rest[1]) if rest else None

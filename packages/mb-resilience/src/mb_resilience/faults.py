@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Literal, Protocol, get_args
 
-from mb_resilience.agreed_stop import KeyValueStore
+from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.errors import FaultError
 
 FaultKind = Literal["rank_hung", "rank_killed"]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from mb_resilience.agreed_stop import KeyValueStore
+from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.hang_report import RankStatus, format_report, innermost_frames
 from mb_resilience.loop_events import CheckpointContext, StepContext
 from mb_resilience.rank_status_store import RankStatusStore, StatusRecord

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from mb_resilience.agreed_stop import KeyValueStore
 from mb_resilience.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.config import FaultToleranceConfig
+from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.faults import SimulatedFault, agree_on_fault
 from mb_resilience.hang_reporter import HangReporter, print_to_stderr
 from mb_resilience.rank_info import RankInfo

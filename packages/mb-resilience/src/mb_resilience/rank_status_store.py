@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from mb_resilience.agreed_stop import KeyValueStore
+from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.hang_report import RankStatus
 
 

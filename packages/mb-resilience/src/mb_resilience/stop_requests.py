@@ -1,14 +1,21 @@
 """Stop requests of a run before its last step, agreed by all ranks: a signal, or a duration limit. No torch."""
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import Protocol
 
-from mb_resilience.agreed_stop import AgreedStop, KeyValueStore, Watcher
+from mb_resilience.agreed_stop import AgreedStop, Watcher
+from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.rank_info import RankInfo
 from mb_resilience.signals import watch_run_signals
 from mb_resilience.watchers import CombinedWatcher, DeadlineWatcher
+
+STORE_TIMEOUT_SECONDS = 600.0
+"""Longest wait for an answer of the store, such as while rank 0 is suspended."""
 
 
 class StopSettings(Protocol):
@@ -35,6 +42,8 @@ class StopRequests:
         rank: rank of this process.
         world_size: number of ranks.
         attempt: name of this start of the run, identical on all ranks and different after each restart.
+        connect: function that returns a connection to the store for one thread, on all ranks or on none. Requests
+            after each step are then exchanged in the background, until `close`. None: in the calls.
 
     Raises:
         StopSetupError: several ranks without a store, or invalid numbers.
@@ -49,10 +58,17 @@ class StopRequests:
         rank: int = 0,
         world_size: int = 1,
         attempt: str = "0",
+        connect: Callable[[], KeyValueStore] | None = None,
     ) -> None:
-        def agreed(source: Watcher, about: str) -> AgreedStop:
+        def agreed(source: Watcher, about: str, *, each_step: bool = True) -> AgreedStop:
+            threaded = connect is not None and world_size > 1 and each_step
             return AgreedStop(
-                source, store=store, rank=rank, world_size=world_size, attempt=f"{attempt}/{about}"
+                source,
+                store=connect() if connect is not None and threaded else store,
+                rank=rank,
+                world_size=world_size,
+                attempt=f"{attempt}/{about}",
+                in_background=threaded,
             )
 
         watchers = [watcher] if deadline is None else [watcher, deadline]
@@ -60,7 +76,7 @@ class StopRequests:
         """Called with the number of each step after it: the signal for which all ranks stop after it, or None."""
         self.duration_stop_requested = None if deadline is None else agreed(deadline, "time")
         """The same for the duration limit; None without a limit."""
-        self._in_evaluations = agreed(CombinedWatcher(*watchers), "evaluations")
+        self._in_evaluations = agreed(CombinedWatcher(*watchers), "evaluations", each_step=False)
         self._batches = 0
         self.evaluation_stopped = False
         """Whether an evaluation was stopped early."""
@@ -71,6 +87,21 @@ class StopRequests:
             self._batches += 1
             self.evaluation_stopped = self._in_evaluations(self._batches) is not None
         return self.evaluation_stopped
+
+    def close(self) -> None:
+        """Publish the last decisions, and end the threads."""
+        self.stop_requested.close()
+        if self.duration_stop_requested is not None:
+            self.duration_stop_requested.close()
+
+
+def _connection_of_thread(store: KeyValueStore) -> KeyValueStore:
+    """Return a connection to a store of torch for one thread; other stores unchanged."""
+    if "torch.distributed" not in sys.modules:
+        return store
+    new_connection = import_module("mb_resilience.store_connection").new_connection
+    connection: KeyValueStore = new_connection(store, timeout_seconds=STORE_TIMEOUT_SECONDS)
+    return connection
 
 
 @contextmanager
@@ -85,7 +116,8 @@ def watch_stop_requests(
 ) -> Iterator[StopRequests]:
     """Receive Ctrl-C and the exit signal while the block runs, and yield the stop requests of all ranks.
 
-    The logging rank prints immediately that a signal has arrived.
+    With several ranks, threads exchange the requests after each step (`AgreedStop(in_background=True)`). The logging
+    rank prints immediately that a signal has arrived.
 
     Args:
         train: section with the signal and the duration limit.
@@ -106,11 +138,16 @@ def watch_stop_requests(
     with watch_run_signals(
         train.exit_signal, launched=launched, announce=announce, process_ends=process_ends
     ) as watcher:
-        yield StopRequests(
+        requests = StopRequests(
             watcher,
             deadline=deadline,
             store=store,
             rank=world.rank,
             world_size=world.world_size,
             attempt=world.attempt,
+            connect=None if store is None else partial(_connection_of_thread, store),
         )
+        try:
+            yield requests
+        finally:
+            requests.close()

@@ -15,10 +15,10 @@ def default_store(*, of_thread: bool = False) -> Store:
     return new_connection(store) if of_thread else store
 
 
-def new_connection(store: Store) -> Store:
+def new_connection(store: Store, *, timeout_seconds: float = STORE_TIMEOUT_SECONDS) -> Store:
     """Return a new connection to the same store server, for use by one thread; other kinds of stores unchanged."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):
         return store
-    return TCPStore(store.host, store.port, None, False, timedelta(seconds=STORE_TIMEOUT_SECONDS))
+    return TCPStore(store.host, store.port, None, False, timedelta(seconds=timeout_seconds))

@@ -1,8 +1,8 @@
 """Exchange of stop requests and of rank 0's decisions over a store, for `AgreedStop`. No torch.
 
 `DirectExchange` accesses the store in each call. `BackgroundExchange` leaves that to a thread: rank 0 passes its
-decision to the thread, and another rank requests the next decision from its thread one round before it needs it. A call then
-costs no round trip, unless the decision has not arrived yet.
+decision to the thread, and another rank requests the next decision from its thread one round before it needs it. A call
+then costs no round trip, unless the decision has not arrived yet.
 """
 
 import threading

@@ -11,7 +11,7 @@ from mb_metrics import ConsoleSink, Metrics
 
 def test_the_lines_of_the_console_are_found(tmp_path: Path) -> None:
     console = StringIO()
-    with Metrics([ConsoleSink(console)], log_interval=2, total_steps=8) as metrics:
+    with Metrics([ConsoleSink(console, format="megatron")], log_interval=2, total_steps=8) as metrics:
         for number in range(1, 9):
             metrics.record(number, {"lm loss": 4.0 / number}, samples=8, tokens=1024)
     assert [len(series) for series in extract_mbridge_metrics(console.getvalue())] == [4, 4]

@@ -283,3 +283,15 @@ def test_the_program_is_installed_and_runs_as_a_module(run):
         command = [*program, "report", str(run), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["runs"][0]["steps"] == 3
+
+
+def test_losses_and_learning_rate_can_be_named(tmp_path):
+    rows = [{"step": step, "time": 1e9 + step, "a/b": 2.0, "c/d": 0.5} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = mb_metrics("watch", tmp_path, "--loss", "a/b", "--learning-rate", "c/d").stdout
+    assert "a/b: 2, mean of the last 2 2" in text
+    assert "learning rate 0.5" in text
+    found = mb_metrics("report", tmp_path, "--json", "--loss", "c/d", "--loss", "a/b")
+    assert list(json.loads(found.stdout)["runs"][0]["losses"]) == ["c/d", "a/b"]
+    wrong = mb_metrics("report", tmp_path, "--loss", "x")
+    assert (wrong.exit_code, "the loss 'x' was not recorded" in wrong.stderr) == (2, True)

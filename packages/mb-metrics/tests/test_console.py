@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Evaluation, LogInterval, Metrics, MetricsRow
 from mb_metrics.sinks.console import iteration_line, step_time_line
+from mb_metrics.sinks.short_line import short_line
 from mb_metrics.throughput import ThroughputRates
 
 # What CloudAI looks for, ignoring case.
@@ -110,7 +111,7 @@ def test_cloudai_reads_the_step_time_line_whatever_the_numbers(step_seconds, tfl
 
 def test_two_lines_per_interval_and_one_per_evaluation():
     stream = io.StringIO()
-    with Metrics([ConsoleSink(stream)], log_interval=2) as metrics:
+    with Metrics([ConsoleSink(stream, format="megatron")], log_interval=2) as metrics:
         for step in (1, 2, 3, 4):
             metrics.record(step, {"lm loss": 1.0})
         metrics.evaluation(4, {"lm loss": 0.0})
@@ -122,7 +123,7 @@ def test_two_lines_per_interval_and_one_per_evaluation():
 
 
 def test_standard_output_is_the_default(capsys):
-    sink = ConsoleSink()
+    sink = ConsoleSink(format="megatron")
     sink.write_evaluation(Evaluation(step=1, time=0.0, losses={"x": 1.0}, consumed_samples=None))
     sink.close()
     assert "x value: 1.0" in capsys.readouterr().out
@@ -139,7 +140,64 @@ def test_failed_saves_are_a_count_and_no_loss():
 def test_evaluations_are_not_printed_where_the_loop_prints_them():
     stream = io.StringIO()
     evaluation = Evaluation(step=4, time=0.0, losses={"lm loss": 0.0}, consumed_samples=None)
-    ConsoleSink(stream, evaluations=False).write_evaluation(evaluation)
+    ConsoleSink(stream, format="megatron", evaluations=False).write_evaluation(evaluation)
     assert stream.getvalue() == ""
-    ConsoleSink(stream).write_evaluation(evaluation)
+    ConsoleSink(stream, format="megatron").write_evaluation(evaluation)
     assert stream.getvalue().count("validation loss") == 1
+
+
+def short(values, **more):
+    stream = io.StringIO()
+    ConsoleSink(stream, **more).write_interval(interval(values, tokens_per_second=52_000.0, mfu=0.404))
+    return stream.getvalue().removesuffix("\n")
+
+
+def test_the_short_line_shows_what_was_recorded():
+    values = {"train/loss": 2.5, "train/lr": 3e-4, "grad_norm": 1.25, "data/wait": 0.5, "world-size": 1.0}
+    assert short(values) == (
+        "step 10/500 | train/loss 2.5 | train/lr 0.0003 | 0.25 s/step | 52 k tok/s | MFU 40.4% | grad_norm 1.25"
+        " | data/wait 0.5"
+    )
+    assert short({}) == "step 10/500 | 0.25 s/step | 52 k tok/s | MFU 40.4%"
+
+
+def test_losses_and_learning_rate_of_the_short_line_can_be_chosen():
+    values = {"a": 1.0, "b": 2.0, "group/c": 3.0, "rate": 4.0, "lr": 5.0}
+    assert short(values, losses=["group/c"], learning_rate="rate").startswith(
+        "step 10/500 | group/c 3 | rate 4 | 0.25 s/step | "
+    )
+
+
+def test_problems_of_an_interval_and_throughput_in_the_short_line():
+    stream = io.StringIO()
+    with_problems = interval({"loss": math.nan}, skipped=True, tflops_per_device=123.45)
+    ConsoleSink(stream, throughput=True).write_interval(
+        dataclasses.replace(with_problems, total_steps=None, seconds_left=3723.0)
+    )
+    assert stream.getvalue() == (
+        "step 10 | loss NaN | skipped 1 | NaN or infinite 1 | 0.25 s/step |"
+        " 123.5 TFLOP/s/device | 1 h 2 min left\n"
+    )
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1), st.floats()))
+def test_a_short_line_has_at_most_120_columns(values):
+    assert len(short_line(interval(values))) <= 120
+
+
+def test_metrics_that_do_not_fit_are_counted():
+    assert short({f"group/metric {index}": float(index) for index in range(20)}).endswith(" | +17 more")
+
+
+def test_the_short_line_of_an_evaluation():
+    stream = io.StringIO()
+    ConsoleSink(stream).write_evaluation(
+        Evaluation(step=4, time=0.0, losses={"loss": 0.0}, consumed_samples=None)
+    )
+    assert stream.getvalue() == "step 4 | loss 0 on validation data | perplexity 1\n"
+
+
+def test_an_unknown_format_is_an_error():
+    with pytest.raises(ValueError, match=r"unknown format 'long'.*'short' and 'megatron'"):
+        ConsoleSink(format="long")

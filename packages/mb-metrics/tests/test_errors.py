@@ -40,7 +40,12 @@ def test_errors_are_bad_input_or_failures():
     bad_input = {
         name for module, name in error_classes() if getattr(importlib.import_module(module), name).bad_input
     }
-    assert bad_input == {"LogFormatError", "LoggingLevelError", "RunNotFoundError"}
+    assert bad_input == {
+        "LogFormatError",
+        "LoggingLevelError",
+        "MetricNotRecordedError",
+        "RunNotFoundError",
+    }
 
 
 @pytest.mark.parametrize("missing", ["typer", "yaml"])

@@ -11,7 +11,7 @@ def test_a_single_sink_needs_no_list():
     stream = io.StringIO()
     with Metrics(ConsoleSink(stream), log_interval=1) as metrics:
         metrics.record(1, {"lm loss": 2.0})
-    assert "lm loss: 2.000000E+00" in stream.getvalue()
+    assert "lm loss 2 " in stream.getvalue()
 
 
 @pytest.mark.parametrize("sinks", [[print], print])

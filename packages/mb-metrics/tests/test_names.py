@@ -6,6 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_metrics import BRIDGE_ALIASES, Metrics, mlflow_name
+from mb_metrics.names import (
+    find_grad_norm,
+    find_learning_rate,
+    find_validation,
+    is_loss,
+    is_training_loss,
+    is_validation_loss,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +68,49 @@ def test_custom_aliases(recorder):
 def test_unknown_aliases_are_rejected(recorder):
     with pytest.raises(ValueError, match="unknown set of names 'nemo'"):
         Metrics([recorder], aliases="nemo")
+
+
+TRAINING = ("loss", "lm loss", "train/loss", "train_loss", "training loss", "Loss/train", "train/loss_step")
+VALIDATION = ("val/loss", "val_loss", "eval_loss", "eval/loss", "Loss/val", "validation_metrics/loss")
+
+
+@pytest.mark.parametrize("name", [*TRAINING, "loss_metrics/global_avg_loss"])
+def test_usual_names_of_the_training_loss(name):
+    assert (is_loss(name), is_training_loss(name), is_validation_loss(name)) == (True, True, False)
+    assert find_validation(name, ["accuracy", "val/loss"]) == "val/loss"
+
+
+@pytest.mark.parametrize("name", VALIDATION)
+def test_usual_names_of_the_validation_loss(name):
+    assert (is_loss(name), is_training_loss(name), is_validation_loss(name)) == (True, False, True)
+
+
+@pytest.mark.parametrize("name", ["z_loss", "load_balancing_loss", "mtp_1 loss", "error", "test_loss"])
+def test_other_losses_have_names_without_a_group(name):
+    assert (is_loss(name), is_training_loss(name), is_validation_loss(name)) == (True, False, False)
+    assert find_validation(name, ["val/loss", name]) == name
+    assert find_validation(name, ["val/loss"]) is None
+
+
+RATES = (
+    "learning-rate",
+    "lr",
+    "learning_rate",
+    "train/lr",
+    "train/learning_rate",
+    "lr-AdamW",
+    "lr-AdamW/pg1",
+)
+NORMS = ("grad-norm", "grad_norm", "train/grad_norm", "gradient_norm")
+
+
+@pytest.mark.parametrize("name", [*RATES, *NORMS, "epoch", "iter", "moe/z_loss_layer_0", "memory/loss"])
+def test_names_that_are_no_loss(name):
+    assert not is_loss(name)
+
+
+def test_the_learning_rate_and_the_gradient_norm_are_found_by_their_usual_names():
+    assert [find_learning_rate(["x", name]) for name in RATES] == list(RATES)
+    assert [find_grad_norm(["x", name]) for name in NORMS] == list(NORMS)
+    assert find_learning_rate(["lr", "learning-rate"]) == "learning-rate"
+    assert (find_learning_rate(["x"]), find_grad_norm([])) == (None, None)

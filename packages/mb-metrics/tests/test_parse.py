@@ -331,7 +331,10 @@ def test_evaluations_and_checkpoints_of_megatron():
 
 def test_a_log_of_metrics_reads_back_what_was_recorded(tmp_path):
     path = tmp_path / "log.txt"
-    with path.open("w") as stream, Metrics([ConsoleSink(stream)], log_interval=2, total_steps=6) as metrics:
+    with (
+        path.open("w") as stream,
+        Metrics([ConsoleSink(stream, format="megatron")], log_interval=2, total_steps=6) as metrics,
+    ):
         for step in range(1, 7):
             metrics.record(step, {"lm loss": 6.0 - step, "learning-rate": 0.5}, samples=4, tokens=8)
         metrics.evaluation(6, {"lm loss": 0.25})

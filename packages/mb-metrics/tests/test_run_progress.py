@@ -63,7 +63,9 @@ def test_an_unknown_unit_is_rejected(recorder):
 def test_the_console_shows_time_left_and_memory(clock):
     stream = io.StringIO()
     memory = {"memory/mem-max-allocated-gigabytes": 12.345}
-    with Metrics([ConsoleSink(stream)], log_interval=1, total_steps=90_001, clock=clock) as metrics:
+    with Metrics(
+        [ConsoleSink(stream, format="megatron")], log_interval=1, total_steps=90_001, clock=clock
+    ) as metrics:
         clock.now += 1
         metrics.record(1, memory)
     assert stream.getvalue().endswith(" | peak memory: 12.3 GB | time left: 1 d 1:00:00\n")

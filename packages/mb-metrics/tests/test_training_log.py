@@ -60,7 +60,7 @@ class Run:
 
 def test_one_stream_has_both_lines_and_tools_can_read_them(clock):
     console = io.StringIO()
-    run = Run(ConsoleSink(console), clock)
+    run = Run(ConsoleSink(console, format="megatron"), clock)
     run.step(1.0)
     run.step(3.0)
     lines = console.getvalue().splitlines()
@@ -71,7 +71,7 @@ def test_one_stream_has_both_lines_and_tools_can_read_them(clock):
 
 def test_a_loss_is_shown_and_counted_as_it_is_on_steps_that_the_optimizer_took_too(clock):
     console = io.StringIO()
-    run = Run(ConsoleSink(console), clock)
+    run = Run(ConsoleSink(console, format="megatron"), clock)
     run.step(-1.5, math.nan)
     run.step(-2.5, 1.0)
     line = console.getvalue().splitlines()[0]
@@ -81,7 +81,7 @@ def test_a_loss_is_shown_and_counted_as_it_is_on_steps_that_the_optimizer_took_t
 
 def test_a_rank_that_trains_nothing_has_no_learning_rate_and_prints_none(clock):
     console = io.StringIO()
-    run = Run(ConsoleSink(console), clock, log_interval=1)
+    run = Run(ConsoleSink(console, format="megatron"), clock, log_interval=1)
     run.step(1.0, learning_rate=None)
     assert "learning rate" not in console.getvalue()
 

@@ -19,7 +19,9 @@ def history(steps, seconds=1.0):
 
 def printed(*losses, learning_rate=1e-3, **others):
     console, now = io.StringIO(), [0.0]
-    with Metrics([ConsoleSink(console)], log_interval=len(losses), clock=lambda: now[0]) as metrics:
+    with Metrics(
+        [ConsoleSink(console, format="megatron")], log_interval=len(losses), clock=lambda: now[0]
+    ) as metrics:
         for step, loss in enumerate(losses, start=1):
             now[0] += 1.0
             metrics.record(step, {"lm loss": loss, "learning-rate": learning_rate, **others}, samples=1)

@@ -57,7 +57,11 @@ def build_sinks(
         return []
     if folder is None and jsonl is not None:
         folder = Path(jsonl).parent
-    sinks: list[Sink] = [ConsoleSink(stream, throughput=config.log_throughput, evaluations=print_evaluations)]
+    sinks: list[Sink] = [
+        ConsoleSink(
+            stream, format="megatron", throughput=config.log_throughput, evaluations=print_evaluations
+        )
+    ]
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step))
     keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from mb_metrics.cli_errors import exit_codes
 from mb_metrics.parse.log import LogFormat
+from mb_metrics.report.metric_names import MetricNames
 
 if TYPE_CHECKING:
     from mb_metrics.cli_report import BaselineFinder
@@ -73,6 +74,23 @@ _Out = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the statistics; write a page only with --out.")]
+_Losses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--loss",
+        metavar="NAME",
+        help="Name of a recorded metric that is a loss, the main one first; repeatable. Default: the usual names.",
+        show_default=False,
+    ),
+]
+_LearningRate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of the metric that is the learning rate. Default: the usual names, such as lr and train/lr.",
+        show_default=False,
+    ),
+]
 
 
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")
@@ -83,6 +101,8 @@ def report(
     log_format: _Format = None,
     out: _Out = None,
     as_json: _Json = False,
+    losses: _Losses = None,
+    learning_rate: _LearningRate = None,
 ) -> None:
     """Write a report on a run, or a comparison of several runs, as one HTML file that needs no network.
 
@@ -104,6 +124,7 @@ def report(
             out=out,
             as_json=as_json,
             find_baseline=context.meta.get(_FIND_BASELINE, command.no_baseline),
+            metric_names=MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate),
         )
 
 
@@ -111,10 +132,13 @@ def report(
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a metrics.jsonl file.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
+    losses: _Losses = None,
+    learning_rate: _LearningRate = None,
 ) -> None:
     """Display a run in the terminal: progress, loss, speed, time left, events. Ctrl-C ends the display, not the run.
 
     If the output is not a terminal, the current state is printed once.
     """
     with exit_codes():
-        import_module("mb_metrics.cli_watch").watch(run, seconds=seconds)
+        names = MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate)
+        import_module("mb_metrics.cli_watch").watch(run, seconds=seconds, metric_names=names)

@@ -11,6 +11,7 @@ import yaml
 
 from mb_metrics.errors import ReportWriteError
 from mb_metrics.parse.log import LogFormat
+from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
 from mb_metrics.report.run_reader import CONFIG, read_run, read_run_from_log
@@ -29,14 +30,17 @@ def report(
     out: Path | None,
     as_json: bool,
     find_baseline: BaselineFinder,
+    metric_names: MetricNames,
 ) -> None:
     """Write a page on runs and logs and print its path, or print their statistics as JSON.
 
     Raises:
         MetricsError: a run or log cannot be read, or the page cannot be written.
     """
-    histories = [read_run_with_settings(run, find_baseline=find_baseline) for run in runs]
-    histories += [read_run_from_log(log, format=log_format) for log in logs]
+    histories = [
+        read_run_with_settings(run, find_baseline=find_baseline, metric_names=metric_names) for run in runs
+    ]
+    histories += [read_run_from_log(log, format=log_format, metric_names=metric_names) for log in logs]
     for history in histories:
         for note in history.notes:
             print(f"note: {history.source}: {note}", file=sys.stderr)
@@ -70,14 +74,17 @@ def no_baseline(_run: Path) -> None:
     """Return None: the settings of a run are not compared."""
 
 
-def read_run_with_settings(path: Path, *, find_baseline: BaselineFinder = no_baseline) -> RunHistory:
+def read_run_with_settings(
+    path: Path, *, find_baseline: BaselineFinder = no_baseline, metric_names: MetricNames | None = None
+) -> RunHistory:
     """Read a run with the settings of its folder, and add notes on changed and on unreadable settings.
 
     Raises:
         RunNotFoundError: there is no run at the path.
+        MetricNotRecordedError: metrics were recorded, and none of a requested name.
     """
     configuration = read_configuration(path, find_baseline=find_baseline)
-    run = read_run(path, configuration=configuration)
+    run = read_run(path, configuration=configuration, metric_names=metric_names)
     run = replace(run, notes=(*run.notes, *_changes_on_resume(run)))
     if configuration is not None or not (path / CONFIG).is_file():
         return run

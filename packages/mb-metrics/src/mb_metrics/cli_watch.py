@@ -9,19 +9,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_reader import RunReader
 from mb_metrics.watch import watch_frames, watch_text
 
 _SIZE_WITHOUT_TERMINAL = (100, 30)
 
 
-def watch(run: Path, *, seconds: float) -> None:
+def watch(run: Path, *, seconds: float, metric_names: MetricNames) -> None:
     """Display a run until it is finished or interrupted; if stdout is not a terminal, print its state once.
 
     Raises:
         RunNotFoundError: there is no run at the path.
+        MetricNotRecordedError: metrics were recorded, and none of a requested name.
     """
-    reader = RunReader(run)
+    reader = RunReader(run, metric_names=metric_names)
     plain = not can_encode_braille(sys.stdout.encoding)
     if sys.stdout.isatty():
         _follow(reader, seconds=seconds, plain=plain)

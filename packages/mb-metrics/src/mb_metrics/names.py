@@ -1,7 +1,8 @@
 """Names of metrics; each metric has the same name in every sink."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 LEARNING_RATE = "learning-rate"
 BATCH_SIZE = "batch-size"
@@ -62,13 +63,93 @@ NOT_LOSSES = frozenset(
 """Names without "/" that are not losses."""
 
 
+ADDED_BY_METRICS = frozenset(
+    {
+        BATCH_SIZE,
+        WORLD_SIZE,
+        ITERATION_TIME,
+        *(TFLOPS, TFLOPS_PER_DEVICE, MFU, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, *BRIDGE_ALIASES.values()),
+        *(TIME_TOTAL, TIME_LEFT, TIME_TOKENS, TIME_SAMPLES, TIME_BATCHES),
+        *(
+            f"throughput/{device}{count}_per_sec"
+            for device in ("", "device/")
+            for count in ("batches", "samples", "tokens")
+        ),
+    }
+)
+"""Names of the metrics that `Metrics` adds to the recorded ones."""
+
+_LOSS = r"(?:lm[ _])?loss(?:_step|_epoch)?"
+_TRAINING, _VALIDATION = r"(?:train|training)", r"(?:val|valid|validation|eval|dev)"
+_TRAINING_LOSS = re.compile(
+    rf"(?:{_TRAINING}[/_ -])?{_LOSS}|loss[/_]{_TRAINING}|loss_metrics/global_avg_loss", re.IGNORECASE
+)
+_VALIDATION_LOSS = re.compile(
+    rf"{_VALIDATION}[/_ -]{_LOSS}(?:/dataloader_idx_\d+)?|loss[/_]{_VALIDATION}|validation_metrics/loss",
+    re.IGNORECASE,
+)
+_LEARNING_RATE = re.compile(
+    rf"(?:(?:{_TRAINING}|optimizer|optim)[/_])?(?:lr|learning[-_ ]rate)|lr-\w+(?:/pg\d+)?", re.IGNORECASE
+)
+_GRAD_NORM = re.compile(rf"(?:(?:{_TRAINING}|optimizer|optim)[/_])?grad(?:ient)?[-_ ]norm", re.IGNORECASE)
+_COUNTER = re.compile(r"epochs?|iters?|iterations?|steps?|global_step", re.IGNORECASE)
+
+
+def is_training_loss(name: str) -> bool:
+    """Return True for the names of the main training loss: "loss", "train/loss", "train_loss", "lm loss", ..."""
+    return _TRAINING_LOSS.fullmatch(name) is not None
+
+
+def is_validation_loss(name: str) -> bool:
+    """Return True for the names of the main validation loss: "val/loss", "eval_loss", ..."""
+    return _VALIDATION_LOSS.fullmatch(name) is not None
+
+
+def is_learning_rate(name: str) -> bool:
+    """Return True for the names of the learning rate: "learning-rate", "lr", "train/lr", "lr-AdamW", ..."""
+    return _LEARNING_RATE.fullmatch(name) is not None
+
+
+def is_grad_norm(name: str) -> bool:
+    """Return True for the names of the gradient norm: "grad-norm", "grad_norm", "train/grad_norm", ..."""
+    return _GRAD_NORM.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
 def is_loss(name: str) -> bool:
     """Return True if a metric is treated as a loss: averaged, shown on the console, checked for NaN.
 
-    Every metric is a loss except `NOT_LOSSES`, grouped metrics ("memory/...", "throughput/...") and the acceptance
-    rates of multi-token prediction.
+    A name without "/" is a loss, except `NOT_LOSSES`, counters ("epoch", "step"), the usual names of the learning rate
+    and of the gradient norm, and the acceptance rates of multi-token prediction. A name with "/" is a loss if it is a
+    usual name of the training or validation loss ("train/loss", "eval/loss").
     """
-    return "/" not in name and name not in NOT_LOSSES and not name.endswith(ACCEPTANCE_RATE)
+    if "/" in name:
+        return is_training_loss(name) or is_validation_loss(name)
+    others = name in NOT_LOSSES or name.endswith(ACCEPTANCE_RATE) or _COUNTER.fullmatch(name) is not None
+    return not (others or is_learning_rate(name) or is_grad_norm(name))
+
+
+def find_learning_rate(recorded: Iterable[str]) -> str | None:
+    """Return the name of the learning rate among recorded names; None if there is none."""
+    return _find(recorded, LEARNING_RATE, is_learning_rate)
+
+
+def find_grad_norm(recorded: Iterable[str]) -> str | None:
+    """Return the name of the gradient norm among recorded names; None if there is none."""
+    return _find(recorded, GRAD_NORM, is_grad_norm)
+
+
+def find_validation(loss: str, recorded: Iterable[str]) -> str | None:
+    """Return the name of the validation loss that belongs to a training loss; None if there is none.
+
+    It is the same name in an evaluation, or any usual name of the main validation loss if `loss` is the main one.
+    """
+    return _find(recorded, loss, is_validation_loss if is_training_loss(loss) else lambda name: False)
+
+
+def _find(recorded: Iterable[str], first: str, accepts: Callable[[str], bool]) -> str | None:
+    names = list(recorded)
+    return first if first in names else next((name for name in names if accepts(name)), None)
 
 
 def has_samples_axis(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Records that every sink receives: a row per step, a summary per log interval, an evaluation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_loss
@@ -70,14 +70,23 @@ class LogInterval:
     @property
     def mean_losses(self) -> dict[str, float]:
         """Mean of each loss over the steps that were not skipped, or over all steps if every step was skipped."""
+        return self.means(is_loss)
+
+    def means(self, selects: Callable[[str], bool]) -> dict[str, float]:
+        """Return the mean of each selected metric, over the same steps as `mean_losses`."""
         rows = [row for row in self.rows if not row.skipped] or self.rows
         sums: dict[str, tuple[float, int]] = {}
         for row in rows:
             for name, value in row.values.items():
-                if is_loss(name):
+                if selects(name):
                     total, count = sums.get(name, (0.0, 0))
                     sums[name] = (total + value, count + 1)
         return {name: total / count for name, (total, count) in sums.items()}
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Newest value of each metric of the interval."""
+        return {name: value for row in self.rows for name, value in row.values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from mb_metrics.report.html_tables import status_text
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader
 from mb_metrics.report.run_statistics import RunStatistics, RunStatus, compute_run_statistics
+from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
 from mb_metrics.report.time_split import KINDS, split_time
 from mb_metrics.report.timeline import WORDS
@@ -100,7 +101,8 @@ def _progress(statistics: RunStatistics) -> str:
 
 
 def _loss(statistics: RunStatistics, name: str) -> str:
-    loss, held_out = statistics.losses[name], statistics.validation.get(name)
+    loss = statistics.losses[name]
+    held_out = statistics.validation.get(names.find_validation(name, statistics.validation) or "")
     words = f"{short(loss.last)}, mean of the last {loss.recent_steps} {short(loss.recent_mean)}"
     if held_out is not None:
         words += f"; validation {short(held_out.last)}, best {short(held_out.lowest)} at step {held_out.lowest_step}"
@@ -120,9 +122,9 @@ def _statistics_lines(run: RunHistory, statistics: RunStatistics) -> list[str]:
         "peak memory": short(max(statistics.peak_memory.values(), default=None)),
     }
     now = {
-        "learning rate": short(_last(run, names.LEARNING_RATE)),
-        "gradient norm": short(_last(run, names.GRAD_NORM)),
-        "batch size": short(_last(run, names.BATCH_SIZE)),
+        "learning rate": short(_last(run.learning_rate)),
+        "gradient norm": short(_last(run.grad_norm)),
+        "batch size": short(_last(run.series.get(names.BATCH_SIZE))),
     }
     total = sum(statistics.seconds[kind] for kind in KINDS)
     spent = {
@@ -142,8 +144,7 @@ def _statistics_lines(run: RunHistory, statistics: RunStatistics) -> list[str]:
     return [", ".join(f"{name} {text}" for name, text in part.items()) for part in parts if part]
 
 
-def _last(run: RunHistory, name: str) -> float | None:
-    series = run.series.get(name)
+def _last(series: Series | None) -> float | None:
     return series.values[-1] if series else None
 
 

@@ -54,8 +54,8 @@ class ChartBuilder:
             yield self._loss(name)
         for name in self._validations[:_MOST_LOSSES]:
             yield self._validation(name)
-        yield self._metric(names.LEARNING_RATE, "Learning rate", from_zero=True)
-        yield self._metric(names.GRAD_NORM, "Gradient norm")
+        yield self._chart("Learning rate", lambda run: run.learning_rate, from_zero=True)
+        yield self._chart("Gradient norm", lambda run: run.grad_norm)
         yield from self._throughput()
         yield from self._memory()
         yield self._waits("save", "Checkpoint stalls")
@@ -97,7 +97,8 @@ class ChartBuilder:
     def _loss(self, name: str) -> Chart:
         lines = self._lines(lambda run: run.series.get(name))
         if len(self._subjects) == 1:
-            held_out = self._subjects[0].run.validation.get(name)
+            validation = self._subjects[0].run.validation
+            held_out = validation.get(names.find_validation(name, validation) or "")
             lines = [_ChartLine("training", 0, line.series) for line in lines]
             lines += [_ChartLine("validation", 1, held_out, dots=True)] if held_out else []
         return self._build_chart(name, lines)

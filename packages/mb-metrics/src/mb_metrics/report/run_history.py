@@ -8,6 +8,7 @@ from mb_metrics import names
 from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
+from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.series import Series
 from mb_metrics.run_events import RunEvent
 
@@ -72,6 +73,8 @@ class RunHistory:
     """Distinct warnings of the log."""
     notes: tuple[str, ...]
     """Notes on data that could not be read."""
+    metric_names: MetricNames = field(default_factory=MetricNames)
+    """Names of the losses and of the learning rate."""
 
     @property
     def last_step(self) -> int | None:
@@ -80,17 +83,29 @@ class RunHistory:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the losses, in the order of their first record."""
-        return tuple(name for name in self.series if names.is_loss(name))
+        """Names of the training losses, the main one first, then in the order of their first record."""
+        return self.metric_names.find_losses(self.series)
+
+    @property
+    def learning_rate(self) -> Series | None:
+        """Learning rate; None if it was not recorded."""
+        return self.series.get(self.metric_names.find_learning_rate(self.series) or "")
+
+    @property
+    def grad_norm(self) -> Series | None:
+        """Norm of the gradient; None if it was not recorded."""
+        return self.series.get(names.find_grad_norm(self.series) or "")
 
     @property
     def validation(self) -> dict[str, Series]:
-        """Validation losses by name, over the steps of the evaluations."""
+        """Validation losses by name: of the evaluations, and those that were recorded as metrics of a step."""
         found: dict[str, Series] = {}
         for evaluation in sorted(self.evaluations, key=lambda each: each.step):
             for name, loss in evaluation.losses.items():
                 found.setdefault(name, Series()).append(evaluation.step, loss)
-        return found
+        losses = self.losses
+        named = {name: each for name, each in self.series.items() if names.is_validation_loss(name)}
+        return found | {name: each for name, each in named.items() if name not in losses}
 
 
 class RunBuilder:
@@ -100,7 +115,8 @@ class RunBuilder:
     checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metric_names: MetricNames) -> None:
+        self._is_loss = metric_names.is_loss
         self.times = Series()
         self.series: dict[str, Series] = {}
         self.skipped = Series()
@@ -128,7 +144,7 @@ class RunBuilder:
             if series is None:
                 series = self.series[name] = Series()
             series.append(step, value)
-            if not math.isfinite(value) and names.is_loss(name):
+            if not math.isfinite(value) and self._is_loss(name):
                 nonfinite = max(nonfinite, 1.0)
         skips = max(values.get(SKIPPED_STEPS, 0.0), float(skipped))
         if skips:

@@ -12,6 +12,7 @@ from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
 from mb_metrics.parse.log_lines import without_colours
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
+from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.run_events import RunEvent, parse_event
 from mb_metrics.sinks.jsonl import NOT_FINITE
@@ -30,26 +31,39 @@ class RunNotFoundError(MetricsError, FileNotFoundError):
     bad_input = True
 
 
-def read_run(path: str | Path, *, configuration: RunConfiguration | None = None) -> RunHistory:
+def read_run(
+    path: str | Path,
+    *,
+    configuration: RunConfiguration | None = None,
+    metric_names: MetricNames | None = None,
+) -> RunHistory:
     """Read the data written so far in a run folder or in a single metrics file.
 
     The run may be in progress, killed, or before its first step. Lines that cannot be read are counted in `notes`.
 
+    Args:
+        path: The folder or file.
+        configuration: Settings of the run.
+        metric_names: Names of the losses and of the learning rate; None: the usual names.
+
     Raises:
         RunNotFoundError: the file does not exist, or the folder contains no file of a run.
+        MetricNotRecordedError: metrics were recorded, and none of a requested name.
     """
-    reader = RunReader(path, configuration=configuration)
+    reader = RunReader(path, configuration=configuration, metric_names=metric_names)
     reader.poll()
     return reader.run()
 
 
-def read_run_from_log(path: str | Path, *, format: LogFormat | None = None) -> RunHistory:
-    """Read the log of a trainer as a run; see `parse_log` for formats and errors."""
-    return _of_parsed(read_log(path, format=format), Path(path))
+def read_run_from_log(
+    path: str | Path, *, format: LogFormat | None = None, metric_names: MetricNames | None = None
+) -> RunHistory:
+    """Read the log of a trainer as a run; see `parse_log` for formats and errors, `read_run` for `metric_names`."""
+    return _of_parsed(read_log(path, format=format), Path(path), metric_names or MetricNames())
 
 
-def _of_parsed(log: ParsedLog, path: Path) -> RunHistory:
-    builder = RunBuilder()
+def _of_parsed(log: ParsedLog, path: Path, metric_names: MetricNames) -> RunHistory:
+    builder = RunBuilder(metric_names)
     rows = timed(log.rows)
     for record in log.records:
         if isinstance(record, MetricsRow):
@@ -62,6 +76,7 @@ def _of_parsed(log: ParsedLog, path: Path) -> RunHistory:
         for what, count in counts.items()
         if count
     ]
+    metric_names.require_recorded(builder.series, source=str(path))
     return RunHistory(
         name=path.stem,
         source=f"{path}, a log of {log.format}",
@@ -78,6 +93,7 @@ def _of_parsed(log: ParsedLog, path: Path) -> RunHistory:
         config_text=None,
         warnings=_log_warnings(path),
         notes=tuple(notes),
+        metric_names=metric_names,
     )
 
 
@@ -88,8 +104,15 @@ class RunReader:
         RunNotFoundError: the file does not exist, or the folder contains no file of a run.
     """
 
-    def __init__(self, path: str | Path, *, configuration: RunConfiguration | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        configuration: RunConfiguration | None = None,
+        metric_names: MetricNames | None = None,
+    ) -> None:
         self._path = Path(path)
+        self._metric_names = metric_names or MetricNames()
         self._is_single_file = self._path.is_file()
         if not self._is_single_file and not _has_run(self._path):
             raise RunNotFoundError(
@@ -100,7 +123,7 @@ class RunReader:
         self._metrics = _FileTail(self._path if self._is_single_file else self._path / METRICS)
         self._events_file = _FileTail(self._path / EVENTS)
         self._log = _FileTail(self._path / LOG)
-        self._builder = RunBuilder()
+        self._builder = RunBuilder(self._metric_names)
         self._events: list[RunEvent] = []
         self._warnings = _LogWarnings()
         self._damaged_rows = 0
@@ -109,7 +132,7 @@ class RunReader:
     def poll(self) -> None:
         """Read the data written since the last call; read a file from its start if a restart rewrote it."""
         if self._metrics.rewritten():
-            self._builder, self._damaged_rows = RunBuilder(), 0
+            self._builder, self._damaged_rows = RunBuilder(self._metric_names), 0
         for line in self._metrics.new_lines():
             if not _add_line(self._builder, line):
                 self._damaged_rows += 1
@@ -131,8 +154,10 @@ class RunReader:
 
         Raises:
             RunNotFoundError: a single file has lines, and none of them is a row of metrics.
+            MetricNotRecordedError: metrics were recorded, and none of a requested name.
         """
         builder = self._builder
+        self._metric_names.require_recorded(builder.series, source=str(self._path))
         empty = not len(builder.times) and not builder.evaluations
         if self._is_single_file and empty and self._damaged_rows:
             raise RunNotFoundError(
@@ -165,6 +190,7 @@ class RunReader:
             config_text=text,
             warnings=self._warnings.lines,
             notes=tuple(notes),
+            metric_names=self._metric_names,
         )
 
 

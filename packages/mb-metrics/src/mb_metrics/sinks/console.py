@@ -1,14 +1,15 @@
-"""Console output: two lines per log interval, in the format that log parsers for Megatron trainers expect."""
+"""Console output: one short line per log interval, or Megatron's lines, which log parsers for its trainers expect."""
 
 import math
 import sys
 import time
 from collections.abc import Collection
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mb_metrics import names
 from mb_metrics.record import Evaluation, LogInterval, perplexity
 from mb_metrics.sink import Sink
+from mb_metrics.sinks.short_line import short_evaluation_line, short_line
 from mb_metrics.throughput import ThroughputRates
 
 
@@ -23,44 +24,74 @@ class TextStream(Protocol):
 
 
 class ConsoleSink(Sink):
-    """Sink that prints the iteration line and the step-time line of each log interval, and a line per evaluation.
+    """Sink that prints each log interval and each evaluation, in lines of at most 120 columns or as Megatron does.
+
+    In the format "short", an interval is one line: losses as means over the interval, the learning rate, the step time,
+    and the newest values of the other recorded metrics; those that do not fit into the line are counted. In the format
+    "megatron", it is the iteration line and the step-time line, for programs that read logs of Megatron's trainers.
 
     `close` leaves the stream open: the caller owns it.
 
     Args:
         stream: Output stream; None: the value of sys.stdout when a line is printed.
-        throughput: If True, the iteration line shows TFLOP/s per device, if known.
+        format: "short" or "megatron".
+        throughput: If True, TFLOP/s per device is printed, if known.
         losses: Names of the metrics shown as losses; None: every metric that is recorded as a loss.
+        learning_rate: Name of the learning rate; None: its usual names, such as "learning-rate", "lr" and "train/lr".
         evaluations: Print a line per evaluation; False if the training loop prints them itself.
+
+    Raises:
+        ValueError: `format` is unknown.
     """
 
     def __init__(
         self,
         stream: TextStream | None = None,
         *,
+        format: Literal["short", "megatron"] = "short",
         throughput: bool = False,
         losses: Collection[str] | None = None,
+        learning_rate: str | None = None,
         evaluations: bool = True,
     ) -> None:
+        if format not in ("short", "megatron"):
+            raise ValueError(
+                f"ConsoleSink.format: unknown format {format!r}. Supported formats are 'short' and 'megatron'. Choose "
+                "one of them."
+            )
         self._evaluations = evaluations
         self._stream = stream
+        self._short = format == "short"
         self._throughput = throughput
         self._losses = losses
+        self._learning_rate = learning_rate
 
     def write_interval(self, interval: LogInterval) -> None:
-        """Print two lines."""
-        self._print(iteration_line(interval, throughput=self._throughput, losses=self._losses))
-        line = step_time_line(interval.rates)
-        memory = interval.last.values.get(names.PEAK_MEMORY)
-        line += _piece(" | peak memory: {:.1f} GB", memory)
-        if interval.seconds_left is not None:
-            line += f" | time left: {_duration(interval.seconds_left)}"
-        self._print(line)
+        """Print one line, or two in the format "megatron"."""
+        line = short_line if self._short else iteration_line
+        self._print(
+            line(
+                interval,
+                throughput=self._throughput,
+                losses=self._losses,
+                learning_rate=self._learning_rate,
+            )
+        )
+        if not self._short:
+            self._print_step_time(interval)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line, if `evaluations` is True."""
         if self._evaluations:
-            self._print(evaluation_line(evaluation))
+            line = short_evaluation_line if self._short else evaluation_line
+            self._print(line(evaluation))
+
+    def _print_step_time(self, interval: LogInterval) -> None:
+        line = step_time_line(interval.rates)
+        line += _piece(" | peak memory: {:.1f} GB", interval.last.values.get(names.PEAK_MEMORY))
+        if interval.seconds_left is not None:
+            line += f" | time left: {_duration(interval.seconds_left)}"
+        self._print(line)
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream or sys.stdout, flush=True)
@@ -96,7 +127,11 @@ def _finite(number: float | None) -> float:
 
 
 def iteration_line(
-    interval: LogInterval, *, throughput: bool = False, losses: Collection[str] | None = None
+    interval: LogInterval,
+    *,
+    throughput: bool = False,
+    losses: Collection[str] | None = None,
+    learning_rate: str | None = None,
 ) -> str:
     """Return Megatron's iteration line.
 
@@ -109,6 +144,8 @@ def iteration_line(
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
     skipped_samples = values.get(names.SKIPPED_SAMPLES, 0)
     tflops = rates.tflops_per_device if throughput else None
+    means = interval.means(names.is_loss if losses is None else losses.__contains__)
+    rate = learning_rate or names.find_learning_rate(values) or names.LEARNING_RATE
     pieces = [
         f"[{stamp}] iteration {row.step:8d}{total}",
         _piece("consumed samples: {:12d}", row.consumed_samples),
@@ -117,13 +154,9 @@ def iteration_line(
         _piece("throughput per GPU (TFLOP/s/GPU): {:.1f}", tflops),
         _piece("energy per GPU (J/iter/GPU): {:.1f}", values.get(names.ENERGY)),
         _piece("power per GPU (W/GPU): {:.1f}", values.get(names.POWER)),
-        _piece("learning rate: {:.6E}", values.get(names.LEARNING_RATE)),
+        _piece("learning rate: {:.6E}", values.get(rate)),
         _piece("global batch size: {:5.0f}", values.get(names.BATCH_SIZE)),
-        *(
-            f"{name}: {mean:.6E}"
-            for name, mean in interval.mean_losses.items()
-            if losses is None or name in losses
-        ),
+        *(f"{name}: {mean:.6E}" for name, mean in means.items() if name != rate),
         f"loss scale: {values.get(names.LOSS_SCALE, 1.0):.1f}",
         _piece("grad norm: {:.3f}", values.get(names.GRAD_NORM)),
         _piece("num zeros: {:.0f}", values.get(names.NUM_ZEROS)),

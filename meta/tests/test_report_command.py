@@ -33,7 +33,7 @@ def test_the_commands_of_mb_metrics_are_mounted(run, tmp_path):
     assert mb_metrics.cli.app in [group.typer_instance for group in runs.registered_groups]
     assert runs in [group.typer_instance for group in app.registered_groups]
     assert "Example: mb watch runs/gpt_tiny" in mb("watch", "--help").stdout
-    assert mb("watch", run).stdout.startswith("tiny: no stop recorded\n")
+    assert mb("watch", run).stdout.startswith("tiny: not closed (killed or still running)\n")
     assert mb("watch", tmp_path / "missing").exit_code == 2
 
 

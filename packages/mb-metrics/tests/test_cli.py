@@ -213,7 +213,7 @@ def test_watch_without_a_terminal_prints_once(run):
     result = mb_metrics("watch", run)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[:2] == [
-        "tiny: no stop recorded",
+        "tiny: not closed (killed or still running)",
         "step 3 of 4 [##################......] 75.0 %",
     ]
 
@@ -254,7 +254,7 @@ def read_until(terminal, text):
 
 def test_watch_on_a_terminal_ends_with_the_run(run):
     process, terminal = start_on_a_terminal(run)
-    assert b"no stop recorded" in read_until(terminal, b"no stop recorded")
+    assert b"not closed (killed or still running)" in read_until(terminal, b"no stop recorded")
     (run / "events.jsonl").write_text('{"event": "stop", "time": 5, "step": 3, "reason": "signal"}\n')
     assert b"stopped (signal)" in read_until(terminal, b"stopped (signal)")
     assert process.wait(timeout=120) == 0
@@ -262,7 +262,7 @@ def test_watch_on_a_terminal_ends_with_the_run(run):
 
 def test_an_interrupt_ends_the_display_quietly(run):
     process, terminal = start_on_a_terminal(run)
-    read_until(terminal, b"no stop recorded")
+    read_until(terminal, b"not closed (killed or still running)")
     process.send_signal(signal.SIGINT)
     rest = read_until(terminal, b"Traceback")
     assert (process.wait(timeout=120), b"Traceback" in rest, b"interrupted" in rest) == (0, False, False)

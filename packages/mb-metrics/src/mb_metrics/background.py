@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,6 +120,9 @@ class BackgroundSink:
         with self._changed:
             self._deadline = self._clock() + self._close_seconds
             self._changed.notify_all()
+        if thread.ident is None:
+            self._work()
+            return
         thread.join(self._close_seconds)
         with self._changed:
             if thread.is_alive():
@@ -138,7 +142,10 @@ class BackgroundSink:
             if self._thread is None:
                 name = f"metrics to {sink_name(self._sink)}"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
+                with suppress(
+                    RuntimeError
+                ):  # no thread can start while the interpreter exits: `close` writes
+                    self._thread.start()
             thread = self._thread
         if first_drop:
             self._warn("is too slow or down; the queue is full and the oldest records are dropped")

@@ -20,7 +20,7 @@ CLOSE_SECONDS = 120.0
 """Seconds that queued uploads may take at the end of a run; without an outage they finish at once."""
 
 
-def build_sinks(
+def build_sinks(  # noqa: PLR0913 - settings, each by name
     config: LoggerConfig,
     *,
     jsonl: str | Path | None = None,
@@ -30,6 +30,7 @@ def build_sinks(
     stream: TextStream | None = None,
     print_evaluations: bool = True,
     close_seconds: float = CLOSE_SECONDS,
+    end_mark: bool = True,
 ) -> list[Sink]:
     """Return the sinks for the one rank that writes: console, JSONL and the configured back-ends.
 
@@ -49,6 +50,7 @@ def build_sinks(
         print_evaluations: Print a console line per evaluation; False if the training loop prints them itself.
         close_seconds: Timeout of each background sink at the end of the run, in seconds. Records and files that are
             not written by then are lost and counted.
+        end_mark: If True, the metrics file ends with a mark when it is closed; see `JsonlSink`.
 
     Raises:
         ModuleNotFoundError: a back-end is enabled and not installed.
@@ -63,7 +65,7 @@ def build_sinks(
         )
     ]
     if jsonl is not None:
-        sinks.append(JsonlSink(jsonl, resume_step=resume_step))
+        sinks.append(JsonlSink(jsonl, resume_step=resume_step, end_mark=end_mark))
     keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)
     for sink in _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config):
         filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)

@@ -1,6 +1,7 @@
 """Step timing with pauses excluded, by the host clock or by device events."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,13 @@ class DeviceTimer:
             return end[0] - begin[0]
         end[1].synchronize()
         return float(begin[1].elapsed_time(end[1])) / 1000
+
+
+def step_timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
+    """Return the timer of steps: the given clock, or device events on a rank that reads the times."""
+    if clock is not None:
+        return HostTimer(clock)
+    return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from mb_metrics.clock import DeviceTimer, HostTimer, StepClock, TimedStep, Timer
+from mb_metrics.clock import StepClock, TimedStep, Timer, step_timer
+from mb_metrics.exit_close import ExitClose
 from mb_metrics.interval import IntervalWork
 from mb_metrics.metrics_arguments import known_aliases, known_unit, require_positive
 from mb_metrics.names import BATCH_SIZE
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.recorded_steps import (
-    RankReduction,
     RecordedStep,
     Reduction,
     StepBatch,
     Value,
+    rank_reduction,
     split_device_values,
 )
 from mb_metrics.run_progress import RunProgress
@@ -29,6 +30,7 @@ from mb_metrics.throughput import RateCalculator
 from mb_metrics.world_size import current_world_size
 
 _logger = logging.getLogger(__name__)
+_UNREAD = "metrics of the last steps could not be read from the device: %r"
 
 
 class Metrics:
@@ -120,7 +122,7 @@ class Metrics:
             micro_batch_size=micro_batch_size,
         )
         sinks = sink_list(sinks)
-        self._rank_reduction = _rank_reduction(group, reduce)
+        self._rank_reduction = rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
         self._time_unit = known_unit(time_unit)
         self._aliases = known_aliases(aliases)
@@ -132,10 +134,11 @@ class Metrics:
             world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops
         )
         self._micro_batch_size = micro_batch_size
-        self._clock = StepClock(timer or _timer(clock, reads=bool(sinks)))
+        self._clock = StepClock(timer or step_timer(clock, reads=bool(sinks)))
         self._wall_clock = wall_clock
         self._closed = False
         self._detached = False
+        self._exit_close = ExitClose(self._close_at_exit)
         self._steps: list[RecordedStep] = []
         self._work: list[TimedStep] = []
         self._window: deque[TimedStep] = deque(maxlen=throughput_window or log_interval)
@@ -157,7 +160,7 @@ class Metrics:
         except RuntimeError as unread:  # the device failed; the error that ended the run takes precedence
             if error is None:
                 raise
-            _logger.error("metrics of the last steps could not be read from the device: %r", unread)
+            _logger.error(_UNREAD, unread)
 
     @property
     def log_interval(self) -> int:
@@ -273,16 +276,29 @@ class Metrics:
         self._drain(wait=True)
 
     def close(self) -> None:
-        """Write the remaining steps as a shorter interval and close the sinks. A second call does nothing."""
+        """Write the remaining steps as a shorter interval and close the sinks. A second call does nothing.
+
+        A process that ends without this call makes it at its exit, and logs a line.
+        """
         if self._closed:
             return
         self._closed = True
+        self._exit_close.cancel()
         try:
             if self._work:
                 self._end_interval()
             self._drain(wait=True)
         finally:
             self._sinks.close()
+
+    def _close_at_exit(self, failed: bool) -> None:
+        self._detached = True  # other ranks may have ended: start no collective
+        if failed:
+            self._sinks.fail()
+        try:
+            self.close()
+        except RuntimeError as unread:
+            _logger.error(_UNREAD, unread)
 
     def _check(self, step: int | None) -> None:
         if self._closed:
@@ -296,6 +312,7 @@ class Metrics:
                 f"metrics: step {step} was recorded after step {last.step}. Steps must increase. Record after the "
                 "optimizer step, not after each microbatch."
             )
+        self._exit_close.arm()
 
     def _count_samples(self, step: int, samples: int) -> int | None:
         """Return the samples consumed up to this step; None if the first recorded step is that of a resumed run."""
@@ -305,6 +322,8 @@ class Metrics:
         return None if last.consumed_samples is None else last.consumed_samples + samples
 
     def _end_interval(self) -> None:
+        if not self._closed:
+            self._exit_close.renew()
         last = self._work[-1]
         work = IntervalWork(
             work=tuple(self._work),
@@ -369,23 +388,5 @@ class Metrics:
         return replace(row, values={**row.values, **more}) if more else row
 
 
-def _timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
-    """Return the timer of steps: the given clock, or device events on a rank that writes them."""
-    if clock is not None:
-        return HostTimer(clock)
-    return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
-
-
 def _ready(batch: StepBatch, work: IntervalWork | None) -> bool:
     return batch.ready() and (work is None or work.ready())
-
-
-def _rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None) -> RankReduction | None:
-    if group is not None and reduce:
-        return RankReduction(group, reduce)
-    if reduce:
-        raise ValueError(
-            f"metrics.reduce: no group to reduce {', '.join(reduce)} over. The values of one rank would be reported as "
-            "those of all ranks. Pass group, or omit reduce."
-        )
-    return None

@@ -45,6 +45,7 @@ class MetricsOutput:
             run_config=self.run_config,
             stream=self.stream,
             print_evaluations=self.print_evaluations,
+            end_mark=False,  # events.jsonl has the stop
         )
         return [*configured, *self.more_sinks]
 

@@ -117,6 +117,22 @@ class RankReduction:
         return StepBatch(steps, reduced=reduced) if read else None
 
 
+def rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None) -> RankReduction | None:
+    """Return the reduction over a group; None without a metric to reduce.
+
+    Raises:
+        ValueError: metrics are to be reduced, and there is no group; `reduce` names an unsupported reduction.
+    """
+    if group is not None and reduce:
+        return RankReduction(group, reduce)
+    if reduce:
+        raise ValueError(
+            f"metrics.reduce: no group to reduce {', '.join(reduce)} over. The values of one rank would be reported as "
+            "those of all ranks. Pass group, or omit reduce."
+        )
+    return None
+
+
 class StepBatch:
     """Steps whose device values are copied to the host together; the copy starts at construction."""
 

@@ -53,7 +53,13 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
 
 def status_text(statistics: RunStatistics) -> str:
     """Return the status of a run and the reason of its stop."""
-    words = _STATUS_TEXT[statistics.status]
+    if statistics.closed is False and statistics.status in ("running", "silent"):
+        return "not closed (killed or still running)"
+    words = (
+        "finished"
+        if statistics.closed and statistics.status == "complete"
+        else _STATUS_TEXT[statistics.status]
+    )
     reason = statistics.reason
     return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
 

@@ -73,6 +73,8 @@ class RunHistory:
     """Distinct warnings of the log."""
     notes: tuple[str, ...]
     """Notes on data that could not be read."""
+    closed: bool | None = None
+    """Whether the metrics file ends with the mark of a closed run; None: the end is an event, or in a log."""
     metric_names: MetricNames = field(default_factory=MetricNames)
     """Names of the losses and of the learning rate."""
 

@@ -15,7 +15,7 @@ from mb_metrics.redact import hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.run_events import RunEvent, parse_event
-from mb_metrics.sinks.jsonl import NOT_FINITE
+from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
@@ -124,6 +124,7 @@ class RunReader:
         self._events_file = _FileTail(self._path / EVENTS)
         self._log = _FileTail(self._path / LOG)
         self._builder = RunBuilder(self._metric_names)
+        self._end: RunEvent | None = None
         self._events: list[RunEvent] = []
         self._warnings = _LogWarnings()
         self._damaged_rows = 0
@@ -132,9 +133,10 @@ class RunReader:
     def poll(self) -> None:
         """Read the data written since the last call; read a file from its start if a restart rewrote it."""
         if self._metrics.rewritten():
-            self._builder, self._damaged_rows = RunBuilder(self._metric_names), 0
+            self._builder, self._damaged_rows, self._end = RunBuilder(self._metric_names), 0, None
         for line in self._metrics.new_lines():
-            if not _add_line(self._builder, line):
+            self._end = _parse_end(line)
+            if self._end is None and not _add_line(self._builder, line):
                 self._damaged_rows += 1
         if self._events_file.rewritten():
             self._events, self._damaged_events = [], 0
@@ -174,6 +176,7 @@ class RunReader:
         ]
         if self._metrics.cut:
             notes.append("the last line is incomplete: it is being written, or the run was killed")
+        mark = self._end if not self._events else None
         return RunHistory(
             name=self._path.stem if self._is_single_file else self._path.resolve().name,
             source=str(self._path),
@@ -182,7 +185,7 @@ class RunReader:
             skipped=builder.skipped,
             nonfinite=builder.nonfinite,
             evaluations=tuple(builder.evaluations.values()),
-            events=tuple(self._events),
+            events=tuple(self._events) if mark is None else (mark,),
             redone=tuple(builder.redone),
             rows_are_intervals=False,
             total_steps=int(found[1]) if found else None,
@@ -190,6 +193,7 @@ class RunReader:
             config_text=text,
             warnings=self._warnings.lines,
             notes=tuple(notes),
+            closed=None if self._events else mark is not None,
             metric_names=self._metric_names,
         )
 
@@ -241,6 +245,26 @@ class _FileTail:
                     return
                 self._position += len(line)
                 yield line
+
+
+def _parse_end(line: bytes) -> RunEvent | None:
+    """Return the stop of a run if a line of a metrics file is the mark of its end."""
+    if b'"end"' not in line:
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    reason = end_of_run(found) if isinstance(found, dict) else None
+    if reason is None:
+        return None
+    time = _value(found.get("time"))
+    return RunEvent(
+        kind="stop",
+        time=math.nan if time is None else time,
+        step=found.get("step"),
+        details={"reason": reason},
+    )
 
 
 def _add_line(builder: RunBuilder, line: bytes) -> bool:

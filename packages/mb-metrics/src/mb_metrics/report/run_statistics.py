@@ -65,6 +65,8 @@ class RunStatistics:
     """Status of the run. "running": files were written recently; "silent": they were not, and no stop is recorded."""
     reason: str | None
     """Recorded reason of the stop."""
+    closed: bool | None
+    """Whether the metrics file was closed by the run; None: the end is recorded as an event, or in a log."""
     steps: int | None
     total_steps: int | None
     losses: Mapping[str, LossStatistics]
@@ -111,6 +113,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         source=run.source,
         status=status,
         reason=reason,
+        closed=run.closed,
         steps=run.last_step,
         total_steps=run.total_steps,
         losses={name: _loss(run.series[name]) for name in run.losses},
@@ -214,7 +217,7 @@ def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: f
             f"No stop is recorded, and nothing was written for {duration(silent)}: the run was killed or hangs."
         )
     if status == "failed":
-        found.append("The run ended with an error; see log.txt.")
+        found.append(f"The run ended with an error{'' if run.closed else '; see log.txt'}.")
     return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
 
 

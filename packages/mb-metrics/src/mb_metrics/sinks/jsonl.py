@@ -15,6 +15,12 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON does not support, and their text in a metrics file."""
 
 
+END = "end"
+"""Key of the mark that a closed file ends with."""
+FINISHED, FAILED = "finished", "failed"
+_ENDS = (FINISHED, FAILED)
+
+
 class JsonlSink(Sink):
     """Sink that appends one object per step and per evaluation: `step`, `time`, then each metric under its name.
 
@@ -28,18 +34,24 @@ class JsonlSink(Sink):
     Without it, the file is forced to disk when it is closed. Rows that could not be written (disk full) are kept and
     written with the next ones.
 
+    `close` appends a mark, {"step": ..., "time": ..., "end": "finished"} with the step and the time of the last record,
+    or "failed" if an exception ended the run. Readers thus know a complete file from that of a killed run.
+
     Args:
         path: The file; its folder is created.
         fsync: If True, wait for the disk after each write: milliseconds, more on a busy network file system.
         resume_step: The last step to keep: rows of later steps, which the run repeats, are dropped, and so is a line
             truncated when a previous run was killed. A step before the first one (0, or -1 if steps count from 0)
             starts an empty file; None appends to the existing file.
+        end_mark: If False, `close` writes no mark: the end of the run is recorded elsewhere, such as in events.jsonl.
 
     Raises:
         ValueError: a line of the file, other than the last, is not a JSON object with a step.
     """
 
-    def __init__(self, path: str | Path, *, resume_step: int | None = None, fsync: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, resume_step: int | None = None, fsync: bool = False, end_mark: bool = True
+    ) -> None:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
@@ -48,21 +60,30 @@ class JsonlSink(Sink):
         self._size = self._file.tell()
         self._waiting = b""
         self._fsync = fsync
+        self._end = FINISHED if end_mark else None
+        self._last: MetricsRow | Evaluation | None = None
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write one line per step."""
         self._append([_row_object(row) for row in rows])
+        self._last = rows[-1] if rows else self._last
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write a separate line."""
         self._append(
             [_object(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)]
         )
+        self._last = evaluation
+
+    def fail(self) -> None:
+        """Mark the run as ended by an error."""
+        self._end = FAILED if self._end else None
 
     def close(self) -> None:
-        """Write the pending rows and close the file."""
+        """Write the pending rows and the mark of the end, and close the file."""
+        last, end = self._last, self._end
         try:
-            self._append([])
+            self._append([{"step": last.step, "time": last.time, END: end}] if last and end else [])
             os.fsync(self._file.fileno())
         finally:
             self._file.close()
@@ -82,13 +103,22 @@ class JsonlSink(Sink):
 def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
     """Yield the objects of a metrics file, with the strings for NaN and infinity converted to numbers.
 
-    An incomplete last line, from a file being written or from a killed run, is omitted.
+    Marks of an end are omitted. An incomplete last line, from a file being written or from a killed run, is omitted.
 
     Raises:
         ValueError: a line, other than the last, is not a JSON object with a step.
     """
     for _, row in _lines(Path(path)):
-        yield {name: NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()}
+        if end_of_run(row) is None:
+            yield {
+                name: NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()
+            }
+
+
+def end_of_run(row: Mapping[str, object]) -> str | None:
+    """Return "finished" or "failed" if an object of a metrics file is the mark of an end, otherwise None."""
+    end = row.get(END)
+    return end if isinstance(end, str) and end in _ENDS else None
 
 
 def _row_object(row: MetricsRow) -> dict[str, object]:

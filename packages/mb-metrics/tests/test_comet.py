@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("comet_ml")
 
+import comet_ml
+
 from mb_metrics import BackgroundSink, CometSink, Metrics
 
 
@@ -96,3 +98,62 @@ def test_a_resumed_job_continues_the_same_experiment_without_duplicates(sink, tm
     losses = [(step, value) for step, name, value in logged(earlier + later) if name == "lm loss"]
     assert losses == [(step, step) for step in range(1, 11)]
     assert others(later)["mb_metrics.repeated_steps"] == "5 to 7"
+
+
+@pytest.fixture
+def host(tmp_path, sink):
+    """The running experiment of a program, with its own metrics."""
+    experiment = comet_ml.start(
+        project_name="theirs",
+        online=False,
+        experiment_config=comet_ml.ExperimentConfig(
+            offline_directory=str(tmp_path / "theirs"), name="their name"
+        ),
+    )
+    yield experiment
+    experiment.end()
+
+
+def record(sink, host):
+    with Metrics([sink], log_interval=2) as metrics:
+        for step in (1, 2):
+            metrics.record(step, {"loss": float(step)})
+        metrics.evaluation(2, {"loss": 3.0})
+    assert not metrics.failures
+    assert comet_ml.get_running_experiment() is host
+    assert not host.ended
+
+
+def test_metrics_are_added_to_the_experiment_of_the_program(host, tmp_path):
+    host.log_metric("theirs", 1.0, step=70)
+    record(CometSink(run=host), host)
+    host.log_metric("theirs", 2.0)
+    host.end()
+    ((experiment, messages),) = archives(tmp_path / "theirs")
+    values = logged(messages)
+    assert [point for point in values if point[1] == "mb_metrics/loss"] == [
+        (1, "mb_metrics/loss", 1.0),
+        (2, "mb_metrics/loss", 2.0),
+    ]
+    assert (2, "mb_metrics/loss validation", 3.0) in values
+    assert [point for point in values if point[1] == "theirs"] == [(70, "theirs", 1.0), (70, "theirs", 2.0)]
+    assert (experiment["project_name"], others(messages)["Name"]) == ("theirs", "their name")
+
+
+def test_a_second_experiment_leaves_the_one_of_the_program_running(host, sink, tmp_path):
+    record(sink(), host)
+    host.log_metric("theirs", 1.0, step=1)
+    host.end()
+    ((_, ours),) = archives(tmp_path / "comet")
+    ((_, theirs),) = archives(tmp_path / "theirs")
+    assert [point[:2] for point in logged(ours) if point[1] == "loss"] == [(1, "loss"), (2, "loss")]
+    assert [point for point in logged(theirs) if "loss" in point[1]] == []
+
+
+def test_a_sink_has_either_a_run_or_a_project(host):
+    with pytest.raises(ValueError, match="neither project nor run is given"):
+        CometSink()
+    with pytest.raises(ValueError, match="tags cannot be combined with run"):
+        CometSink(run=host, tags=["a"])
+    with pytest.raises(ValueError, match=r"prefix .* requires run"):
+        CometSink("gpt", prefix="a")

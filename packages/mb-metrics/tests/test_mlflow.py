@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("mlflow")
 
+import mlflow
 from mlflow.tracking import MlflowClient
 
 from mb_metrics import BackgroundSink, LoggerConfig, Metrics, MlflowSink, build_sinks
@@ -194,3 +195,54 @@ def test_everything_comes_from_the_configuration(server, client, tmp_path):
     assert (run.info.run_name, run.data.params, run.data.tags["team"]) == ("one", {"train.lr": "0.1"}, "a")
     assert json.loads((tmp_path / "mlflow_run.json").read_text()) == {"id": run.info.run_id, "last_step": 1}
     assert client.list_artifacts(run.info.run_id) == []
+
+
+@pytest.fixture
+def host(server, monkeypatch):
+    """The active run of a program, with its own metrics."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    mlflow.set_experiment("theirs")
+    with mlflow.start_run(run_name="their name") as run:
+        mlflow.log_metric("theirs", 1.0, step=1)
+        yield run
+
+
+def test_metrics_are_added_to_the_run_of_the_program(host, client):
+    record([BackgroundSink(MlflowSink(run=mlflow.active_run()))], range(1, 4))
+    assert mlflow.active_run() is host
+    mlflow.log_metric("theirs", 2.0, step=2)
+    run = client.get_run(host.info.run_id)
+    assert (run.info.run_name, run.info.status) == ("their name", "RUNNING")
+    assert points(client, run, "mb_metrics/lm loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert points(client, run, "theirs") == [(1, 1.0), (2, 2.0)]
+    assert not any(name.startswith("mb_metrics") for name in run.data.tags)
+
+
+def test_an_error_leaves_the_run_of_the_program_open(host, client):
+    def train():
+        with Metrics([MlflowSink(run=host, prefix="")]) as metrics:
+            metrics.record(1, {"lm loss": 1.0})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    run = client.get_run(host.info.run_id)
+    assert (run.info.status, points(client, run, "lm loss")) == ("RUNNING", [(1, 1.0)])
+
+
+def test_a_second_run_leaves_the_active_run_of_the_program(host, client):
+    record([MlflowSink("second")], (1, 2))
+    assert mlflow.active_run() is host
+    assert the_run(client, "second").info.status == "FINISHED"
+    theirs = client.get_run(host.info.run_id)
+    assert (theirs.info.status, set(theirs.data.metrics)) == ("RUNNING", {"theirs"})
+
+
+def test_a_sink_has_either_a_run_or_an_experiment():
+    run = mlflow.entities.Run(mlflow.entities.RunInfo("a", "1", "u", "RUNNING", 0, None, "active"), None)
+    with pytest.raises(ValueError, match=r"neither experiment nor run is given"):
+        MlflowSink()
+    with pytest.raises(ValueError, match="experiment, run_name cannot be combined with run"):
+        MlflowSink("a", run=run, run_name="b")
+    with pytest.raises(ValueError, match=r"prefix .* requires run"):
+        MlflowSink("a", prefix="b")

@@ -5,12 +5,15 @@ all automatic logging of Comet is disabled here.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import comet_ml
+from comet_ml.config import set_global_experiment
 
+from mb_metrics.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
 from mb_metrics.sink import Sink
@@ -22,10 +25,13 @@ class CometSink(Sink):
 
     The experiment is opened at the first record. With a run file, a resumed job continues the same experiment. Comet
     cannot delete values: repeated steps that it already has are not logged again, and the value
-    "mb_metrics.repeated_steps" of the experiment lists them.
+    "mb_metrics.repeated_steps" of the experiment lists them. A running experiment of the program keeps running.
+
+    With `run`, metrics are added, with a prefix, to an experiment that the program has opened; it is not ended, and its
+    name and its current step do not change.
 
     Args:
-        project: Comet project.
+        project: Comet project of a new experiment.
         name: Name of the experiment.
         workspace: Comet workspace; None: the account's default.
         api_key: Comet API key; None: COMET_API_KEY or Comet's configuration.
@@ -35,11 +41,17 @@ class CometSink(Sink):
         run_file: File that stores the key of the experiment.
         resume_step: The last step to keep; see `TrackerRunFile`.
         config: Settings of the job, logged as parameters; secrets are omitted.
+        run: A running experiment, such as `comet_ml.get_running_experiment()`; None: open a new one in `project`.
+        prefix: Prefix of the metrics in `run`; None: "mb_metrics/".
+
+    Raises:
+        ValueError: neither `project` nor `run` is given; a setting of a new experiment is combined with `run`, or
+            `prefix` with `project`.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
         self,
-        project: str,
+        project: str | None = None,
         *,
         name: str | None = None,
         workspace: str | None = None,
@@ -49,7 +61,22 @@ class CometSink(Sink):
         run_file: str | Path | None = None,
         resume_step: int | None = None,
         config: Mapping[str, object] | None = None,
+        run: Any = None,
+        prefix: str | None = None,
     ) -> None:
+        settings: dict[str, object] = {
+            "project": project,
+            "name": name,
+            "workspace": workspace,
+            "api_key": api_key,
+            "tags": tags,
+        }
+        settings |= {"folder": folder, "run_file": run_file, "resume_step": resume_step, "config": config}
+        require_one_run("CometSink", run=run, new="project", settings=settings)
+        if run is None:
+            require_no_prefix("CometSink", prefix)
+        self._host = run
+        self._prefix = PREFIX if prefix is None else prefix
         self._where = {"project_name": project, "workspace": workspace}
         self._name = name
         self._api_key = api_key
@@ -73,11 +100,16 @@ class CometSink(Sink):
         self._log(evaluation.step, evaluation.values)
 
     def close(self) -> None:
-        """End the experiment; waits until Comet has sent its queue or written its archive."""
+        """End the experiment, if the sink opened it; waits until Comet has sent its queue or written its archive."""
         if self._experiment is not None:
             self._experiment.end()
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._host is not None:
+            current = self._host.curr_step  # log_metrics sets it, and the program may log without a step
+            self._host.log_metrics(prefixed(values, self._prefix), step=step)
+            self._host.curr_step = current
+            return
         if self._experiment is None:
             self._experiment = self._open()
         if step not in self._repeated:
@@ -93,14 +125,15 @@ class CometSink(Sink):
             Path(self._folder).mkdir(parents=True, exist_ok=True)
         found = self._file.read()
         self._tracked = found or TrackerRun(id=uuid.uuid4().hex)
-        experiment = comet_ml.start(
-            api_key=self._api_key,
-            experiment_key=self._tracked.id,
-            mode="get_or_create",
-            online=None if self._folder is None else False,
-            experiment_config=self._settings(),
-            **self._where,
-        )
+        with _host_kept_running():
+            experiment = comet_ml.start(
+                api_key=self._api_key,
+                experiment_key=self._tracked.id,
+                mode="get_or_create",
+                online=None if self._folder is None else False,
+                experiment_config=self._settings(),
+                **self._where,
+            )
         self._file.write(self._tracked)
         if found is None:
             experiment.log_parameters(self._config)
@@ -131,3 +164,16 @@ class CometSink(Sink):
             auto_histogram_activation_logging=False,
             display_summary_level=0,
         )
+
+
+@contextmanager
+def _host_kept_running() -> Iterator[None]:
+    """Keep the running experiment of the program, which Comet would end when another one is opened."""
+    host = comet_ml.get_running_experiment()
+    if host is not None:
+        set_global_experiment(None)
+    try:
+        yield
+    finally:
+        if host is not None:
+            set_global_experiment(host)

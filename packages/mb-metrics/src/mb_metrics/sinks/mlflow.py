@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from mb_metrics.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
 from mb_metrics.names import mlflow_name
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
@@ -35,10 +36,13 @@ class MlflowSink(Sink):
     The run is opened at the first record. A server that is down raises `ConnectionError`, so that a `BackgroundSink`
     retries. With a run file, a resumed job continues the same run. MLflow cannot delete values: repeated steps that it
     already has are not logged again, and the tag "mb_metrics.repeated_steps" lists them. MLflow's SQL stores represent
-    an infinite value as the largest double.
+    an infinite value as the largest double. The active run of MLflow's fluent interface is neither used nor changed.
+
+    With `run`, metrics are added, with a prefix, to a run that the program has opened; the run is not ended, and its
+    name, tags and parameters do not change.
 
     Args:
-        experiment: MLflow experiment; it is created if needed.
+        experiment: MLflow experiment of a new run; it is created if needed.
         run_name: Name of the run.
         tracking_uri: Address of the server or store; None: MLFLOW_TRACKING_URI.
         tags: Tags of the run.
@@ -47,11 +51,17 @@ class MlflowSink(Sink):
         resume_step: The last step to keep; see `TrackerRunFile`.
         config: Settings of the job, logged as parameters; secrets are omitted.
         files: If True, `write_file` uploads files.
+        run: An open run, such as `mlflow.active_run()`; None: start a new run in `experiment`.
+        prefix: Prefix of the metrics in `run`; None: "mb_metrics/".
+
+    Raises:
+        ValueError: neither `experiment` nor `run` is given; a setting of a new run is combined with `run`, or `prefix`
+            with `experiment`.
     """
 
     def __init__(  # noqa: PLR0913 - settings, each by name
         self,
-        experiment: str,
+        experiment: str | None = None,
         *,
         run_name: str | None = None,
         tracking_uri: str | None = None,
@@ -61,7 +71,21 @@ class MlflowSink(Sink):
         resume_step: int | None = None,
         config: Mapping[str, object] | None = None,
         files: bool = True,
+        run: Run | None = None,
+        prefix: str | None = None,
     ) -> None:
+        settings: dict[str, object] = {
+            "experiment": experiment,
+            "run_name": run_name,
+            "tags": tags,
+            "description": description,
+        }
+        settings |= {"run_file": run_file, "resume_step": resume_step, "config": config}
+        require_one_run("MlflowSink", run=run, new="experiment", settings=settings)
+        if run is None:
+            require_no_prefix("MlflowSink", prefix)
+        self._is_host_run = run is not None
+        self._prefix = "" if run is None else PREFIX if prefix is None else prefix
         self._experiment = experiment
         self._run_name = run_name
         self._uri = tracking_uri
@@ -70,7 +94,7 @@ class MlflowSink(Sink):
         self._config = hide_secrets(config or {})
         self._files = files
         self._client: MlflowClient | None = None
-        self._run_id: str | None = None
+        self._run_id: str | None = None if run is None else run.info.run_id
         self._repeated = range(0)
         self._sent: int | None = None
         self._failed = False
@@ -81,9 +105,10 @@ class MlflowSink(Sink):
         with _ConnectionErrors():
             for batch in self._batches(rows):
                 last = batch[-1].step
-                metrics = [metric for row in batch for metric in _metrics(row, row.values_and_samples)]
+                metrics = [metric for row in batch for metric in self._metrics(row, row.values_and_samples)]
+                tags = [] if self._is_host_run else [RunTag(_LAST_STEP, str(last))]
                 for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
-                    client.log_batch(run, metrics=chunk, tags=[RunTag(_LAST_STEP, str(last))])
+                    client.log_batch(run, metrics=chunk, tags=tags)
                 self._sent = last
                 self._file.write(TrackerRun(id=run, last_step=last))
 
@@ -93,7 +118,7 @@ class MlflowSink(Sink):
         if evaluation.step in self._repeated:
             return
         with _ConnectionErrors():
-            for chunk in _chunks(_metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
+            for chunk in _chunks(self._metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
                 client.log_batch(run, metrics=chunk)
 
     def write_file(self, path: Path, name: str) -> None:
@@ -108,14 +133,21 @@ class MlflowSink(Sink):
                 client.log_artifact(run, str(path), artifact_path=name)
 
     def fail(self) -> None:
-        """Mark the run as failed."""
+        """Mark the run as failed, if the sink started it."""
         self._failed = True
 
     def close(self) -> None:
-        """Set the final status of the run."""
-        if self._client is not None and self._run_id is not None:
+        """Set the final status of the run, if the sink started it."""
+        if self._client is not None and self._run_id is not None and not self._is_host_run:
             with _ConnectionErrors():
                 self._client.set_terminated(self._run_id, status="FAILED" if self._failed else "FINISHED")
+
+    def _metrics(self, record: MetricsRow | Evaluation, values: Mapping[str, float]) -> list[Metric]:
+        milliseconds = int(record.time * 1000)
+        return [
+            Metric(mlflow_name(name)[:_LONGEST_KEY], value, milliseconds, record.step)
+            for name, value in prefixed(values, self._prefix).items()
+        ]
 
     def _batches(self, rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:
         """Yield the rows that MLflow does not have yet, in batches that fit into one request."""
@@ -137,7 +169,7 @@ class MlflowSink(Sink):
         if self._client is None or self._run_id is None:
             with _ConnectionErrors():
                 self._client = MlflowClient(tracking_uri=self._uri)
-                self._run_id = self._continued(self._client) or self._begun(self._client)
+                self._run_id = self._run_id or self._continued(self._client) or self._begun(self._client)
         return self._client, self._run_id
 
     def _continued(self, client: MlflowClient) -> str | None:
@@ -181,14 +213,6 @@ class _ConnectionErrors:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MlflowException) and error.error_code in _PASSING:
             raise ConnectionError(f"MLflow is unreachable: {error}") from error
-
-
-def _metrics(record: MetricsRow | Evaluation, values: Mapping[str, float]) -> list[Metric]:
-    milliseconds = int(record.time * 1000)
-    return [
-        Metric(mlflow_name(name)[:_LONGEST_KEY], value, milliseconds, record.step)
-        for name, value in values.items()
-    ]
 
 
 def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

@@ -71,6 +71,9 @@ OLDEST_BACKENDS = {
     "energy": ["energy"],
     "inspect": ["tensor_inspect"],
     "cli": ["cli"],
+    "transformers": ["transformers_callback"],
+    "accelerate": ["accelerate_tracker"],
+    "lightning": ["lightning_logger"],
 }
 """Extras of mb-metrics with the tests of the service or library that each installs."""
 UNITS = [
@@ -115,12 +118,11 @@ def requirement(package: str, extras: list[str]) -> str:
 
 
 def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
-    """Return what the tests of a package need in addition to it; a bare run has neither Megatron Core nor examples."""
+    """Return what the tests of a package need in addition to it; a bare run has no Megatron Core."""
     groups = pyproject(package)["dependency-groups"]
     if bare:
         return [name for name in groups["test"] if name != "mb-host"]
-    names = [*groups["test"], *groups.get("examples", [])]
-    return [requirement("mb-host", ["mcore"]) if name == "mb-host" else name for name in names]
+    return [requirement("mb-host", ["mcore"]) if name == "mb-host" else name for name in groups["test"]]
 
 
 def usable_extras(package: str) -> list[str]:
@@ -416,8 +418,7 @@ def newest(session: nox.Session) -> None:
     names = [*PACKAGES, "mb-trainer"]
     wheels = [requirement(package, usable_extras(package)) for package in names]
     tests = {name for package in names for name in pyproject(package)["dependency-groups"]["test"]}
-    examples = pyproject("mb-metrics")["dependency-groups"]["examples"]
-    further = sorted(name for name in {*tests, *examples} if name != "mb-host")
+    further = sorted(name for name in tests if name != "mb-host")
     session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *further, "import-linter")
     session.run("python", "-c", VERSIONS)
     failed = []

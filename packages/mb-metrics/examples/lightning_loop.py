@@ -1,4 +1,4 @@
-"""Callback for Lightning that records every optimizer step. `python lightning_loop.py runs/lightning` fits a line."""
+"""Lightning with `LightningLogger`, which records what a module logs: `python lightning_loop.py runs/lightning`."""
 
 import argparse
 from pathlib import Path
@@ -6,47 +6,10 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch.utils.data import DataLoader, TensorDataset
 
-from mb_metrics import ConsoleSink, JsonlSink, Metrics
-
-
-class MetricsCallback(lightning.Callback):
-    """Callback that records loss, learning rate and samples of each optimizer step, and the validation losses.
-
-    Args:
-        metrics: Give it sinks on one rank only.
-        world_size: Data-parallel ranks; samples are counted over all of them.
-    """
-
-    def __init__(self, metrics: Metrics, *, world_size: int = 1) -> None:
-        self._metrics = metrics
-        self._world_size = world_size
-        self._losses: list[torch.Tensor] = []
-        self._samples = 0
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record the step when the gradients of all its batches are accumulated."""
-        self._losses.append(outputs["loss"].detach())
-        self._samples += len(batch[0])
-        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
-            return
-        values = {
-            # Lightning passes the loss divided by the number of accumulated batches.
-            "loss": torch.stack(self._losses).mean() * trainer.accumulate_grad_batches,
-            "learning-rate": trainer.optimizers[0].param_groups[0]["lr"],
-        }
-        self._metrics.record(trainer.global_step, values, samples=self._samples * self._world_size)
-        self._losses, self._samples = [], 0
-
-    def on_validation_end(self, trainer: Any, module: Any) -> None:
-        """Record a validation, except the one before training."""
-        if not trainer.sanity_checking:
-            self._metrics.evaluation(trainer.global_step, {"loss": trainer.callback_metrics["val_loss"]})
-
-    def on_fit_end(self, trainer: Any, module: Any) -> None:
-        """Close the sinks."""
-        self._metrics.close()
+from mb_metrics import ConsoleSink, JsonlSink, LightningLogger, Metrics
 
 
 class Line(lightning.LightningModule):
@@ -57,8 +20,10 @@ class Line(lightning.LightningModule):
         self.line = torch.nn.Linear(8, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Return the loss of a batch."""
-        return torch.nn.functional.mse_loss(self.line(batch[0]), batch[1])
+        """Log and return the loss of a batch."""
+        loss = torch.nn.functional.mse_loss(self.line(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss of a validation batch."""
@@ -74,18 +39,20 @@ def train(folder: Path) -> None:
     lightning.seed_everything(0)
     inputs = torch.randn(160, 8)
     data = TensorDataset(inputs, inputs @ torch.randn(8, 1))
-    metrics = Metrics([ConsoleSink(), JsonlSink(folder / "metrics.jsonl")], log_interval=5, total_steps=20)
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        accumulate_grad_batches=2,
-        accelerator="auto" if torch.cuda.is_available() else "cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[MetricsCallback(metrics)],
-    )
-    trainer.fit(Line(), DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=80))
+    sinks = [ConsoleSink(), JsonlSink(folder / "metrics.jsonl")]
+    with Metrics(sinks, log_interval=5, total_steps=20) as metrics:
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accumulate_grad_batches=2,
+            accelerator="auto" if torch.cuda.is_available() else "cpu",
+            logger=LightningLogger(metrics, samples=16),
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[LearningRateMonitor()],
+        )
+        trainer.fit(Line(), DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=80))
 
 
 if __name__ == "__main__":

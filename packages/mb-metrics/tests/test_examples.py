@@ -58,12 +58,13 @@ def test_hugging_face_trainer(tmp_path):
 
 
 def test_a_lightning_loop(tmp_path):
-    _, rows = run("lightning_loop", tmp_path, "lightning")
-    steps = training(rows)
+    text, rows = run("lightning_loop", tmp_path, "lightning")
+    steps = training(rows, "train_loss")
     assert [row["step"] for row in steps] == list(range(1, 21))
     assert [row["batch-size"] for row in steps] == [16.0] * 20
-    assert steps[-1]["loss"] < steps[0]["loss"]
-    assert [row["step"] for row in rows if "loss validation" in row] == [10, 20]
+    assert steps[-1]["train_loss"] < steps[0]["train_loss"]
+    assert [row["step"] for row in rows if "val_loss" in row] == [10, 20]
+    assert "| lr-Adam 0.1 |" in text
 
 
 def test_a_loop_like_megatrons(tmp_path):

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from mb_metrics.flops_model_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.gradient_norms import GradientNorms as GradientNorms
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
+    from mb_metrics.integrations.accelerate import AccelerateTracker as AccelerateTracker
+    from mb_metrics.integrations.lightning import LightningLogger as LightningLogger
+    from mb_metrics.integrations.step_logger import StepLogger as StepLogger
+    from mb_metrics.integrations.torchtitan import TorchtitanLogger as TorchtitanLogger
+    from mb_metrics.integrations.transformers import TransformersCallback as TransformersCallback
     from mb_metrics.logging_setup import configure_logging as configure_logging
     from mb_metrics.megatron_lm_log import training_log as training_log
     from mb_metrics.memory import reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group
@@ -127,6 +132,7 @@ if TYPE_CHECKING:
     from mb_metrics.watch import watch_text as watch_text
 
 _HOMES = {
+    "AccelerateTracker": "integrations.accelerate",
     "BRIDGE_ALIASES": "names",
     "BackgroundSink": "background",
     "BaselineConfiguration": "report.run_settings",
@@ -143,6 +149,7 @@ _HOMES = {
     "JsonlSink": "sinks.jsonl",
     "LOG_FORMATS": "parse.log",
     "LastStep": "event_log",
+    "LightningLogger": "integrations.lightning",
     "LogFormatError": "parse.log",
     "LogInterval": "record",
     "LoggerConfig": "config",
@@ -178,13 +185,16 @@ _HOMES = {
     "RunSummary": "run_summary",
     "Sink": "sink",
     "SinkFailure": "sink",
+    "StepLogger": "integrations.step_logger",
     "StepRanges": "profiling",
     "TensorBoardSink": "sinks.tensorboard",
     "TensorInspectConfig": "profiling_config",
     "TensorInspectError": "tensor_inspect",
     "TensorInspection": "tensor_inspect",
     "ThroughputRates": "throughput",
+    "TorchtitanLogger": "integrations.torchtitan",
     "TrainingMetrics": "training_metrics",
+    "TransformersCallback": "integrations.transformers",
     "UnknownFlopsError": "flops_model_shape",
     "WandbSink": "sinks.wandb",
     "build_memory_report": "memory_report",

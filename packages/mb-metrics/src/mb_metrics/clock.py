@@ -78,6 +78,17 @@ def step_timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpan:
+    """Time marks around the work that the next record describes."""
+
+    begin: Any
+    end: Any
+    pauses: tuple[tuple[Any, Any], ...]
+    steps: int
+    """Steps in this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
     """Work of one step, and the time marks around it. Times are read on access, which waits for the device."""
 
@@ -94,6 +105,8 @@ class TimedStep:
     """Mark of the end of the previous step, or of the start of the job."""
     end: Any
     pauses: tuple[tuple[Any, Any], ...]
+    steps: int = 1
+    """Steps since the previous record."""
 
     @property
     def seconds(self) -> float:
@@ -116,24 +129,45 @@ class StepClock:
         self._begin = self._timer.mark()
         self._pauses: list[tuple[Any, Any]] = []
 
-    def end_step(
-        self, step: int, *, samples: int | None, tokens: int | None, consumed_samples: int | None
-    ) -> TimedStep:
-        """End the current step, start the next one and return the ended step."""
+    def end_span(self, *, steps: int = 1) -> StepSpan:
+        """End the current step, or several of them, and start the next one."""
         end = self._timer.mark()
+        span = StepSpan(begin=self._begin, end=end, pauses=tuple(self._pauses), steps=steps)
+        self._begin, self._pauses = end, []
+        return span
+
+    def end_step(
+        self,
+        step: int,
+        *,
+        samples: int | None,
+        tokens: int | None,
+        consumed_samples: int | None,
+        span: StepSpan | None = None,
+    ) -> TimedStep:
+        """Return the step that ended with `span`; without a span, end the current step now."""
+        span = span or self.end_span()
+        if consumed_samples is None and samples is not None:
+            consumed_samples = self._count_samples(step, samples)
         done = TimedStep(
             step=step,
             samples=samples,
             tokens=tokens,
             consumed_samples=consumed_samples,
             timer=self._timer,
-            begin=self._begin,
-            end=end,
-            pauses=tuple(self._pauses),
+            begin=span.begin,
+            end=span.end,
+            pauses=span.pauses,
+            steps=span.steps,
         )
-        self._begin, self._pauses = end, []
         self.first, self.last = self.first or done, done
         return done
+
+    def _count_samples(self, step: int, samples: int) -> int | None:
+        """Return the samples consumed up to this step; None if the first recorded step is that of a resumed run."""
+        if self.last is None:
+            return samples if step <= 1 else None
+        return None if self.last.consumed_samples is None else self.last.consumed_samples + samples
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -42,7 +42,9 @@ class IntervalWork:
         found = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
         throughput = sum_work(self.window).rates(world_size=world_size)
         if throughput:
-            sizes = {MICRO_BATCH_SIZE: self.micro_batch_size, GLOBAL_BATCH_SIZE: self.work[-1].samples}
+            last = self.work[-1]
+            per_step = None if last.samples is None else last.samples / last.steps
+            sizes = {MICRO_BATCH_SIZE: self.micro_batch_size, GLOBAL_BATCH_SIZE: per_step}
             throughput |= {name: float(size) for name, size in sizes.items() if size is not None}
         found |= throughput | rates.values
         if self.time_unit is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from mb_metrics.clock import StepClock, TimedStep, Timer, step_timer
+from mb_metrics.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.exit_close import ExitClose
 from mb_metrics.interval import IntervalWork
 from mb_metrics.metrics_arguments import known_aliases, known_unit, require_positive
@@ -139,6 +139,7 @@ class Metrics:
         self._closed = False
         self._detached = False
         self._exit_close = ExitClose(self._close_at_exit)
+        self._before_close: list[Callable[[], None]] = []
         self._steps: list[RecordedStep] = []
         self._work: list[TimedStep] = []
         self._window: deque[TimedStep] = deque(maxlen=throughput_window or log_interval)
@@ -146,7 +147,7 @@ class Metrics:
         self._rows: list[MetricsRow] = []
 
     def __enter__(self) -> "Metrics":
-        self._clock.restart()
+        self.restart_clock()
         return self
 
     def __exit__(
@@ -181,6 +182,7 @@ class Metrics:
         tokens: int | None = None,
         skipped: bool = False,
         consumed_samples: int | None = None,
+        span: StepSpan | None = None,
     ) -> None:
         """Record the metrics of one step. Call it once per step, after the step.
 
@@ -193,6 +195,7 @@ class Metrics:
             skipped: True if the optimizer skipped the update; skipped steps are excluded from mean losses.
             consumed_samples: Sequences consumed since the start of the run. None: the sum of `samples`, if the first
                 recorded step is 0 or 1 (after a resume the number is not known).
+            span: Result of `end_step`, if the step ended before this call; None: it ends now.
 
         Raises:
             TypeError: a value is neither a number nor a tensor that this rank can read without a collective.
@@ -207,19 +210,19 @@ class Metrics:
             return
         self._check(step)
         numbers, packed = split_device_values(values)
+        done = self._clock.end_step(
+            step, samples=samples, tokens=tokens, consumed_samples=consumed_samples, span=span
+        )
         if samples is not None:
-            numbers.setdefault(BATCH_SIZE, float(samples))
-        if consumed_samples is None and samples is not None:
-            consumed_samples = self._count_samples(step, samples)
+            numbers.setdefault(BATCH_SIZE, samples / done.steps)
         row = MetricsRow(
             step=step,
             time=self._wall_clock(),
             values=numbers,
             skipped=skipped,
-            consumed_samples=consumed_samples,
+            consumed_samples=done.consumed_samples,
         )
         self._steps.append(RecordedStep(row=row, packed=packed))
-        done = self._clock.end_step(step, samples=samples, tokens=tokens, consumed_samples=consumed_samples)
         self._work.append(done)
         self._window.append(done)
         if self._in_flight:
@@ -267,6 +270,18 @@ class Metrics:
         """Exclude the time in this block (an evaluation, a checkpoint) from throughput and step time."""
         return self._clock.pause()
 
+    def end_step(self, *, steps: int = 1) -> StepSpan:
+        """End a step, or several, whose metrics are recorded later, with `record(..., span=)`."""
+        return self._clock.end_span(steps=steps)
+
+    def restart_clock(self) -> None:
+        """Exclude the time since the end of the last step from the next one."""
+        self._clock.restart()
+
+    def before_close(self, complete: Callable[[], None]) -> None:
+        """Call a function at the start of `close`, which records what it still holds."""
+        self._before_close.append(complete)
+
     def flush(self) -> None:
         """Write every recorded step to the sinks; waits for the device. Call it when a checkpoint is saved.
 
@@ -282,6 +297,8 @@ class Metrics:
         """
         if self._closed:
             return
+        for complete in self._before_close:
+            complete()
         self._closed = True
         self._exit_close.cancel()
         try:
@@ -314,13 +331,6 @@ class Metrics:
             )
         self._exit_close.arm()
 
-    def _count_samples(self, step: int, samples: int) -> int | None:
-        """Return the samples consumed up to this step; None if the first recorded step is that of a resumed run."""
-        last = self._clock.last
-        if last is None:
-            return samples if step <= 1 else None
-        return None if last.consumed_samples is None else last.consumed_samples + samples
-
     def _end_interval(self) -> None:
         if not self._closed:
             self._exit_close.renew()
@@ -340,18 +350,12 @@ class Metrics:
         )
         self._work = []
         if self._steps:
-            self._steps[-1] = self._sampled(self._steps[-1])
+            self._steps[-1] = self._steps[-1].with_samples(self._samplers)
         # One interval behind: the previous copy had a full interval to finish, so this wait is short. Draining before
         # the next copy starts keeps at most one batch in flight.
         self._drain(wait=True)
         self._flush_to_host(work)
         self._drain(wait=False)
-
-    def _sampled(self, step: RecordedStep) -> RecordedStep:
-        for sample in self._samplers:
-            numbers, packed = split_device_values(sample(step.row.step))
-            step = step.with_values(numbers, packed)
-        return step
 
     def _flush_to_host(self, work: IntervalWork | None) -> None:
         if self._steps or work is not None:

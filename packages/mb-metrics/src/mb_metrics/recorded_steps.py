@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -40,6 +40,13 @@ class RecordedStep:
         """Return a copy of the step with additional metrics appended."""
         row = replace(self.row, values={**self.row.values, **values})
         return RecordedStep(row=row, packed=[*self.packed, *packed])
+
+    def with_samples(self, samplers: Iterable[Callable[[int], Mapping[str, Value]]]) -> "RecordedStep":
+        """Return a copy of the step with the metrics of samplers."""
+        step = self
+        for sample in samplers:
+            step = step.with_values(*split_device_values(sample(self.row.step)))
+        return step
 
     def without(self, names: Collection[str]) -> "RecordedStep":
         """Return a copy of the step without the metrics in `names`."""

@@ -38,7 +38,7 @@ class RunProgress:
         if self.total_samples is not None and last.consumed_samples is not None and before is not None:
             done, left = last.consumed_samples - before, self.total_samples - last.consumed_samples
         elif self.total_steps is not None:
-            done, left = last.step - first.step + alone, self.total_steps - last.step
+            done, left = last.step - first.step + alone * first.steps, self.total_steps - last.step
         else:
             return None
         seconds = last.timer.seconds(first.begin if alone else first.end, last.end)

@@ -145,7 +145,7 @@ def sum_work(steps: Collection[TimedStep]) -> WorkTotals:
     """Return the work of several steps with their time; waits for the device."""
     return WorkTotals(
         seconds=sum(step.seconds for step in steps),
-        steps=len(steps),
+        steps=sum(step.steps for step in steps),
         samples=_sum_if_known([step.samples for step in steps]),
         tokens=_sum_if_known([step.tokens for step in steps]),
     )

@@ -1,0 +1,1 @@
+"""Classes for the loggers and callbacks of other training libraries."""

@@ -1,0 +1,66 @@
+"""Tracker for Hugging Face Accelerate.
+
+Install it with `pip install "mb-metrics[accelerate]"`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+from mb_metrics.integrations.step_logger import StepLogger
+from mb_metrics.metrics import Metrics
+from mb_metrics.recorded_steps import Value
+
+
+class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
+    """Tracker for `Accelerator(log_with=AccelerateTracker(metrics))` that records to `Metrics`.
+
+    `accelerator.log(values, step=step)` adds metrics to a step, and `accelerator.end_training()` closes the metrics.
+    Accelerate calls the tracker on the main process only.
+
+    Args:
+        metrics: Recorder of the steps.
+        samples: Samples of a step, over all devices; None: not known.
+        tokens: Tokens of a step, over all devices; None: not known.
+        start_step: Step of the checkpoint in a resumed run.
+    """
+
+    name = "mb_metrics"
+    requires_logging_directory = False
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        start_step: int = 0,
+    ) -> None:
+        super().__init__()
+        self._logger = StepLogger(metrics, samples=samples, tokens=tokens, start_step=start_step)
+
+    @property
+    def tracker(self) -> Metrics:
+        """The recorder."""
+        return self._logger.metrics
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Do nothing: sinks for trackers take the configuration of a run as `config=`."""
+
+    def log(self, values: Mapping[str, Value], step: int | None = None, **_others: Any) -> None:
+        """Add metrics to a step.
+
+        Raises:
+            ValueError: the step is missing, or lower than the previous one.
+        """
+        if step is None:
+            raise ValueError(
+                "AccelerateTracker.log: no step is given (step=None), and records need one. Call "
+                "accelerator.log(values, step=step) with the completed steps."
+            )
+        self._logger.log(values, step)
+
+    def finish(self) -> None:
+        """Close the metrics."""
+        self._logger.close()

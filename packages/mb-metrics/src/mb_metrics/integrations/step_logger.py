@@ -1,0 +1,95 @@
+"""Recorder for code that logs the metrics of a step in several calls, or only at some steps."""
+
+from collections.abc import Mapping
+
+from mb_metrics.clock import StepSpan
+from mb_metrics.metrics import Metrics
+from mb_metrics.recorded_steps import Value
+
+
+class StepLogger:
+    """Logger with a `log(values, step)` method, as other libraries have it, that records to `Metrics`.
+
+    The metrics of several calls for one step become one record, when the next step is logged or the metrics are
+    flushed or closed. The first call ends the time of the step, and of the steps since the previous one that were not
+    logged; the time until a later call for the same step, such as an evaluation, is not part of any step.
+
+    Args:
+        metrics: Recorder; with sinks on one rank only.
+        samples: Samples of a step, over all devices; None: not known.
+        tokens: Tokens of a step, over all devices; None: not known.
+        start_step: Completed steps before the first logged one; the step of the checkpoint in a resumed run.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        start_step: int = 0,
+    ) -> None:
+        self.metrics = metrics
+        self.recorded_step = start_step
+        """Last step that was recorded; later calls cannot add metrics to it."""
+        self._samples, self._tokens = samples, tokens
+        self._step: int | None = None
+        self._span: StepSpan | None = None
+        self._values: dict[str, Value] = {}
+        metrics.before_close(self._record_ended_step)
+
+    def log(self, values: Mapping[str, Value], step: int, *, ends_step: bool = True) -> None:
+        """Add metrics to a step.
+
+        Args:
+            values: Metric name to number or tensor, as in `Metrics.record`.
+            step: Completed steps, including this one. It does not decrease from call to call.
+            ends_step: If False, the call does not change the time of the step: its work is not done yet, or the next
+                step has begun.
+
+        Raises:
+            ValueError: the step is lower than that of the previous call, or is recorded already.
+        """
+        if self._step is not None and step > self._step:
+            self.record()
+        previous = self.recorded_step if self._step is None else self._step
+        if step < previous or (step == previous and self._step is None and step > 0):
+            raise ValueError(
+                f"StepLogger.log: step {step} was logged after step {previous}, and recorded steps are not changed. "
+                "Log all metrics of a step before those of the next one, and count the steps in one way."
+            )
+        self._step = step
+        self._values |= values
+        if ends_step and self._span is not None:
+            self.metrics.restart_clock()
+        elif ends_step:
+            self._span = self.metrics.end_step(steps=self._steps)
+
+    def flush(self) -> None:
+        """Record the current step and write every record to the sinks; waits for the device."""
+        self.record()
+        self.metrics.flush()
+
+    def close(self) -> None:
+        """Record the current step and close the metrics."""
+        self.metrics.close()
+
+    def record(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Record the current step, if there is one; `samples` and `tokens` are those since the previous record."""
+        if self._step is None:
+            return
+        step, span, values, steps = self._step, self._span, self._values, self._steps
+        self._step, self._span, self._values, self.recorded_step = None, None, {}, step
+        if samples is None and self._samples is not None:
+            samples = self._samples * steps
+        if tokens is None and self._tokens is not None:
+            tokens = self._tokens * steps
+        self.metrics.record(step, values, samples=samples, tokens=tokens, span=span)
+
+    def _record_ended_step(self) -> None:
+        if self._span is not None:
+            self.record()
+
+    @property
+    def _steps(self) -> int:
+        return max(1, (self._step or 0) - self.recorded_step)

@@ -295,3 +295,18 @@ def test_losses_and_learning_rate_can_be_named(tmp_path):
     assert list(json.loads(found.stdout)["runs"][0]["losses"]) == ["c/d", "a/b"]
     wrong = mb_metrics("report", tmp_path, "--loss", "x")
     assert (wrong.exit_code, "the loss 'x' was not recorded" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ([{"step": 1, "time": 1e9, "end": "finished"}], "finished"),
+        ([], "not closed (killed or still running)"),
+    ],
+)
+def test_a_report_states_whether_the_run_was_closed(tmp_path, end, state):
+    rows = [{"step": 1, "time": 1e9, "loss": 2.0}, *end]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert mb_metrics("report", tmp_path).exit_code == 0
+    assert f"<dt>State</dt><dd>{state}</dd>" in (tmp_path / "report.html").read_text()
+    assert mb_metrics("watch", tmp_path).stdout.startswith(f"{tmp_path.name}: {state}\n")

@@ -1,6 +1,7 @@
 """Each example runs as a user runs it, and its output is read back."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -74,6 +75,38 @@ def test_a_loop_like_megatrons(tmp_path):
     assert rows[-1]["samples vs steps"] == 240
     assert text.count("Step Time : ") == 3
     assert text.count("Theoretical memory footprints: ") == 2
+
+
+def own_rows(rows):
+    """Return what the loop logs to W&B itself, with the steps of W&B, without the times."""
+    own = ("_step", "iter", "train/loss", "lr", "val/loss", "final")
+    return [{name: row[name] for name in own if name in row} for row in rows if "iter" in row]
+
+
+def test_a_loop_with_its_own_wandb_run(tmp_path):
+    pytest.importorskip("wandb", reason="needs mb-metrics[wandb]")
+    pytest.importorskip("torch")
+    from wandb_files import history, runs, settings
+
+    text, rows = run("nanogpt_with_wandb", tmp_path / "with")
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert text.count(" tok/s") == 8
+    source = (EXAMPLES / "nanogpt_with_wandb.py").read_text()
+    ours = re.compile(r"^ *# >>> mb-metrics\n(.*?)^ *# <<< mb-metrics\n", re.DOTALL | re.MULTILINE)
+    lines = [line for block in ours.findall(source) for line in block.splitlines() if line.strip()]
+    assert len(lines) <= 10
+    without = tmp_path / "without.py"
+    without.write_text(ours.sub("", source))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, without, tmp_path / "without"], env=environment, check=True)
+    (found,), (plain,) = runs(tmp_path / "with"), runs(tmp_path / "without")
+    assert own_rows(history(found)) == own_rows(history(plain))
+    assert own_rows(history(found))[-1] == {"_step": 10, "iter": 40, "final": 1}
+    assert len(history(found)) == len(history(plain))
+    for name in ("display_name", "project", "config"):
+        assert getattr(settings(found), name) == getattr(settings(plain), name), name
+    added = [row for row in history(found) if "mb_metrics/train/loss" in row]
+    assert [row["mb_metrics/step"] for row in added] == list(range(5, 41, 5))
 
 
 def test_without_a_folder_an_example_prints_its_usage():

@@ -6,6 +6,7 @@ import pytest
 import mb_metrics
 
 OPTIONAL = {"comet_ml", "mlflow", "tensorboard", "torch", "wandb", "megatron"}
+OPTIONAL |= {"accelerate", "lightning", "transformers"}
 
 
 def missing_for(name):

@@ -23,11 +23,13 @@ from mb_data import (
     tokenize_samples,
 )
 from mb_data.chat import JsonLine, parse_line, parse_turns
+from mb_data.chat_template import ChatTemplates
 from mb_data.errors import BadDocumentError, DataPathError
-from mb_data.finetuning_options import FinetuningOptions, read_options
+from mb_data.finetuning_options import REJECTED_OPTIONS, FinetuningOptions, read_options
 from mb_data.finetuning_samples import LineEncoder, encode_conversation
 
 END = ByteTokenizer.eod
+CHAT = {"chat": True, "use_hf_tokenizer_chat_template": True}
 PAIRS = [{"input": "2+2", "output": "four"}, {"input": "capital of France", "output": "Paris"}]
 TALK = {
     "messages": [
@@ -291,7 +293,19 @@ def test_addition_problems_are_generated_and_none_is_in_two_files(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"chat": True}, "chat is not one of answer_only_loss"),
+        ({"chats": True}, "chats is not one of answer_only_loss"),
+        ({"chat": True}, "chat is True without use_hf_tokenizer_chat_template=true"),
+        ({"sample_per_assistant_turn": True}, "has no effect without chat=true"),
+        (CHAT | {"add_eos": False}, "add_eos is False, which has no effect with chat=true"),
+        (CHAT | {"tool_schemas": "{"}, "tool_schemas is '{', which is not JSON"),
+        (CHAT | {"tool_schemas": "3"}, "tool_schemas is '3', which is not a list of JSON schemas"),
+        ({"tool_schemas": 3}, "tool_schemas is 3, which is not of type str or dict or list"),
+        ({"add_sep": True}, "add_sep is true with sep_id=None"),
+        ({"sep_id": 3}, "sep_id is 3, which has no effect without add_sep=true"),
+        ({"pad_seq_length_to_mult": 0}, "pad_seq_length_to_mult is 0, which is below 1"),
+        ({"virtual_tokens": 2}, "virtual_tokens is 2, which is not supported: prompt tuning"),
+        ({"virtual_tokens": False}, "virtual_tokens is False, which is not supported"),
+        ({"truncation_field": "input,output"}, "prompt does not contain {output}"),
         ({"add_eos": 1}, "add_eos is 1, which is not of type bool"),
         ({"truncation_method": "middle"}, "truncation_method is 'middle'"),
         ({"prompt_template": "{output} {input}"}, "does not end with the answer"),
@@ -307,6 +321,52 @@ def test_invalid_options(given, message):
     with pytest.raises(ValueError, match="is") as error:
         read_options(given)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", REJECTED_OPTIONS)
+def test_options_of_megatron_bridge_are_accepted_with_the_value_that_is_implemented(name):
+    assert read_options({name: REJECTED_OPTIONS[name][0]}) == FinetuningOptions()
+    with pytest.raises(ValueError, match=f"{name} is 'other', which is not supported: "):
+        read_options({name: "other"})
+
+
+def test_a_separator_precedes_the_answer():
+    read, loss_mask, _ = encoded(PAIRS[0], add_sep=True, sep_id=ord("#"))
+    assert (read, loss_mask) == ("2+2 #four|", ".....four|")
+
+
+@pytest.mark.parametrize(("kind", "read"), [(ByteTokenizer, "\x012+2 four|"), (WithBegin, "\x012+2 four|")])
+def test_a_sample_begins_with_the_beginning_of_sequence_token(kind, read):
+    class Named(kind):
+        chat_templates = ChatTemplates(special_tokens={"bos_token": "\x01"})
+
+        def token_id(self, token):
+            return ord(token)
+
+    encoder = LineEncoder.of(Named(), FinetuningOptions(add_bos=True), longest=99)
+    ((sample, _),) = encoder.samples(JsonLine(values=PAIRS[0], location="a:1"))
+    assert seen(sample.ids, sample.loss_mask) == (read, ".....four|")
+
+
+def test_tokens_that_options_require_must_exist():
+    with pytest.raises(TokenizerError, match=r"add_bos: the tokenizer has no beginning-of-sequence token"):
+        LineEncoder.of(ByteTokenizer(), FinetuningOptions(add_bos=True), longest=9)
+    with pytest.raises(TokenizerError, match=r"sep_id: 257 is not an entry of the tokenizer"):
+        LineEncoder.of(ByteTokenizer(), FinetuningOptions(add_sep=True, sep_id=257), longest=9)
+
+
+@pytest.mark.parametrize(("method", "read"), [("right", "a1ab c|"), ("left", "3a43 c|"), ("right", "a c|")])
+def test_several_texts_of_a_prompt_are_truncated_by_equal_shares(method, read):
+    line = {"a": "a1a2a3a4", "b": "b1b2b3", "output": "c"}
+    options = {"prompt_template": "{a}{b} {output}", "truncation_field": "a, b", "truncation_method": method}
+    text, _, complete = encoded(line, longest=len(read) - 1, **options)
+    assert (text, complete) == (read, False)
+
+
+def test_batches_are_padded_to_a_multiple(config):
+    config.dataset_kwargs = {"pad_seq_length_to_mult": 16}
+    train, _, _ = build(config, padding=BatchPadding(multiple=4))
+    assert train.collate([train[0]])["tokens"].shape[1] % 16 == 0
 
 
 def test_a_section_without_data_is_rejected():

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from mb_data.chat_template import TEMPLATE_FILE, ChatTemplates, parse_chat_templates
 from mb_data.errors import TokenizerError
 from mb_data.progress import Progress
 from mb_data.tokenizer_rules import BYTE_ENTRIES, END_OF_DOCUMENT
@@ -29,6 +30,7 @@ class JsonTokenizer:
         source: Path that the content was read from, for messages.
         settings: Content of a `tokenizer_config.json`, whose `eos_token` is the end-of-document token. Without one in
             the vocabulary, the first known end-of-document name that it contains is used.
+        chat_template: Content of a `chat_template.jinja`, which precedes the template in the settings.
         include_special_tokens: Add the tokens that the file's post-processor places around each text, such as a
             beginning-of-sequence token.
 
@@ -42,8 +44,10 @@ class JsonTokenizer:
         *,
         source: Path,
         settings: bytes | None = None,
+        chat_template: bytes | None = None,
         include_special_tokens: bool = True,
     ) -> None:
+        self._source = source
         self._tokenizer = _parse(content, source)
         self._tokenizer.no_truncation()  # a file saved for a model of 512 tokens would truncate every document
         self._tokenizer.no_padding()
@@ -52,13 +56,43 @@ class JsonTokenizer:
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self.eod = _find_eod(self._tokenizer, source, settings)
         self.fingerprint = fingerprint_of(content, include_special_tokens=include_special_tokens)
-        self.files: Mapping[str, bytes] = {"tokenizer.json": content} | (
-            {} if settings is None else {_SETTINGS: settings}
-        )
+        optional = {_SETTINGS: settings, TEMPLATE_FILE: chat_template}
+        self.files: Mapping[str, bytes] = {"tokenizer.json": content} | {
+            name: each for name, each in optional.items() if each is not None
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._tokenizer.encode_special_tokens = True  # the library does not pickle it
+
+    @property
+    def chat_templates(self) -> ChatTemplates:
+        """Chat templates and special tokens in the files.
+
+        Raises:
+            TokenizerError: `chat_template` in `tokenizer_config.json` is not a template.
+        """
+        template = self.files.get(TEMPLATE_FILE)
+        return parse_chat_templates(
+            json.loads(self.files.get(_SETTINGS, b"{}")),
+            source=self._source.with_name(_SETTINGS),
+            template=None if template is None else template.decode(),
+        )
+
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """Texts of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    def encode_with_offsets(self, text: str, /) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text with special tokens, and start and end of each in characters. Adds no tokens."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        return encoded.ids, encoded.offsets
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of a token; None if the vocabulary does not contain it."""
@@ -95,11 +129,12 @@ class FileTokenizer(JsonTokenizer):
             reader="a tokenizer is read from a local tokenizer.json",
             fix="Pass its path or its folder.",
         )
-        settings = file.with_name(_SETTINGS)
+        settings, template = file.with_name(_SETTINGS), file.with_name(TEMPLATE_FILE)
         super().__init__(
             file.read_bytes(),
             source=file,
             settings=settings.read_bytes() if settings.is_file() else None,
+            chat_template=template.read_bytes() if template.is_file() else None,
             include_special_tokens=include_special_tokens,
         )
 

@@ -49,14 +49,14 @@ def parse_line(content: bytes, *, location: str) -> JsonLine | None:
 
 
 def parse_turns(
-    line: JsonLine, options: FinetuningOptions, *, truncated: str | None = None
+    line: JsonLine, options: FinetuningOptions, *, truncated: Mapping[str, str] | None = None
 ) -> list[ChatTurn]:
     """Return the turns of a conversation up to its last answer, or the single turn of a templated line.
 
     Args:
         line: Prompt and answer, or messages.
         options: The template.
-        truncated: Replacement for the text of `truncation_field`; None keeps the complete text.
+        truncated: Replacements for the texts of `truncation_field`; None keeps the complete texts.
 
     Raises:
         BadDocumentError: A key of the template is missing or its value is not a string, a message lacks role or
@@ -65,8 +65,7 @@ def parse_turns(
     if line.is_conversation:
         return _parse_conversation(line)
     texts = {key: _require_text(line, line.values.get(key), f"key {key!r}") for key in options.keys}
-    if truncated is not None:
-        texts[options.truncation_field] = truncated
+    texts |= truncated or {}
     before = options.prompt_template.removesuffix("{" + options.label_key + "}")
     return [ChatTurn(prompt=before.format(**texts), answer=texts[options.label_key])]
 

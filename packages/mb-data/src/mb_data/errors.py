@@ -27,6 +27,12 @@ class BlendError(DataError, ValueError):
     bad_input = True
 
 
+class ChatTemplateError(DataError, ValueError):
+    """A chat template cannot be parsed, or rejects a conversation."""
+
+    bad_input = True
+
+
 class CorpusError(DataError, ValueError):
     """The sources do not provide what the settings require."""
 

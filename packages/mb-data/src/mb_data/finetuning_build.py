@@ -1,6 +1,7 @@
 """Builder of fine-tuning datasets from their configuration section."""
 
 from collections.abc import Callable
+from math import lcm
 
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
@@ -77,7 +78,7 @@ def _build_split(
         seed=seed,
         padding_token=tokenizer.eod,
         pad_to=config.seq_length if is_padded else None,
-        multiple=context.padding.multiple,
+        multiple=lcm(context.padding.multiple, config.options.pad_seq_length_to_mult),
     )
 
 

@@ -104,6 +104,17 @@ def _partial_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, made_up: Any) -
     return None if fine else f"is {length} with {few_bits}"
 
 
+def _wrong_multiple(given: Any, made_up: Any, length: Any, specs: Any) -> str | None:
+    if made_up is None or _bad_options(given, made_up):
+        return None
+    multiple = read_options(given).pad_seq_length_to_mult
+    if multiple == 1 or (specs is None and (not length or length % multiple == 0)):
+        return None
+    return f"has pad_seq_length_to_mult={multiple} with " + (
+        "packed_sequence_specs" if specs is not None else f"seq_length={length}"
+    )
+
+
 RULES: tuple[Rule, ...] = (
     rule(
         "V047",
@@ -122,6 +133,15 @@ RULES: tuple[Rule, ...] = (
         fix="Correct the option.",
         fails=({"max_num_samples": 100}, False),
         passes=({"prompt_template": "Q: {input}\nA: {output}"}, False),
+    ),
+    rule(
+        "D103",
+        (*_OPTIONS, "dataset.seq_length", _PACKS),
+        _wrong_multiple,
+        why="the longest batch is padded to it and must not exceed seq_length; packs are padded to their full length",
+        fix="Set dataset.seq_length to a multiple; with packs, set packed_sequence_specs.pad_seq_to_mult instead.",
+        fails=({"pad_seq_length_to_mult": 16}, False, 1000, None),
+        passes=({"pad_seq_length_to_mult": 16}, False, 1024, None),
     ),
     rule(
         "V105",

@@ -7,7 +7,7 @@ offset of each sample, and the end of the last) and `samples.json`.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.chat import ChatTurn, JsonLine, parse_line, parse_turns
+from mb_data.chat_encoding import chat_templates_of
+from mb_data.chat_samples import ChatEncoder
 from mb_data.documents import DocumentChunk, read_chunks
-from mb_data.errors import DataPathError, NotEnoughSamplesError
+from mb_data.encoded_sample import EncodedSample
+from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions
-from mb_data.tokenizers import Tokenizer
+from mb_data.tokenizers import Tokenizer, token_id
 from mb_data.workers import map_in_order
 
 FORMAT_VERSION = 1
@@ -30,14 +33,6 @@ FORMAT_VERSION = 1
 
 _RECORD, _STARTS, _TOKENS, _LOSS_MASK = "samples.json", "starts.npy", "tokens.bin", "learned.bin"
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedSample:
-    """Token ids of a sample, and a mask of those that the loss covers."""
-
-    ids: list[int]
-    loss_mask: list[bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +93,12 @@ def tokenize_samples(
         DataPathError: The file does not exist.
         BadDocumentError: A line is not a sample. The message names file and line.
         NotEnoughSamplesError: The file has no samples.
+        TokenizerError: The tokenizer lacks a chat template or a token that the options require.
+        ChatTemplateError: The chat template cannot be parsed.
     """
-    options = config.options
-    described = [FORMAT_VERSION, tokenizer.fingerprint, config.longest_sample, asdict(options), _digest(file)]
+    encoder = LineEncoder.of(tokenizer, config.options, longest=config.longest_sample)
+    described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, _digest(file)]
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
-    encoder = LineEncoder(tokenizer=tokenizer, options=options, longest=config.longest_sample)
 
     def build(folder: Path) -> None:
         chunks = map_in_order(encoder, read_chunks([file]), workers=config.tokenizer_workers)
@@ -123,6 +119,33 @@ class LineEncoder:
     tokenizer: Tokenizer
     options: FinetuningOptions
     longest: int
+    begin: int | None = None
+    """Token that begins every sample."""
+    chat: ChatEncoder | None = None
+    """Encoder of conversations; None: lines are inserted into the template of the options."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, options: FinetuningOptions, *, longest: int) -> "LineEncoder":
+        """Return the encoder for a tokenizer and options.
+
+        Raises:
+            TokenizerError: The tokenizer lacks a chat template or a token that the options require.
+            ChatTemplateError: The chat template cannot be parsed.
+        """
+        begin = _begin_token(tokenizer) if options.add_bos else None
+        if options.sep_id is not None and options.sep_id >= tokenizer.vocab_size:
+            raise TokenizerError(
+                f"dataset.dataset_kwargs.sep_id: {options.sep_id} is not an entry of the tokenizer (vocab_size="
+                f"{tokenizer.vocab_size}); the embedding has no row for it. Set the id of one of its tokens."
+            )
+        chat = ChatEncoder.of(tokenizer, options) if options.chat else None
+        return cls(tokenizer=tokenizer, options=options, longest=longest, begin=begin, chat=chat)
+
+    @property
+    def description(self) -> list[Any]:
+        """Everything in addition to the tokenizer that the samples depend on."""
+        chat = [] if self.chat is None else self.chat.description
+        return [self.longest, self.begin, asdict(self.options), chat]
 
     def __call__(self, chunk: DocumentChunk) -> tuple[list[EncodedSample], TokenizationCounts]:
         """Encode the lines of a chunk. Return the samples and the counts.
@@ -135,42 +158,64 @@ class LineEncoder:
             line = parse_line(content, location=f"{chunk.path}:{number}")
             if line is None:
                 continue
-            sample, complete = self.sample(line)
-            if any(sample.loss_mask[1:]):
-                samples.append(sample)
-                cut += not complete
-            else:
-                left_out += 1
+            for sample, complete in self.samples(line):
+                if any(sample.loss_mask[1:]):
+                    samples.append(sample)
+                    cut += not complete
+                else:
+                    left_out += 1
         return samples, TokenizationCounts(samples=len(samples), cut=cut, left_out=left_out)
 
-    def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
-        """Return the sample of a line, and True if it is not truncated.
+    def samples(self, line: JsonLine) -> list[tuple[EncodedSample, bool]]:
+        """Return the samples of a line, each with True if it is not truncated."""
+        if self.chat is None:
+            return [self.sample(line)]
+        most = self.longest + 1
+        found = self.chat(line.values, location=line.location)
+        return [(sample.first(most), len(sample.ids) <= most) for sample in found]
 
-        A sample of more than `longest` input tokens loses the end or the beginning of the prompt's `truncation_field`.
-        If that does not suffice, the end of the sample is truncated.
+    def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
+        """Return the sample of a templated line, and True if it is not truncated.
+
+        A sample of more than `longest` input tokens loses the end or the beginning of each `truncation_field` of the
+        prompt. If that does not suffice, the end of the sample is truncated.
         """
-        encode = partial(encode_conversation, tokenizer=self.tokenizer, options=self.options)
+        encode = partial(
+            encode_conversation, tokenizer=self.tokenizer, options=self.options, begin=self.begin
+        )
         most = self.longest + 1
         sample = encode(parse_turns(line, self.options))
         if len(sample.ids) <= most:
             return sample, True
         if not line.is_conversation:
-            ids = self.tokenizer.encode(line.values[self.options.truncation_field])
-            while ids and len(sample.ids) > most:
-                kept = max(0, len(ids) - (len(sample.ids) - most))
-                ids = ids[len(ids) - kept :] if self.options.truncation_method == "left" else ids[:kept]
-                sample = encode(parse_turns(line, self.options, truncated=self.tokenizer.decode(ids)))
-        return EncodedSample(ids=sample.ids[:most], loss_mask=sample.loss_mask[:most]), False
+            texts = {
+                name: self.tokenizer.encode(line.values[name]) for name in self.options.truncation_fields
+            }
+            while any(texts.values()) and len(sample.ids) > most:
+                texts = self._truncated(texts, excess=len(sample.ids) - most)
+                shorter = {name: self.tokenizer.decode(ids) for name, ids in texts.items()}
+                sample = encode(parse_turns(line, self.options, truncated=shorter))
+        return sample.first(most), False
+
+    def _truncated(self, texts: Mapping[str, list[int]], *, excess: int) -> dict[str, list[int]]:
+        """Return the ids of texts without `excess` ids, of which each text that has ids left loses an equal share."""
+        left = sum(bool(ids) for ids in texts.values())
+        share = -(-excess // left)
+        kept = {name: max(0, len(ids) - share) for name, ids in texts.items()}
+        if self.options.truncation_method == "left":
+            return {name: ids[len(ids) - kept[name] :] for name, ids in texts.items()}
+        return {name: ids[: kept[name]] for name, ids in texts.items()}
 
 
 def encode_conversation(
-    turns: list[ChatTurn], *, tokenizer: Tokenizer, options: FinetuningOptions
+    turns: list[ChatTurn], *, tokenizer: Tokenizer, options: FinetuningOptions, begin: int | None = None
 ) -> EncodedSample:
     """Encode consecutive turns, each followed by the end-of-document token.
 
     Prompt and answer of a turn are encoded as one text, as at inference, because tokens may span their boundary. The
     loss covers the ids that follow the common prefix with the encoded prompt. Tokens that the tokenizer adds before
-    every text, such as a beginning-of-sequence token, appear only before the first turn.
+    every text, such as a beginning-of-sequence token, appear only before the first turn. `begin` precedes it, unless
+    the tokenizer adds it. With `add_sep`, `sep_id` precedes every answer.
     """
     around, end = tokenizer.encode(""), tokenizer.eod
     ids: list[int] = []
@@ -178,13 +223,18 @@ def encode_conversation(
     for turn in turns:
         turn_ids, prompt = tokenizer.encode(turn.prompt + turn.answer), tokenizer.encode(turn.prompt)
         answer_from = _common_prefix_length(turn_ids, prompt)
+        if options.add_sep and options.sep_id is not None:
+            turn_ids = [*turn_ids[:answer_from], options.sep_id, *turn_ids[answer_from:]]
+            answer_from += 1
         if options.add_eos and turn_ids[-1:] != [end]:
             turn_ids = [*turn_ids, end]
-        begin = _common_prefix_length(turn_ids, around) if ids else 0
-        ids += turn_ids[begin:]
+        if begin is not None and not ids and turn_ids[:1] != [begin]:
+            turn_ids, answer_from = [begin, *turn_ids], answer_from + 1
+        first = _common_prefix_length(turn_ids, around) if ids else 0
+        ids += turn_ids[first:]
         loss_mask += [
             not options.answer_only_loss or position >= answer_from
-            for position in range(begin, len(turn_ids))
+            for position in range(first, len(turn_ids))
         ]
     return EncodedSample(ids=ids, loss_mask=loss_mask)
 
@@ -193,6 +243,17 @@ def _common_prefix_length(ids: list[int], others: list[int]) -> int:
     """Return the length of the common prefix of two lists of ids."""
     differ = (position for position, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
     return next(differ, min(len(ids), len(others)))
+
+
+def _begin_token(tokenizer: Tokenizer) -> int:
+    name = chat_templates_of(tokenizer).special_tokens.get("bos_token")
+    number = None if name is None else token_id(tokenizer, name)
+    if number is None:
+        raise TokenizerError(
+            f"dataset.dataset_kwargs.add_bos: the tokenizer has no beginning-of-sequence token (bos_token={name!r}). "
+            "Set bos_token in the tokenizer_config.json in its folder, or leave add_bos at false."
+        )
+    return number
 
 
 def _digest(file: Path) -> str:

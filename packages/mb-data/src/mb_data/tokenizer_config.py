@@ -76,7 +76,7 @@ class TokenizerConfig(StrictFields):
     """Padding id of the NullTokenizer; -1: none."""
 
     chat_template: str | None = None
-    """Text of a Jinja chat template."""
+    """Text of the Jinja template that renders conversations of fine-tuning data. None: that of the files."""
 
     chat_template_path: str | None = None
     """File with a Jinja chat template, instead of `chat_template`."""

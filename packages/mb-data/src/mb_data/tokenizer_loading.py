@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from mb_data.chat_encoding import TokenizerWithTemplate
+from mb_data.chat_template import TEMPLATE_FILE, read_chat_template
 from mb_data.errors import TokenizerError, TokenizerLibraryError
 from mb_data.saved_tokenizer import SAVED_TYPES
 from mb_data.tokenizer_config import TokenizerConfig
@@ -27,7 +29,7 @@ _ADAPTERS = {
 }
 """Adapter modules -> the library that they import, and the extra that installs it."""
 
-TOKENIZER_FILES = (*SAVED_TYPES, "tokenizer_config.json")
+TOKENIZER_FILES = (*SAVED_TYPES, "tokenizer_config.json", TEMPLATE_FILE)
 """Names of the files in which tokenizers are saved. A tokenizer uses some of them."""
 
 
@@ -74,13 +76,17 @@ def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 
 def with_additions(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the `special_tokens` of a section, followed by its `vocab_extra_ids`.
+    """Add the chat template and the `special_tokens` of a section, followed by its `vocab_extra_ids`.
 
     A TikTokenizer already contains its special tokens, which are its first entries.
 
     Raises:
+        DataPathError: `chat_template_path` does not exist.
         TokenizerError: A special token is empty or occurs twice, or `vocab_extra_ids` is negative.
     """
+    template = read_chat_template(config.chat_template, config.chat_template_path)
+    if template is not None:
+        tokenizer = TokenizerWithTemplate(tokenizer, template)
     if config.special_tokens and config.tokenizer_type != "TikTokenizer":
         tokenizer = ExtendedTokenizer(tokenizer, config.special_tokens)
     return with_sentinels(tokenizer, config)

@@ -1,9 +1,13 @@
 """Rules for the section `tokenizer`. Standard library only."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mb_data._rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
 from mb_data._rules import Rule
+
+CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer")
+"""Types that encode the special tokens of a chat template."""
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """End-of-document token of the tokenizers that this package trains."""
@@ -82,6 +86,26 @@ def _check_names(names: Any) -> str | None:
     return None if fine else f"{names}"
 
 
+def _two_templates(text: Any, path: Any) -> str | None:
+    return None if text is None or path is None else f"is set with chat_template_path={path}"
+
+
+def _unused_template(text: Any, path: Any, finetuning: Any, options: Any, pretraining: Any) -> str | None:
+    name = "chat_template" if text is not None else f"chat_template_path={path}"
+    is_unused = pretraining is not None or (finetuning is not None and not chat_requested(options))
+    return f"{name} is set" if (text is not None or path is not None) and is_unused else None
+
+
+def _no_chat_tokens(kind: Any, options: Any) -> str | None:
+    fine = not chat_requested(options) or kind in CHAT_TOKENIZERS
+    return None if fine else f"{kind} with dataset_kwargs.chat=true"
+
+
+def chat_requested(options: Any) -> bool:
+    """Return True if `dataset_kwargs` requests conversations that a chat template renders."""
+    return isinstance(options, Mapping) and options.get("chat") is True
+
+
 def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object, requested: object) -> Rule:
     """Return a rule that rejects a field for the tokenizer types that do not read it."""
     return requires(
@@ -98,6 +122,7 @@ def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object
 _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
 _FILE = "Leave it unset; the tokenizer.json defines the tokenizer completely."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
+_FORMAT = "Leave it unset; set chat_template_path to a Jinja template, which determines the format of conversations."
 _SENTENCEPIECE = "Leave it at its default; the file defines the model. Use special_tokens to add tokens."
 
 _INERT: tuple[tuple[int, str, object, object, str], ...] = (
@@ -115,12 +140,10 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (28, "metadata_path", None, "metadata.json", _FILE),
     (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is treated as padding."),
-    (34, "chat_template", None, "{{ messages }}", _CHAT),
-    (35, "chat_template_path", None, "chat.jinja", _CHAT),
     (38, "tokenizer_sentencepiece_legacy", False, True, _SENTENCEPIECE),
     (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _SENTENCEPIECE),
     (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _SENTENCEPIECE),
-    (43, "tokenizer_prompt_format", None, "nemotron", _CHAT),
+    (43, "tokenizer_prompt_format", None, "nemotron", _FORMAT),
     (44, "image_tag_type", None, "llava", _CHAT),
     (45, "force_system_message", False, True, _CHAT),
 )
@@ -214,6 +237,40 @@ RULES: tuple[Rule, ...] = (
         fix="Correct the path or the file, or set the type that reads it.",
         fails=("HuggingFaceTokenizer", "tokenizer.json: no such file."),
         passes=("HuggingFaceTokenizer", None),
+    ),
+    rule(
+        "D100",
+        ("tokenizer.chat_template", "tokenizer.chat_template_path"),
+        _two_templates,
+        why="a conversation is rendered by one template",
+        fix="Leave one of them unset.",
+        fails=("{{ messages }}", "chat.jinja"),
+        passes=(None, "chat.jinja"),
+    ),
+    rule(
+        "D101",
+        (
+            "tokenizer.chat_template",
+            "tokenizer.chat_template_path",
+            "dataset.made_up",
+            "dataset.dataset_kwargs",
+            "dataset.eod_mask_loss",
+        ),
+        _unused_template,
+        why="only conversations of fine-tuning data with dataset_kwargs.chat=true are rendered by it",
+        fix="Set dataset.dataset_kwargs.chat=true and use_hf_tokenizer_chat_template=true, or leave it unset.",
+        fails=(None, "chat.jinja", False, None, None),
+        passes=(None, "chat.jinja", False, {"chat": True, "use_hf_tokenizer_chat_template": True}, None),
+    ),
+    rule(
+        "D102",
+        ("tokenizer.tokenizer_type", "dataset.dataset_kwargs"),
+        _no_chat_tokens,
+        why="the special tokens of a chat template must be entries of the vocabulary, which this type never produces "
+        "from a text",
+        fix="Use HuggingFaceTokenizer with the tokenizer.json of the model, or dataset_kwargs.chat=false.",
+        fails=("SentencePieceTokenizer", {"chat": True}),
+        passes=("HuggingFaceTokenizer", {"chat": True}),
     ),
     _only_for(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, requested="v1"),
     _only_for(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, requested=10),

@@ -67,6 +67,16 @@ class ByteTokenizer:
         """Return the bytes of the text."""
         return list(text.encode())
 
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """Texts of the special tokens: none, because the end-of-document token has no text."""
+        return ()
+
+    def encode_with_offsets(self, text: str, /) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the bytes of the text, and start and end of the character of each."""
+        spans = [(number, number + 1) for number, char in enumerate(text) for _ in char.encode()]
+        return self.encode(text), spans
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the bytes, without end-of-document tokens."""
         return bytes(number for number in ids if number != self.eod).decode(errors="replace")
@@ -118,6 +128,11 @@ class TokenizerWithAdditions:
         self.base, self._names, self.fingerprint = base, names, fingerprint
         self.vocab_size, self.eod = base.vocab_size + len(names), base.eod
 
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Texts of the added tokens that a chat template may contain, and their ids."""
+        return {}
+
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an entry of the base tokenizer; None if it does not exist."""
         return token_id(self.base, token)
@@ -159,6 +174,11 @@ class ExtendedTokenizer(TokenizerWithAdditions):
             fingerprint=f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint,
         )
         self._ids = {name: number for number, name in self._names.items()}
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Texts of the added tokens, and their ids."""
+        return self._ids
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of an added token or of an entry of the base tokenizer; None if it does not exist."""

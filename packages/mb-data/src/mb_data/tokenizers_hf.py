@@ -52,7 +52,12 @@ def read_folder(
             f"{folder}: its tokenizer is a {type(found).__name__}, which is implemented in Python only and "
             "has no tokenizer.json. Use SentencePieceTokenizer with its .model, if it has one, or convert it."
         )
-    settings = {} if found.eos_token is None else {"eos_token": str(found.eos_token)}
+    settings: dict[str, Any] = {name: str(token) for name, token in found.special_tokens_map.items()}
+    if isinstance(found.chat_template, dict):
+        named = found.chat_template.items()
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in named]
+    elif found.chat_template is not None:
+        settings["chat_template"] = found.chat_template
     return JsonTokenizer(
         found.backend_tokenizer.to_str().encode(),
         source=folder,

@@ -22,8 +22,9 @@ from mb_data import (
     build_finetuning_datasets,
     tokenize_samples,
 )
-from mb_data.chat import JsonLine, parse_line, parse_turns
+from mb_data.chat import JsonLine, parse_turns
 from mb_data.chat_template import ChatTemplates
+from mb_data.documents import parse_object
 from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning_options import REJECTED_OPTIONS, FinetuningOptions, read_options
 from mb_data.finetuning_samples import LineEncoder, encode_conversation
@@ -167,7 +168,7 @@ def test_a_bad_line_is_named(config, root, line, message):
 
 def test_bytes_that_are_not_utf_8_are_a_bad_line():
     with pytest.raises(BadDocumentError, match="is not UTF-8"):
-        parse_line(b'{"input": "\xff"}', location="a:1")
+        parse_object(b'{"input": "\xff"}', location="a:1")
 
 
 def test_the_counts_of_samples_are_logged(config, root):

@@ -69,12 +69,13 @@ def build_indexed(
     of about one megabyte for each worker, and the largest document.
 
     Args:
-        inputs: Files and folders. `.jsonl` and `.json` files contain one JSON object per line, each a document. Any
-            other file is one document. `.gz` files are decompressed. Empty documents are skipped.
+        inputs: Files and folders. Each line of `.jsonl` and `.json` files is a JSON object, and each row of `.csv`,
+            `.tsv`, `.parquet` and `.arrow` files a document. Any other file is one document. `.gz`, `.bz2`, `.xz` and
+            `.zst` files are decompressed. Empty documents are skipped.
         tokenizer: Converts text to ids. With several workers it must be picklable and its class importable.
         prefix: Output path without suffix. Its folder is created.
         workers: Number of processes that tokenize; 1 uses the calling process.
-        json_key: Key of the text in each JSON object.
+        json_key: Key of the text in each JSON object, and column of the text in tables.
         append_eod: Append the tokenizer's `eod` to each document.
         progress: Called with the stage, the input bytes read, and the total number of input bytes.
 
@@ -82,6 +83,7 @@ def build_indexed(
         DataPathError: An input does not exist, or the inputs contain no files.
         BadDocumentError: A line or file cannot be read. The message names file and line.
         CorpusError: The inputs contain no text.
+        FormatLibraryError: The library that reads the format of a file is not installed.
         WorkerError: A worker process was killed.
     """
     files = input_files(inputs)
@@ -89,7 +91,7 @@ def build_indexed(
     encoder = ChunkEncoder(tokenizer=tokenizer, json_key=json_key, append_eod=append_eod)
     done, total = 0, sum(file.stat().st_size for file in files)
     with IndexedWriter(prefix, dtype=token_dtype(tokenizer.vocab_size)) as writer:
-        for encoded in map_in_order(encoder, read_chunks(files), workers=workers):
+        for encoded in map_in_order(encoder, read_chunks(files, columns=[json_key]), workers=workers):
             writer.add_documents(encoded.tokens, lengths=encoded.lengths)
             done += encoded.read_bytes
             if progress is not None:

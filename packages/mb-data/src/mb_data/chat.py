@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mb_data.documents import parse_object, require_encodable
+from mb_data.documents import require_encodable
 from mb_data.errors import BadDocumentError
 from mb_data.finetuning_options import FinetuningOptions
 
@@ -36,16 +36,6 @@ class JsonLine:
     def is_conversation(self) -> bool:
         """True if the object has messages."""
         return "messages" in self.values
-
-
-def parse_line(content: bytes, *, location: str) -> JsonLine | None:
-    """Parse a line. Return None for an empty line.
-
-    Raises:
-        BadDocumentError: The line is not a JSON object in UTF-8.
-    """
-    values = parse_object(content, location=location)
-    return None if values is None else JsonLine(values=values, location=location)
 
 
 def parse_turns(

@@ -74,7 +74,9 @@ def build(
     inputs: Annotated[
         list[Path],
         typer.Option(
-            "--input", metavar="PATH", help="Text or JSONL file, also .gz, or a folder of them; repeatable."
+            "--input",
+            metavar="PATH",
+            help="Text, JSONL, CSV, Parquet or Arrow file, or a folder; repeatable.",
         ),
     ],
     tokenizer: Annotated[
@@ -86,7 +88,7 @@ def build(
     ],
     out: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
-    json_key: Annotated[str, typer.Option(help="Key of the text in each JSON object.")] = "text",
+    json_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     json: AsJson = False,
 ) -> None:

@@ -1,18 +1,20 @@
-"""Reader for documents of text files and JSON lines, in chunks of bounded size."""
+"""Reader for documents of text files, JSON lines and tables, in chunks of bounded size."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
+from mb_data.compressed import decompressed, strip_compression
+from mb_data.document_rows import is_table, read_rows, reject_unsupported
 from mb_data.errors import BadDocumentError, DataPathError
 
 CHUNK_BYTES = 1 << 20
 """Size at which a chunk is closed, in bytes. Documents are never split, so a larger document is a chunk by itself."""
+
+_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
 
 _JSON_SUFFIXES = (".jsonl", ".json")
 
@@ -23,10 +25,25 @@ class DocumentChunk:
 
     path: Path
     first_line: int | None
-    """Number of the first JSON line, counted from 1. None: a text file, which is one document."""
-    documents: list[bytes]
+    """Number of the first JSON line or row, counted from 1. None: a text file, which is one document."""
+    documents: Sequence[bytes | Mapping[str, Any]]
+    """Content of the text file, JSON lines, or rows of a table."""
     read_bytes: int
     """Bytes of the input file that were read for this chunk, before decompression."""
+
+    def objects(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield each row or JSON object with its location, for messages. Empty lines are skipped.
+
+        Raises:
+            BadDocumentError: A line is not a JSON object in UTF-8.
+        """
+        for number, document in enumerate(self.documents, start=self.first_line or 1):
+            if isinstance(document, bytes):
+                values = parse_object(document, location=f"{self.path}:{number}")
+                if values is not None:
+                    yield values, f"{self.path}:{number}"
+            else:
+                yield document, f"{self.path}: row {number}"
 
 
 def input_files(inputs: Sequence[str | Path]) -> list[Path]:
@@ -49,20 +66,53 @@ def input_files(inputs: Sequence[str | Path]) -> list[Path]:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files of a folder, recursive and sorted, except those with a path component that starts with a dot."""
-    files = (path for path in folder.rglob("*") if path.is_file())
+    """Return the files of a folder, recursive and sorted, except those with a path component that starts with a dot.
+
+    Of a data set that Hugging Face's `save_to_disk` wrote, only the files with rows are returned.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    saved = [path.parent for path in files if path.name == _SAVED_STATE and _saved_files(path.parent)]
+    rows = {folder: {*_saved_files(folder)} for folder in saved}
     return sorted(
-        path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        path
+        for path in files
+        if path.name != _SAVED_SPLITS
+        and path.name in rows.get(path.parent, (path.name,))
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
-def read_chunks(files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[DocumentChunk]:
-    """Read files in order, in chunks of about `chunk_bytes` of text."""
+def _saved_files(folder: Path) -> list[str]:
+    """Return the names of the files with rows that the state of a saved data set lists; empty if it is none."""
+    try:
+        listed = json.loads((folder / _SAVED_STATE).read_bytes())["_data_files"]
+        return [each["filename"] for each in listed]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def read_chunks(
+    files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES, columns: Sequence[str] | None = None
+) -> Iterator[DocumentChunk]:
+    """Read files in order, in chunks of about `chunk_bytes` of text.
+
+    Args:
+        files: Files, whose format is determined by their suffix.
+        chunk_bytes: Size at which a chunk is closed.
+        columns: Columns of tables to read, which are required; None: all.
+
+    Raises:
+        BadDocumentError: A file cannot be read, or its format is not supported.
+        FormatLibraryError: The library that reads the format is not installed.
+    """
     for path in files:
+        reject_unsupported(path)
         if is_json(path):
             yield from _line_chunks(path, chunk_bytes)
+        elif is_table(path):
+            yield from _row_chunks(path, chunk_bytes, columns)
         else:
-            with path.open("rb") as raw, _decompressed(raw, path) as stream:
+            with path.open("rb") as raw, decompressed(raw, path) as stream:
                 content = stream.read()
             yield DocumentChunk(
                 path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size
@@ -75,17 +125,14 @@ def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
     Raises:
         BadDocumentError: A document is not UTF-8, or a line is not a JSON object with a string at `json_key`.
     """
-    for number, document in enumerate(chunk.documents):
-        location = (
-            str(chunk.path) if chunk.first_line is None else f"{chunk.path}:{chunk.first_line + number}"
+    if chunk.first_line is None:
+        contents = (document for document in chunk.documents if isinstance(document, bytes))
+        texts = (_decode(content, location=str(chunk.path)) for content in contents)
+    else:
+        texts = (
+            _text_of(values, json_key=json_key, location=location) for values, location in chunk.objects()
         )
-        if chunk.first_line is None:
-            text = _decode(document, location=location)
-        else:
-            values = parse_object(document, location=location)
-            text = "" if values is None else _text_of(values, json_key=json_key, location=location)
-        if text:
-            yield text
+    yield from filter(None, texts)
 
 
 def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
@@ -127,15 +174,14 @@ def require_encodable(text: str, *, location: str) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Return True if a file is read as JSON lines: `.jsonl` or `.json`, optionally followed by `.gz`."""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    return name.suffix in _JSON_SUFFIXES
+    """Return True if a file is read as JSON lines: `.jsonl` or `.json`, optionally compressed."""
+    return strip_compression(path).suffix in _JSON_SUFFIXES
 
 
 def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
     lines: list[bytes] = []
     size, first, position = 0, 1, 0
-    with path.open("rb") as raw, _decompressed(raw, path) as stream:
+    with path.open("rb") as raw, decompressed(raw, path) as stream:
         for line in stream:
             lines.append(line)
             size += len(line)
@@ -146,14 +192,11 @@ def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
         yield DocumentChunk(path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position)
 
 
-@contextmanager
-def _decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
-    try:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BadDocumentError(
-            f"{path}: cannot be decompressed ({error}); it is truncated, or not gzip. Copy it again."
-        ) from error
+def _row_chunks(path: Path, chunk_bytes: int, columns: Sequence[str] | None) -> Iterator[DocumentChunk]:
+    first, position = 1, 0
+    for rows, read in read_rows(path, columns=columns, batch_bytes=chunk_bytes):
+        yield DocumentChunk(path=path, first_line=first, documents=rows, read_bytes=read - position)
+        first, position = first + len(rows), read
 
 
 def _decode(content: bytes, *, location: str) -> str:
@@ -168,14 +211,15 @@ def _decode(content: bytes, *, location: str) -> str:
 def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:
     if json_key not in values:
         raise BadDocumentError(
-            f"{location}: has no key {json_key!r} (found keys {', '.join(values)}). Correct the line, or set another "
-            "json_key."
+            f"{location}: has no key {json_key!r} (found keys {', '.join(values)}). Correct the line, or pass "
+            "the key of the text: --json-key (json_key in Python)."
         )
     text = values[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
             f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
-            "tokenized. Put it in quotes, or set another json_key."
+            "tokenized. Put it in quotes, or pass another --json-key "
+            "(json_key in Python)."
         )
     return require_encodable(text, location=location)
 

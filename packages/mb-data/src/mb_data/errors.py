@@ -51,6 +51,12 @@ class DocumentNumberError(DataError, IndexError):
     bad_input = True
 
 
+class FormatLibraryError(DataError, ModuleNotFoundError):
+    """The library that reads this format of files is not installed."""
+
+    bad_input = True
+
+
 class IndexedFormatError(DataError, ValueError):
     """A `.bin`/`.idx` pair does not match its header."""
 

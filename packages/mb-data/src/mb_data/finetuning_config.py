@@ -48,11 +48,12 @@ class PackedSequenceSpecs(StrictFields):
 @accept_sequence_length
 @dataclass(kw_only=True)
 class FinetuningDatasetConfig(BuiltInDatasetConfig):
-    """Section for prompts with answers, and conversations, from JSON lines.
+    """Section for prompts with answers, and conversations, from JSON lines or tables.
 
-    The files are `training.jsonl`, `validation.jsonl` and `test.jsonl`. Each line is a JSON object. An object with
-    `messages`, a list of objects with `role` and `content`, is a conversation; the loss covers the messages of the
-    assistant. Any other object is inserted into the template; the loss covers its answer.
+    The files are `training.jsonl`, `validation.jsonl` and `test.jsonl`, or `.csv`, `.parquet` and `.arrow` files,
+    possibly compressed, or folders of such files. Each line is a JSON object, as is each row of a table. An object
+    with `messages`, a list of objects with `role` and `content`, is a conversation; the loss covers the messages of
+    the assistant. Any other object is inserted into the template; the loss covers its answer.
     """
 
     builder: ClassVar[str] = "mb_data.finetuning_build:build_finetuning_datasets"

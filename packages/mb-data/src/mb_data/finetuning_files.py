@@ -1,22 +1,61 @@
-"""Paths of fine-tuning data. Standard library only."""
+"""Paths of fine-tuning data."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from mb_data.errors import DataPathError
+from mb_data.compressed import strip_compression
+from mb_data.document_rows import is_table
+from mb_data.documents import is_json
+from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning_config import FinetuningDatasetConfig
+
+_NAMES = {"training": ("training", "train"), "validation": ("validation", "valid"), "test": ("test",)}
+"""Split -> names of its file or folder, without suffix."""
 
 
 def sample_file(config: FinetuningDatasetConfig, split: str) -> Path:
-    """Return the path of the file of a split: training, validation or test.
+    """Return the path of the file or folder of a split: training, validation or test.
 
     Raises:
-        DataPathError: The file does not exist.
+        DataPathError: No file exists, or there are several.
     """
-    file = Path(config.dataset_root or "") / f"{split}.jsonl"
-    if not file.is_file():
+    root = Path(config.dataset_root or "")
+    found = [path for path in _candidates(root, split) if path.exists()]
+    if not found:
         instead = {"validation": "set dataset.do_validation=false", "test": "set dataset.do_test=false"}
         raise DataPathError(
-            f"dataset.dataset_root: {file} does not exist; the {split} samples are read from it. Correct the path"
+            f"dataset.dataset_root: {root / f'{split}.jsonl'} does not exist; the {split} samples are read from it, or "
+            f"from .json, .csv, .parquet or .arrow. Correct the path"
             + (f", or {instead[split]}." if split in instead else ".")
         )
-    return file
+    if len(found) > 1:
+        raise DataPathError(
+            f"dataset.dataset_root: {' and '.join(map(str, found))} exist; the {split} samples are read from one "
+            "file or folder. Remove the others."
+        )
+    return found[0]
+
+
+def require_rows(files: Iterable[Path]) -> None:
+    """Check that files have the suffix of JSON lines or of a table.
+
+    Raises:
+        BadDocumentError: A file has another suffix.
+    """
+    for file in files:
+        if not (is_json(file) or is_table(file)):
+            raise BadDocumentError(
+                f"{file}: is neither JSON lines nor a table, by its suffix; a sample is a JSON object or a row. "
+                "Convert it to .jsonl, .csv or .parquet, or remove it."
+            )
+
+
+def _candidates(root: Path, split: str) -> list[Path]:
+    """Return the paths in a folder that have the name of a split, with any suffix that is read, or are folders."""
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    return [
+        path
+        for path in paths
+        if strip_compression(path).stem in _NAMES[split]
+        and (path.suffix == "" if path.is_dir() else is_json(path) or is_table(path))
+    ]

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.cache_dir import load_or_build, resolve_cache_dir
-from mb_data.chat import ChatTurn, JsonLine, parse_line, parse_turns
+from mb_data.chat import ChatTurn, JsonLine, parse_turns
 from mb_data.chat_encoding import chat_templates_of
 from mb_data.chat_samples import ChatEncoder
-from mb_data.documents import DocumentChunk, read_chunks
+from mb_data.documents import DocumentChunk, input_files, read_chunks
 from mb_data.encoded_sample import EncodedSample
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.finetuning_config import FinetuningDatasetConfig
+from mb_data.finetuning_files import require_rows
 from mb_data.finetuning_options import FinetuningOptions
 from mb_data.tokenizers import Tokenizer, token_id
 from mb_data.workers import map_in_order
@@ -85,7 +86,7 @@ def tokenize_samples(
     Every call reads the complete file to compute its hash.
 
     Args:
-        file: JSON lines.
+        file: JSON lines or rows of a table, or a folder of such files.
         config: The section; not modified.
         tokenizer: Converts text to ids. With several workers it must be picklable.
 
@@ -96,12 +97,13 @@ def tokenize_samples(
         TokenizerError: The tokenizer lacks a chat template or a token that the options require.
         ChatTemplateError: The chat template cannot be parsed.
     """
+    files = _sample_files(file)
     encoder = LineEncoder.of(tokenizer, config.options, longest=config.longest_sample)
-    described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, _digest(file)]
+    described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, _digest(files)]
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
 
     def build(folder: Path) -> None:
-        chunks = map_in_order(encoder, read_chunks([file]), workers=config.tokenizer_workers)
+        chunks = map_in_order(encoder, read_chunks(files), workers=config.tokenizer_workers)
         count = _write(folder, chunks)
         if count.samples == 0:
             raise NotEnoughSamplesError(
@@ -154,10 +156,8 @@ class LineEncoder:
             BadDocumentError: A line is not a sample.
         """
         samples, cut, left_out = [], 0, 0
-        for number, content in enumerate(chunk.documents, start=chunk.first_line or 1):
-            line = parse_line(content, location=f"{chunk.path}:{number}")
-            if line is None:
-                continue
+        for values, location in chunk.objects():
+            line = JsonLine(values=values, location=location)
             for sample, complete in self.samples(line):
                 if any(sample.loss_mask[1:]):
                     samples.append(sample)
@@ -256,16 +256,21 @@ def _begin_token(tokenizer: Tokenizer) -> int:
     return number
 
 
-def _digest(file: Path) -> str:
+def _sample_files(file: Path) -> list[Path]:
+    if not file.exists():
+        raise DataPathError(f"{file}: no such file; samples are read from it. Correct dataset.dataset_root.")
+    files = input_files([file])
+    require_rows(files)
+    return files
+
+
+def _digest(files: list[Path]) -> str:
     digest = hashlib.sha256()
-    try:
+    for file in files:
+        digest.update(file.name.encode())
         with file.open("rb") as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
-    except FileNotFoundError as error:
-        raise DataPathError(
-            f"{file}: no such file; samples are read from it. Correct dataset.dataset_root."
-        ) from error
     return digest.hexdigest()
 
 

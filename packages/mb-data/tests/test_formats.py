@@ -1,0 +1,226 @@
+"""Formats of text and of samples: tables, compressed files, and data sets that Hugging Face's library saves."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+
+import numpy as np
+import pytest
+
+from mb_data import (
+    BadDocumentError,
+    ByteTokenizer,
+    DataPathError,
+    FinetuningDatasetConfig,
+    build_indexed,
+    tokenize_samples,
+)
+from mb_data.documents import input_files, read_chunks
+from mb_data.errors import FormatLibraryError
+from mb_data.finetuning_files import sample_file
+
+ROWS = [{"text": "a", "number": "1"}, {"text": "", "number": "2"}, {"text": 'b"\nä', "number": "3"}]
+TEXTS = ["a", 'b"\nä']
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def documents(folder, *files, **options):
+    """Return the documents of a pair that is built from files."""
+    build_indexed([*files], tokenizer=ByteTokenizer(), prefix=folder / "out", **options)
+    ids = np.fromfile(folder / "out.bin", np.uint16)
+    return [
+        ByteTokenizer().decode(part.tolist()) for part in np.split(ids, np.flatnonzero(ids == 256) + 1)[:-1]
+    ]
+
+
+def write_csv(path, rows=ROWS, delimiter=","):
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, rows[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_table(path, rows=ROWS, *, kind="file"):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
+    table = pyarrow.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(table, path, row_group_size=2)
+        return path
+    path.parent.mkdir(exist_ok=True, parents=True)
+    write = pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream
+    with write(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def compress(name, content):
+    if name.endswith(".zst"):
+        library = pytest.importorskip("zstandard", reason="needs the zstd extra")
+        half = len(content) // 2
+        return b"".join(library.ZstdCompressor().compress(part) for part in (content[:half], content[half:]))
+    by_suffix = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    return by_suffix[name[name.rindex(".") :]](content)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.parquet", "a.arrow", "a.feather"])
+def test_a_row_of_a_table_is_a_document(tmp_path, name):
+    path = tmp_path / name
+    write_csv(path, delimiter="\t" if name == "a.tsv" else ",") if "sv" in name else write_table(path)
+    assert documents(tmp_path, path) == TEXTS
+    assert documents(tmp_path, path, json_key="number") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed_lines_tables_and_texts(tmp_path, suffix):
+    table = write_csv(tmp_path / "a.csv").read_bytes()
+    for name, content in (("a.jsonl", LINES), ("b.csv", table), ("c.txt", b"text")):
+        (tmp_path / f"{name}{suffix}").write_bytes(compress(suffix, content))
+    assert documents(tmp_path, *sorted(tmp_path.glob(f"*{suffix}"))) == [*TEXTS, *TEXTS, "text"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("content", [None, b"not compressed at all"])
+def test_a_truncated_or_other_file_is_named(tmp_path, suffix, content):
+    complete = compress(suffix, LINES * 5000)
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(content or complete[: len(complete) * 3 // 4])
+    with pytest.raises(BadDocumentError, match=rf"a\.jsonl{suffix}: cannot be decompressed"):
+        documents(tmp_path, tmp_path / f"a.jsonl{suffix}")
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_saved_data_set_is_read_without_its_state(tmp_path, kind):
+    root = tmp_path / "saved"
+    for number in range(2):
+        write_table(root / "train" / f"data-0000{number}-of-00002.arrow", ROWS[number * 2 :][:2], kind=kind)
+    write_table(root / "train" / "cache-1234.arrow")
+    names = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
+    (root / "train" / "state.json").write_text(json.dumps({"_data_files": names}))
+    (root / "train" / "dataset_info.json").write_text("{}")
+    (root / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    assert documents(tmp_path, root) == TEXTS
+    assert [path.name for path in input_files([root / "train"])] == [each["filename"] for each in names]
+    (root / "train" / "state.json").write_text("[]")
+    assert len(input_files([root / "train"])) == 5
+
+
+def test_large_rows_are_read_in_chunks_of_bounded_size(tmp_path):
+    rows = [{"text": f"{number}" * 50_000} for number in range(100)]
+    for path in (write_table(tmp_path / "a.parquet", rows), write_csv(tmp_path / "a.csv", rows)):
+        chunks = list(read_chunks([path], chunk_bytes=1 << 19))
+        assert len(chunks) > 5
+        assert [row["text"] for chunk in chunks for row in chunk.documents] == [row["text"] for row in rows]
+        assert sum(chunk.read_bytes for chunk in chunks) == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "a,b\n1,2\n", r"a\.csv: has no column 'text' \(the first line names a, b\)\. .*--json-key"),
+        ("a.csv", "text,b\n1\n", r"a\.csv:2: has 1 values, but the first line names 2 columns"),
+        ("a.csv", 'text\n"a\n', r"a\.csv:\d: is not CSV in UTF-8"),
+        ("a.parquet", "none", r"a\.parquet: pyarrow cannot read it as \.parquet"),
+        ("a.arrow", "none", r"a\.arrow: pyarrow cannot read it as \.arrow"),
+        ("a.parquet.gz", "none", r"a\.parquet\.gz: is a compressed \.parquet; .*Decompress the file"),
+        ("a.orc", "none", r"a\.orc: \.orc files are not supported; .*Convert it to \.jsonl"),
+        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: has no key 'text' \(found keys body\)\. .*--json-key"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
+    if "arrow" in name or name == "a.parquet":
+        pytest.importorskip("pyarrow", reason="needs the parquet extra")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadDocumentError, match=message):
+        documents(tmp_path, tmp_path / name)
+
+
+def test_columns_and_values_of_a_table_are_checked(tmp_path):
+    path = write_table(tmp_path / "a.parquet", [{"text": "a", "count": 1}, {"text": None, "count": 2}])
+    with pytest.raises(
+        BadDocumentError, match=r"a\.parquet: has no column 'body' \(found columns text, count\)"
+    ):
+        documents(tmp_path, path, json_key="body")
+    with pytest.raises(
+        BadDocumentError, match=r"a\.parquet: row 2: the value of 'text' is not a string \(null"
+    ):
+        documents(tmp_path, path)
+    with pytest.raises(
+        BadDocumentError, match=r"row 1: the value of 'count' is not a string \(1, of type int"
+    ):
+        documents(tmp_path, path, json_key="count")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("a.parquet", "pyarrow", "parquet"),
+        ("a.arrow", "pyarrow", "parquet"),
+        ("a.jsonl.zst", "zstandard", "zstd"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, module, extra):
+    (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "mb_data.arrow_tables", raising=False)
+    with pytest.raises(
+        FormatLibraryError, match=rf'{module} is not installed.*pip install "mb-data\[{extra}\]"'
+    ):
+        documents(tmp_path, tmp_path / name)
+
+
+SAMPLES = [{"input": "2+2", "output": "4"}, {"input": "3+3", "output": "6"}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["training.jsonl", "train.jsonl.gz", "train.jsonl.zst", "train.csv", "training.parquet", "train.arrow"],
+)
+def test_samples_of_every_format_are_the_same(tmp_path, name):
+    path = tmp_path / name
+    if name.endswith("csv"):
+        write_csv(path, SAMPLES)
+    elif "json" in name:
+        content = "".join(json.dumps(row) + "\n" for row in SAMPLES).encode()
+        path.write_bytes(content if name.endswith("jsonl") else compress(name, content))
+    else:
+        write_table(path, SAMPLES)
+    config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    found = tokenize_samples(sample_file(config, "training"), config=config, tokenizer=ByteTokenizer())
+    assert ByteTokenizer().decode(found.tokens.tolist()) == "2+2 43+3 6"
+
+
+def test_samples_of_a_saved_data_set(tmp_path):
+    write_table(
+        tmp_path / "train" / "data-00000-of-00001.arrow",
+        [
+            {
+                "messages": [
+                    {"role": "user", "content": "Hi", "name": None},
+                    {"role": "assistant", "content": "Hello", "name": None},
+                ]
+            }
+        ],
+        kind="stream",
+    )
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    (tmp_path / "train" / "state.json").write_text(json.dumps(state))
+    (tmp_path / "train" / "dataset_info.json").write_text("{}")
+    config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    found = tokenize_samples(sample_file(config, "training"), config=config, tokenizer=ByteTokenizer())
+    assert ByteTokenizer().decode(found.tokens.tolist()) == "user: Hi\nassistant: Hello"
+
+
+def test_files_of_samples_are_unambiguous(tmp_path):
+    config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path))
+    with pytest.raises(DataPathError, match=r"training\.jsonl does not exist"):
+        sample_file(config, "training")
+    for name in ("training.jsonl", "train.csv", "train.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataPathError, match=r"train\.csv and .*training\.jsonl exist"):
+        sample_file(config, "training")
+    with pytest.raises(BadDocumentError, match=r"train\.txt: is neither JSON lines nor a table"):
+        tokenize_samples(tmp_path / "train.txt", config=config, tokenizer=ByteTokenizer())

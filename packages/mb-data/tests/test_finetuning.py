@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from mb_data import (
     BatchPadding,
     BatchSampler,
+    BatchSettings,
     ByteTokenizer,
     ConfigError,
     DatasetBuildContext,
     FinetuningDatasetConfig,
     NotEnoughSamplesError,
+    PackedSequenceSpecs,
     SumsFinetuningConfig,
     TokenizerError,
+    ValidationSetOptions,
     build_data_iterator,
     build_finetuning_datasets,
+    build_run_datasets,
     tokenize_samples,
 )
 from mb_data.chat import JsonLine, parse_turns
@@ -249,6 +253,24 @@ def test_every_epoch_is_reshuffled_except_in_evaluation(config, root):
     assert test is None
     with pytest.raises(IndexError):
         train[100]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_complete_validation_set_is_one_epoch_in_every_evaluation(config, root, packed):
+    lines = [{"input": f"{number:02}", "output": "x" * 20} for number in range(5)]
+    (root / "validation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if packed:
+        config.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
+    datasets = build_run_datasets(
+        config,
+        DatasetBuildContext(train_samples=0, valid_samples=99, test_samples=0, tokenizer=ByteTokenizer()),
+        validation=ValidationSetOptions(complete=True),
+    )
+    settings = BatchSettings(micro_batch_size=1, global_batch_size=1)
+    (found,) = datasets.loaders(settings).iterators(consumed_valid_samples=7).valid
+    rounds = [[batch["tokens"].tolist() for batch in found.data()] for _ in range(2)]
+    assert (found.batches, len(rounds[0])) == ((3, 3) if packed else (5, 5))
+    assert rounds[0] == rounds[1]
 
 
 def test_fewer_training_samples_are_the_first_ones(config):

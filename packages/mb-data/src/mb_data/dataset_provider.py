@@ -27,6 +27,9 @@ class DatasetBuildContext:
     test_samples: int
     """Test samples (sequences)."""
 
+    complete_validation: bool = False
+    """Whether the validation dataset of fine-tuning data is one epoch of its samples, instead of `valid_samples`."""
+
     tokenizer: Any = None
     """Tokenizer of this package or of Megatron. None: the provider needs none or has its own."""
 

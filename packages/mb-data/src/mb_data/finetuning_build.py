@@ -69,12 +69,20 @@ def _build_split(
         context.log(_describe_split(split, samples, longest=config.longest_sample))
     samples = samples.first(config.max_train_samples) if is_training else samples
     seed = config.seed if is_training else None
+    is_complete = split == "validation" and context.complete_validation
     if config.packed_sequence_specs is not None:
-        return _pack(samples, config, size=size, seed=seed, padding_token=tokenizer.eod, log=context.log)
+        return _pack(
+            samples,
+            config,
+            size=None if is_complete else size,
+            seed=seed,
+            padding_token=tokenizer.eod,
+            log=context.log,
+        )
     is_padded = context.padding.to_max_length or config.options.pad_to_max_length
     return FinetuningDataset(
         samples,
-        size=size,
+        size=len(samples) if is_complete else size,
         seed=seed,
         padding_token=tokenizer.eod,
         pad_to=config.seq_length if is_padded else None,
@@ -94,7 +102,7 @@ def _pack(
     samples: TokenizedSamples,
     config: FinetuningDatasetConfig,
     *,
-    size: int,
+    size: int | None,
     seed: int | None,
     padding_token: int,
     log: Callable[[str], None] | None,
@@ -105,7 +113,7 @@ def _pack(
     dataset = PackedDataset(
         samples,
         packs,
-        size=size,
+        size=len(packs) if size is None else size,
         seed=seed,
         padding_token=padding_token,
         pack_size=pack_size,

@@ -14,6 +14,8 @@ _NAMES = "validation.validation_set_names"
 _PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
 _TOKENS = "dataset.mmap_bin_files"
 """Field of token sections that other dataset sections lack."""
+_FINETUNING = "dataset.made_up"
+"""Field of fine-tuning sections that other dataset sections lack."""
 
 
 def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:
@@ -64,8 +66,9 @@ def _needs_a_name_each(
     return f"{len(names)} names ({', '.join(names)}) for {len(prefixes)} prefixes ({', '.join(prefixes)})"
 
 
-def _needs_an_end(complete: bool | None, tokens: bool | None) -> str | None:
-    return "is true, but this data has no last validation sample" if complete and tokens is None else None
+def _needs_an_end(complete: bool | None, tokens: bool | None, finetuning: bool | None) -> str | None:
+    endless = tokens is None and finetuning is None
+    return "is true, but this data has no last validation sample" if complete and endless else None
 
 
 RULES = (
@@ -107,13 +110,13 @@ RULES = (
     ),
     Rule(
         id="T35",
-        fields=(_COMPLETE, _TOKENS),
+        fields=(_COMPLETE, _TOKENS, _FINETUNING),
         test=_needs_an_end,
         why="the length of the validation set is not known: a dataset provider builds as many samples as are "
-        "requested, and the lines of fine-tuning data are read repeatedly",
+        "requested",
         fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
-        fails={_COMPLETE: True, _TOKENS: None},
-        passes={_COMPLETE: True, _TOKENS: True},
+        fails={_COMPLETE: True, _TOKENS: None, _FINETUNING: None},
+        passes={_COMPLETE: True, _TOKENS: True, _FINETUNING: None},
     ),
 )
 """Rules that reject validation options which the data does not support."""

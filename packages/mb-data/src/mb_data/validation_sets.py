@@ -80,7 +80,7 @@ def build_validation_sets(
     """
     if not context.valid_samples:
         return []
-    validation_only = replace(context, train_samples=0, test_samples=0)
+    validation_only = replace(context, train_samples=0, test_samples=0, complete_validation=options.complete)
     prefixes = _prefixes(section) if options.several else []
     built = []
     for each in [_with_one_prefix(section, prefix) for prefix in prefixes] or [copy.copy(section)]:

@@ -20,7 +20,7 @@ from mb_data import (
 )
 from mb_data.documents import input_files, read_chunks
 from mb_data.errors import FormatLibraryError
-from mb_data.finetuning_files import sample_file
+from mb_data.finetuning_files import sample_files
 
 ROWS = [{"text": "a", "number": "1"}, {"text": "", "number": "2"}, {"text": 'b"\nä', "number": "3"}]
 TEXTS = ["a", 'b"\nä']
@@ -189,7 +189,7 @@ def test_samples_of_every_format_are_the_same(tmp_path, name):
     else:
         write_table(path, SAMPLES)
     config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
-    found = tokenize_samples(sample_file(config, "training"), config=config, tokenizer=ByteTokenizer())
+    found = tokenize_samples(sample_files(config, "training")[0], config=config, tokenizer=ByteTokenizer())
     assert ByteTokenizer().decode(found.tokens.tolist()) == "2+2 43+3 6"
 
 
@@ -210,17 +210,17 @@ def test_samples_of_a_saved_data_set(tmp_path):
     (tmp_path / "train" / "state.json").write_text(json.dumps(state))
     (tmp_path / "train" / "dataset_info.json").write_text("{}")
     config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
-    found = tokenize_samples(sample_file(config, "training"), config=config, tokenizer=ByteTokenizer())
+    found = tokenize_samples(sample_files(config, "training")[0], config=config, tokenizer=ByteTokenizer())
     assert ByteTokenizer().decode(found.tokens.tolist()) == "user: Hi\nassistant: Hello"
 
 
 def test_files_of_samples_are_unambiguous(tmp_path):
     config = FinetuningDatasetConfig(64, dataset_root=str(tmp_path))
     with pytest.raises(DataPathError, match=r"training\.jsonl does not exist"):
-        sample_file(config, "training")
+        sample_files(config, "training")
     for name in ("training.jsonl", "train.csv", "train.txt"):
         (tmp_path / name).touch()
     with pytest.raises(DataPathError, match=r"train\.csv and .*training\.jsonl exist"):
-        sample_file(config, "training")
+        sample_files(config, "training")
     with pytest.raises(BadDocumentError, match=r"train\.txt: is neither JSON lines nor a table"):
         tokenize_samples(tmp_path / "train.txt", config=config, tokenizer=ByteTokenizer())

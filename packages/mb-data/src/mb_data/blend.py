@@ -17,34 +17,35 @@ SPLITS = ("train", "valid", "test")
 """Names of the three splits, in the order of every triple in this package."""
 
 
-def blend_from_path(data_path: str | Sequence[str]) -> Blend:
+def blend_from_path(data_path: str | Sequence[str], *, field: str = "dataset.data_path") -> Blend:
     """Parse `data_path` as a blend.
 
     Args:
         data_path: One prefix, several prefixes separated by spaces, or a list. A list may interleave weights:
             `["30", "a", "70", "b"]`. As in Megatron-LM, an even number of entries is read as pairs of weight and
             prefix if the first entry of every pair is a number.
+        field: Path of the field, for messages.
 
     Raises:
         BlendError: `data_path` is empty, only some of the pairs start with a number, or a weight is not positive.
     """
     entries = data_path.split() if isinstance(data_path, str) else [str(entry).strip() for entry in data_path]
     if not entries:
-        raise BlendError("dataset.data_path: is empty. Set at least one prefix of a .bin/.idx pair.")
+        raise BlendError(f"{field}: is empty. Set at least one prefix of a .bin/.idx pair.")
     weights = [_parse_number(entry) for entry in entries[::2]]
     numbers = [weight for weight in weights if weight is not None]
     if len(entries) % 2 or not numbers:
         return entries, None
     if len(numbers) < len(weights):
         raise BlendError(
-            f"dataset.data_path: {len(numbers)} of {len(weights)} prefixes have a weight ({' '.join(entries)}); "
+            f"{field}: {len(numbers)} of {len(weights)} prefixes have a weight ({' '.join(entries)}); "
             "a blend has a weight for every prefix or for none. Write WEIGHT PREFIX WEIGHT PREFIX ..., or omit all "
             "weights."
         )
     wrong = find_bad_weights(numbers)
     if wrong:
         raise BlendError(
-            f"dataset.data_path: {wrong}; prefixes are sampled in proportion to their weights. Use positive numbers."
+            f"{field}: {wrong}; prefixes are sampled in proportion to their weights. Use positive numbers."
         )
     return entries[1::2], numbers
 

@@ -79,6 +79,11 @@ class FinetuningDataset:
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
 
     @property
+    def epoch(self) -> int:
+        """Number of samples of an epoch."""
+        return len(self.samples)
+
+    @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a sample, without padding."""
         return float(self.samples.lengths.mean())

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from math import lcm
+from pathlib import Path
 
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning import FinetuningDataset
+from mb_data.finetuning_blend import BlendedFinetuningDataset
 from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
-from mb_data.finetuning_files import sample_file
+from mb_data.finetuning_files import sample_files
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
 from mb_data.packing import PackedDataset, pack_samples
 from mb_data.rank_zero_first import rank_zero_first
 from mb_data.synthetic_addition import write_addition_samples
-from mb_data.tokenizers import Tokenizer
 
-FinetuningSplit = FinetuningDataset | PackedDataset | None
+FinetuningSplit = FinetuningDataset | PackedDataset | BlendedFinetuningDataset | None
 FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
 
 
@@ -62,11 +63,25 @@ def build_finetuning_datasets(
 
 def _build_split(
     split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
+) -> FinetuningDataset | PackedDataset | BlendedFinetuningDataset:
+    files = rank_zero_first(lambda: _files(split, config))
+    parts = [_build_part(split, file, size, config=config, context=context) for file in files]
+    weights = config.roots[1]
+    if len(parts) == 1:
+        return parts[0]
+    if split == "validation" and context.complete_validation:
+        weights, size = None, sum(map(len, parts))
+    return BlendedFinetuningDataset(parts, weights=weights or [each.epoch for each in parts], size=size)
+
+
+def _build_part(
+    split: str, file: Path, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
 ) -> FinetuningDataset | PackedDataset:
     tokenizer, is_training = context.tokenizer, split == "training"
-    samples = rank_zero_first(lambda: _tokenize(split, config, tokenizer))
+    samples = rank_zero_first(lambda: tokenize_samples(file, config=config, tokenizer=tokenizer))
     if context.log is not None:
-        context.log(_describe_split(split, samples, longest=config.longest_sample))
+        name = f"{split} ({file})" if len(config.roots[0]) > 1 else split
+        context.log(_describe_split(name, samples, longest=config.longest_sample))
     samples = samples.first(config.max_train_samples) if is_training else samples
     seed = config.seed if is_training else None
     is_complete = split == "validation" and context.complete_validation
@@ -90,12 +105,10 @@ def _build_split(
     )
 
 
-def _tokenize(split: str, config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> TokenizedSamples:
+def _files(split: str, config: FinetuningDatasetConfig) -> list[Path]:
     if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
-        file = write_addition_samples(config) / f"{split}.jsonl"
-    else:
-        file = sample_file(config, split)
-    return tokenize_samples(file, config=config, tokenizer=tokenizer)
+        return [write_addition_samples(config) / f"{split}.jsonl"]
+    return sample_files(config, split)
 
 
 def _pack(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from mb_data.aliases import accept_sequence_length
+from mb_data.blend import Blend, blend_from_path
 from mb_data.dataset_provider import BuiltInDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions, read_options
 from mb_data.rules import check_section
@@ -61,8 +62,9 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = "batch"
     """As for every dataset. `batch` draws complete global batches and sorts each by sample length."""
 
-    dataset_root: str | None = None
-    """Folder that contains the files."""
+    dataset_root: str | list[str] | None = None
+    """Folder that contains the files; or a list of folders, with weights (`["0.7", "a", "0.3", "b"]`) or without, for a
+    blend in proportion to their numbers of samples."""
 
     seq_length: int = field(kw_only=False)
     """Maximum length of a sample in tokens, to which longer samples are truncated, and length of a pack. May be passed
@@ -99,6 +101,17 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     def sequence_length(self) -> int:
         """Alias of `seq_length`, under Megatron Core's name."""
         return self.seq_length
+
+    @property
+    def roots(self) -> Blend:
+        """Folders that contain the files, and their weights.
+
+        Raises:
+            BlendError: Only some folders have a weight, a weight is not positive, or the list is empty.
+        """
+        if isinstance(self.dataset_root, list):
+            return blend_from_path(self.dataset_root, field="dataset.dataset_root")
+        return [self.dataset_root or ""], None
 
     @property
     def is_packed(self) -> bool:

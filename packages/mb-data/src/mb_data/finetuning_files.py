@@ -13,13 +13,16 @@ _NAMES = {"training": ("training", "train"), "validation": ("validation", "valid
 """Split -> names of its file or folder, without suffix."""
 
 
-def sample_file(config: FinetuningDatasetConfig, split: str) -> Path:
-    """Return the path of the file or folder of a split: training, validation or test.
+def sample_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
+    """Return the paths of the files or folders of a split (training, validation or test), one for each root.
 
     Raises:
-        DataPathError: No file exists, or there are several.
+        DataPathError: In a root, no file exists, or there are several.
     """
-    root = Path(config.dataset_root or "")
+    return [_sample_file(Path(root), split) for root in config.roots[0]]
+
+
+def _sample_file(root: Path, split: str) -> Path:
     found = [path for path in _candidates(root, split) if path.exists()]
     if not found:
         instead = {"validation": "set dataset.do_validation=false", "test": "set dataset.do_test=false"}

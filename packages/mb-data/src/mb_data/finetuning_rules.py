@@ -7,6 +7,8 @@ from typing import Any
 
 from mb_data._rule_kinds import SET, among, excludes, in_range, requires, rule
 from mb_data._rules import Rule, value_at
+from mb_data.blend import blend_from_path
+from mb_data.errors import BlendError
 from mb_data.finetuning_options import read_options
 
 _FINETUNING = "dataset.made_up"
@@ -41,6 +43,16 @@ def get_spec(specs: Any, name: str) -> Any:
 def _no_data(root: Any, made_up: Any) -> str | None:
     has_data = made_up is None or root or made_up
     return None if has_data else f"is {root!r}"
+
+
+def _bad_roots(roots: Any, made_up: Any, limit: Any) -> str | None:
+    if made_up is None or not isinstance(roots, list):
+        return None
+    try:
+        blend_from_path(roots, field="dataset.dataset_root")
+    except BlendError as error:
+        return str(error).removeprefix("dataset.dataset_root: ").partition(";")[0].rstrip(".")
+    return None if limit is None else f"is a list with max_train_samples={limit}"
 
 
 def _bad_options(given: Any, made_up: Any) -> str | None:
@@ -133,6 +145,16 @@ RULES: tuple[Rule, ...] = (
         fix="Correct the option.",
         fails=({"max_num_samples": 100}, False),
         passes=({"prompt_template": "Q: {input}\nA: {output}"}, False),
+    ),
+    rule(
+        "D104",
+        (*_ROOT, "dataset.max_train_samples"),
+        _bad_roots,
+        why="samples are drawn from the folders in proportion to their weights, without a first one of all",
+        fix="Write [WEIGHT, FOLDER, WEIGHT, FOLDER, ...] with positive weights or folders only, and leave "
+        "dataset.max_train_samples unset.",
+        fails=(["30", "a", "b", "c"], False, None),
+        passes=(["30", "a", "70", "b"], False, None),
     ),
     rule(
         "D103",

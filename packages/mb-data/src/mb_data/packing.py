@@ -92,6 +92,11 @@ class PackedDataset:
         return self._size
 
     @property
+    def epoch(self) -> int:
+        """Number of packs of an epoch."""
+        return len(self.packs)
+
+    @property
     def mean_tokens(self) -> float:
         """Mean number of sample tokens in a pack."""
         return float(self.samples.lengths.sum()) / len(self.packs)

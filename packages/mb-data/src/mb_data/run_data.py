@@ -12,6 +12,7 @@ from mb_data.batch_iterators import ONE_RANK, BatchIterators, BatchSettings, Dat
 from mb_data.collectives import Gather, gather_from_all_ranks
 from mb_data.dataset_provider import DatasetBuildContext, DatasetProvider
 from mb_data.finetuning import FinetuningDataset
+from mb_data.finetuning_blend import BlendedFinetuningDataset
 from mb_data.packing import PackedDataset
 from mb_data.validation_sets import (
     ONE_STREAM,
@@ -194,6 +195,6 @@ def build_run_datasets(
 
 def sample_sizes(dataset: Any) -> SampleSizes | None:
     """Return the average sizes of a dataset's samples, if they differ in length."""
-    if not isinstance(dataset, FinetuningDataset | PackedDataset):
+    if not isinstance(dataset, FinetuningDataset | PackedDataset | BlendedFinetuningDataset):
         return None
     return SampleSizes(tokens=dataset.mean_tokens, attention_length=dataset.attention_length)

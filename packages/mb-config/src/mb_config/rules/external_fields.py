@@ -22,7 +22,7 @@ EXTERNAL_FIELDS: Mapping[str, Any] = {
     "checkpoint.non_persistent_ckpt_type": _TEXT,
     "checkpoint.pretrained_checkpoint": _TEXT,
     "checkpoint.save": _TEXT,
-    "dataset.dataset_root": _TEXT,
+    "dataset.dataset_root": _NAMES,
     "dataset.full_validation": _SWITCH,
     "dataset.packed_sequence_specs": Any,
     "dataset.seq_length": _SIZE,

@@ -165,9 +165,9 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
     ("rule_id", "values", "message"),
     [
         ("D70", ({"packed_sequence_size": 4096, "pad_seq_to_mult": 3}, 4096), "pad_seq_to_mult=3"),
-        ("D73", ({"packed_train_data_path": "a.npy"},), "packed_train_data_path=a.npy"),
+        ("D73", ({"packed_metadata_path": "a.json"},), "packed_metadata_path=a.json"),
         ("D75", ({}, 1, 2, None, None, None, None, None), "model.mtp_num_layers=2"),
-        ("V047", (None, False), "is None"),
+        ("V047", (None, False, {}), "is None"),
     ],
 )
 def test_other_violations_of_a_rule(rule_id, values, message):

@@ -40,6 +40,14 @@ def read_table(
         ) from error
 
 
+def write_packs(path: Path, rows: list[dict[str, list[int]]]) -> None:
+    """Write packs as a Parquet file: `input_ids`, `loss_mask` and `seq_start_id`, lists of integers."""
+    integers = pyarrow.list_(pyarrow.int32())
+    columns = {"input_ids": integers, "loss_mask": pyarrow.list_(pyarrow.uint8()), "seq_start_id": integers}
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(columns))
+    parquet.write_table(table, path, compression="zstd", row_group_size=1000)
+
+
 def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[Any, float]]:
     with closing(parquet.ParquetFile(path)) as file:
         _require_columns(path, file.schema_arrow.names, columns)

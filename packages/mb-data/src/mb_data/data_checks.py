@@ -6,7 +6,7 @@ from typing import Any
 import mb_data
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 from mb_data.finetuning_config import FinetuningDatasetConfig
-from mb_data.finetuning_files import sample_files
+from mb_data.finetuning_files import pack_files, sample_files
 from mb_data.sources import verify_sources
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
@@ -67,4 +67,5 @@ def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> Non
         "test": dataset.do_test and evaluated,
     }
     for split in (name for name, is_read in read.items() if is_read):
-        sample_files(dataset, split)
+        if not pack_files(dataset, split):
+            sample_files(dataset, split)

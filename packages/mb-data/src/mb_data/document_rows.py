@@ -58,7 +58,7 @@ def read_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
             "is read at random positions. Decompress the file."
         )
     size = path.stat().st_size
-    for rows, fraction in _arrow_library(path).read_table(path, columns=columns, batch_bytes=batch_bytes):
+    for rows, fraction in arrow_library(path).read_table(path, columns=columns, batch_bytes=batch_bytes):
         yield rows, int(size * fraction)
 
 
@@ -103,13 +103,18 @@ def _require_header(path: Path, header: list[str], columns: Sequence[str] | None
         )
 
 
-def _arrow_library(path: Path) -> Any:
+def arrow_library(path: Path) -> Any:
+    """Return the adapter for pyarrow, which reads and writes a file.
+
+    Raises:
+        FormatLibraryError: pyarrow is not installed.
+    """
     try:
         return import_module("mb_data.arrow_tables")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyarrow":
             raise
         raise FormatLibraryError(
-            f"{path}: the library pyarrow is not installed; it reads {path.suffix} files. Install it: "
+            f"{path}: the library pyarrow is not installed; it handles {path.suffix} files. Install it: "
             'pip install "mb-data[parquet]".'
         ) from error

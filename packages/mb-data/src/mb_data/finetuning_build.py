@@ -4,12 +4,14 @@ from collections.abc import Callable
 from math import lcm
 from pathlib import Path
 
+from mb_data.bridge_packs import load_packs
+from mb_data.cache_dir import resolve_cache_dir
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning import FinetuningDataset
 from mb_data.finetuning_blend import BlendedFinetuningDataset
 from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
-from mb_data.finetuning_files import sample_files
+from mb_data.finetuning_files import pack_files, sample_files
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
 from mb_data.packing import PackedDataset, pack_samples
 from mb_data.rank_zero_first import rank_zero_first
@@ -64,6 +66,9 @@ def build_finetuning_datasets(
 def _build_split(
     split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
 ) -> FinetuningDataset | PackedDataset | BlendedFinetuningDataset:
+    packs = pack_files(config, split)
+    if packs:
+        return _existing_packs(packs, split, size, config=config, context=context)
     files = rank_zero_first(lambda: _files(split, config))
     parts = [_build_part(split, file, size, config=config, context=context) for file in files]
     weights = config.roots[1]
@@ -102,6 +107,40 @@ def _build_part(
         padding_token=tokenizer.eod,
         pad_to=config.seq_length if is_padded else None,
         multiple=lcm(context.padding.multiple, config.options.pad_seq_length_to_mult),
+    )
+
+
+def _existing_packs(
+    files: list[Path],
+    split: str,
+    size: int,
+    *,
+    config: FinetuningDatasetConfig,
+    context: DatasetBuildContext,
+) -> PackedDataset:
+    specs, tokenizer = config.packed_sequence_specs or PackedSequenceSpecs(), context.tokenizer
+    multiple = specs.pad_seq_to_mult or 1
+    samples, packs = rank_zero_first(
+        lambda: load_packs(
+            files,
+            cache_dir=resolve_cache_dir(config.cache_dir),
+            pack_size=specs.packed_sequence_size,
+            multiple=multiple,
+            vocab_size=tokenizer.vocab_size,
+        )
+    )
+    if context.log is not None:
+        context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
+    is_complete = split == "validation" and context.complete_validation
+    return PackedDataset(
+        samples,
+        packs,
+        size=len(packs) if is_complete else size,
+        seed=config.seed if split == "training" else None,
+        padding_token=tokenizer.eod,
+        pack_size=specs.packed_sequence_size,
+        multiple=multiple,
+        pad_cu_seqlens=specs.pad_cu_seqlens,
     )
 
 

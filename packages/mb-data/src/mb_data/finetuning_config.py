@@ -31,13 +31,13 @@ class PackedSequenceSpecs(StrictFields):
     """Number of processes that tokenize; -1: `dataset.memmap_workers`."""
 
     packed_train_data_path: str | None = None
-    """Existing packs for training, in the format of another trainer. Not implemented; any value is rejected."""
+    """Existing packs for training in Megatron-Bridge's format: a .npy or Parquet file, a folder, or a pattern."""
 
     packed_val_data_path: str | None = None
-    """Existing packs for validation. Not implemented; any value is rejected."""
+    """Existing packs for validation, as for training."""
 
     packed_metadata_path: str | None = None
-    """Statistics of existing packs. Not implemented; any value is rejected."""
+    """Statistics of existing packs. Rejected, because they are computed from the packs."""
 
     pad_cu_seqlens: bool = False
     """Pad `cu_seqlens` to the same length in all packs, by repeating its last entry."""

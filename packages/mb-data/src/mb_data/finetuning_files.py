@@ -9,6 +9,7 @@ from mb_data.documents import is_json
 from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 
+_PACK_SUFFIXES = (".npy", ".parquet", ".pq")
 _NAMES = {"training": ("training", "train"), "validation": ("validation", "valid"), "test": ("test",)}
 """Split -> names of its file or folder, without suffix."""
 
@@ -37,6 +38,30 @@ def _sample_file(root: Path, split: str) -> Path:
             "file or folder. Remove the others."
         )
     return found[0]
+
+
+def pack_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
+    """Return the files of existing packs of a split; empty if the section names none.
+
+    Raises:
+        DataPathError: The path does not exist, or contains no files of packs.
+    """
+    specs = config.packed_sequence_specs
+    names = {"training": "packed_train_data_path", "validation": "packed_val_data_path"}
+    path = getattr(specs, names[split]) if specs is not None and split in names else None
+    if path is None:
+        return []
+    place = Path(path)
+    if place.is_dir():
+        found = sorted(file for suffix in _PACK_SUFFIXES for file in place.glob(f"*{suffix}"))
+    else:
+        found = [place] if place.is_file() else sorted(place.parent.glob(place.name))
+    if not found or any(file.suffix not in _PACK_SUFFIXES for file in found):
+        raise DataPathError(
+            f"dataset.packed_sequence_specs.{names[split]}: {path} is no file of packs ({', '.join(_PACK_SUFFIXES)}), "
+            "nor a folder or pattern of such files. Correct the path, or leave it unset to pack the samples themselves."
+        )
+    return found
 
 
 def require_rows(files: Iterable[Path]) -> None:

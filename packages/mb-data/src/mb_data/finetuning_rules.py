@@ -40,8 +40,8 @@ def get_spec(specs: Any, name: str) -> Any:
     return value_at(f"specs.{name}", {"specs": specs})
 
 
-def _no_data(root: Any, made_up: Any) -> str | None:
-    has_data = made_up is None or root or made_up
+def _no_data(root: Any, made_up: Any, specs: Any) -> str | None:
+    has_data = made_up is None or root or made_up or get_spec(specs, "packed_train_data_path") is not None
     return None if has_data else f"is {root!r}"
 
 
@@ -85,8 +85,6 @@ def _wrong_pack_length(specs: Any, length: Any) -> str | None:
 def _unread_specs(specs: Any) -> str | None:
     unread = (
         "tokenizer_model_name",
-        "packed_train_data_path",
-        "packed_val_data_path",
         "packed_metadata_path",
     )
     requested = [f"{name}={get_spec(specs, name)}" for name in unread if get_spec(specs, name) is not None]
@@ -130,12 +128,12 @@ def _wrong_multiple(given: Any, made_up: Any, length: Any, specs: Any) -> str | 
 RULES: tuple[Rule, ...] = (
     rule(
         "V047",
-        _ROOT,
+        (*_ROOT, _PACKS),
         _no_data,
         why="samples are read from training.jsonl, validation.jsonl and test.jsonl in this folder",
         fix="Set dataset.dataset_root to a folder that contains these files.",
-        fails=(None, False),
-        passes=("/data/answers", False),
+        fails=(None, False, None),
+        passes=("/data/answers", False, None),
     ),
     rule(
         "V047a",
@@ -145,6 +143,19 @@ RULES: tuple[Rule, ...] = (
         fix="Correct the option.",
         fails=({"max_num_samples": 100}, False),
         passes=({"prompt_template": "Q: {input}\nA: {output}"}, False),
+    ),
+    rule(
+        "D105",
+        (_PACKS, "dataset.max_train_samples"),
+        lambda specs, limit: (
+            f"has packed_train_data_path with max_train_samples={limit}"
+            if limit is not None and get_spec(specs, "packed_train_data_path") is not None
+            else None
+        ),
+        why="the samples of existing packs are not in the order of a file",
+        fix="Leave dataset.max_train_samples unset, or packed_train_data_path.",
+        fails=({"packed_train_data_path": "packs.npy"}, 8),
+        passes=({"packed_train_data_path": "packs.npy"}, None),
     ),
     rule(
         "D104",
@@ -187,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         "D73",
         _PACKS,
         _unread_specs,
-        why="this option is not implemented: packs are built from the lines, and named by their content",
+        why="this option is not implemented: packs are named and described by their content",
         fix="Leave it unset.",
         fails=({"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"},),
         passes=({"packed_sequence_size": 4096},),

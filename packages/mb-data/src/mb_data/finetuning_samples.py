@@ -99,19 +99,21 @@ def tokenize_samples(
     """
     files = _sample_files(file)
     encoder = LineEncoder.of(tokenizer, config.options, longest=config.longest_sample)
-    described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, _digest(files)]
+    described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, digest_files(files)]
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
 
     def build(folder: Path) -> None:
         chunks = map_in_order(encoder, read_chunks(files), workers=config.tokenizer_workers)
-        count = _write(folder, chunks)
+        count = write_samples(folder, chunks)
         if count.samples == 0:
             raise NotEnoughSamplesError(
                 f"{file}: has no sample ({count.left_out} lines were skipped, because no token of the answer remained "
                 f"within {config.longest_sample} tokens). Add lines, or increase dataset.seq_length."
             )
 
-    return load_or_build(resolve_cache_dir(config.cache_dir) / "finetuning" / name, load=_load, build=build)
+    return load_or_build(
+        resolve_cache_dir(config.cache_dir) / "finetuning" / name, load=load_samples, build=build
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +266,8 @@ def _sample_files(file: Path) -> list[Path]:
     return files
 
 
-def _digest(files: list[Path]) -> str:
+def digest_files(files: list[Path]) -> str:
+    """Return a hash of the names and contents of files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())
@@ -274,9 +277,10 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _write(
+def write_samples(
     folder: Path, chunks: Iterator[tuple[list[EncodedSample], TokenizationCounts]]
 ) -> TokenizationCounts:
+    """Write chunks of samples into a folder. Return their total counts."""
     total, starts = TokenizationCounts(), [0]
     with (folder / _TOKENS).open("wb") as tokens, (folder / _LOSS_MASK).open("wb") as loss_mask:
         for samples, count in chunks:
@@ -294,7 +298,7 @@ def _write(
     return total
 
 
-def _load(folder: Path, *, reused: bool) -> TokenizedSamples | None:
+def load_samples(folder: Path, *, reused: bool) -> TokenizedSamples | None:
     """Return the samples in a folder; None if they are missing or damaged."""
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text())

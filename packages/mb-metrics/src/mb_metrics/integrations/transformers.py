@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
 from mb_metrics.integrations.step_logger import StepLogger
@@ -125,7 +124,7 @@ class _Microbatches:
     def __init__(self) -> None:
         self.have_losses = False
         """Whether the output of the model has a loss."""
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[Any] = []
         self._are_shares = False
         self._samples = self._tokens = 0
         self._ranks = 1
@@ -150,8 +149,8 @@ class _Microbatches:
         """Return the loss of a step on its device; empty if the output of the model has no loss."""
         if not self._losses:
             return {}
-        losses, self._losses = torch.stack(self._losses), []
-        return {"loss": losses.sum() * self._scale if self._are_shares else losses.mean()}
+        losses, self._losses = self._losses, []
+        return {"loss": sum(losses) * (self._scale if self._are_shares else 1 / len(losses))}
 
     def counts(self) -> tuple[int | None, int | None]:
         """Return the samples and tokens of a step over all ranks; None if they are not known."""

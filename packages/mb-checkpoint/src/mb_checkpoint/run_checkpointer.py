@@ -212,7 +212,7 @@ class RunCheckpointer:
 
     def retry_due(self, *, blocking: bool) -> bool:
         """Return whether a failed save is to be repeated now. Call it once after each poll, with its `blocking`."""
-        return self._retry.is_due(at_end=blocking)
+        return self._retry.steps_left is not None and self._retry.is_due(at_end=blocking)
 
     def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveOutcome]:
         """Poll the background save in flight, which is the one started last."""

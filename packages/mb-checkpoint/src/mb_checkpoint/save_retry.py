@@ -10,7 +10,8 @@ class SaveRetry:
     """Schedule of the retries of a failed save. Deterministic, so identical on all ranks."""
 
     def __init__(self) -> None:
-        self._steps_left: int | None = None
+        self.steps_left: int | None = None
+        """Steps until the next attempt; None: nothing is to be retried."""
         self._next_interval = 1
         self._reason = ""
         self._last_attempt = False
@@ -22,21 +23,21 @@ class SaveRetry:
 
     def on_failed(self, reason: str) -> None:
         """Record a failure; the next retry is due after twice as many steps as the previous one."""
-        self._steps_left = self._next_interval
+        self.steps_left = self._next_interval
         self._next_interval = min(2 * self._next_interval, MAX_STEPS_BETWEEN_RETRIES)
         self._reason = reason
 
     def on_saved(self) -> None:
         """Record a complete checkpoint: nothing is to be retried."""
-        self._steps_left, self._next_interval = None, 1
+        self.steps_left, self._next_interval = None, 1
 
     def is_due(self, *, at_end: bool) -> bool:
         """Return whether to retry now. Call it once after each step, and once at the end of the run (`at_end`)."""
-        if self._steps_left is None:
+        if self.steps_left is None:
             return False
-        self._steps_left -= 1
+        self.steps_left -= 1
         self._last_attempt = at_end
-        return at_end or self._steps_left <= 0
+        return at_end or self.steps_left <= 0
 
     def raise_if_exhausted(self, step: int) -> None:
         """Reject the end of a run whose last save failed, and whose retry failed as well.
@@ -44,7 +45,7 @@ class SaveRetry:
         Raises:
             CheckpointSaveError: the message has the reason of the last failure.
         """
-        if self._last_attempt and self._steps_left is not None:
+        if self._last_attempt and self.steps_left is not None:
             raise CheckpointSaveError(
                 f"checkpoint of the last step, {step}: could not be written in two tries; the second ended with: "
                 f"{self._reason}"

@@ -329,7 +329,8 @@ class Metrics:
                 f"metrics: step {step} was recorded after step {last.step}. Steps must increase. Record after the "
                 "optimizer step, not after each microbatch."
             )
-        self._exit_close.arm()
+        if self._clock.last is None:
+            self._exit_close.arm()
 
     def _end_interval(self) -> None:
         if not self._closed:

@@ -21,6 +21,7 @@ import tomllib
 
 # Tests start hundreds of processes: with compiled modules, each imports torch and Megatron Core in half the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parent / ".nox" / "compiled")
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"

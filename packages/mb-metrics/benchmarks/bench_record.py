@@ -39,7 +39,7 @@ READS = {
     "__array__",
 }
 
-Values = Mapping[str, torch.Tensor]
+Values = Mapping[Any, torch.Tensor]
 Way = Callable[[int, Values], object]
 
 
@@ -120,11 +120,14 @@ def other_ways(folder: str) -> Iterator[dict[str, Way]]:
 def measure(count: int, device: str, ways: Mapping[str, Way], turns: int) -> list[tuple[str, float, float]]:
     """Return name, microseconds and synchronizations of each method for a number of metrics."""
     values = {f"metric {i}": torch.tensor(float(i), device=device) for i in range(count)}
+    vector = {tuple(values): torch.stack(list(values.values()))}
     own = [ours(values) for _ in range(turns)]
+    joint = statistics.median(ours(vector)[0] for _ in range(turns))
     record, flush = (statistics.median(column) for column in zip(*own, strict=True))
     between, at_the_end = reads_of_ours(values)
     rows = [
         ("ours: record", record, between),
+        ("ours: one vector", joint, reads_of_ours(vector)[0]),
         (f"ours: every {STEPS_PER_INTERVAL}th", flush, at_the_end),
         (
             "ours: mean of a step",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from mb_metrics.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.exit_close import ExitClose
@@ -176,7 +176,7 @@ class Metrics:
     def record(
         self,
         step: int,
-        values: Mapping[str, Value],
+        values: Mapping[Any, Value],
         *,
         samples: int | None = None,
         tokens: int | None = None,
@@ -189,7 +189,8 @@ class Metrics:
         Args:
             step: Completed steps, including this one; it must increase from call to call.
             values: Metric name to number, torch tensor with one element, or None for "not measured". Tensors are
-                copied on their device and may be overwritten afterwards.
+                copied on their device and may be overwritten afterwards. A key may be a tuple of names, with a vector
+                that has an element for each: `{("load/0", "load/1"): loads}` copies one tensor.
             samples: Sequences in this step, over all devices; also recorded as "batch-size".
             tokens: Tokens in this step, over all devices.
             skipped: True if the optimizer skipped the update; skipped steps are excluded from mean losses.

@@ -55,22 +55,29 @@ class RecordedStep:
         return RecordedStep(row=replace(self.row, values=kept), packed=packed)
 
 
-def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], Sequence[Any]]:
+def split_device_values(values: Mapping[Any, Value]) -> tuple[dict[str, float], Sequence[Any]]:
     """Split metrics into host numbers and packed device tensors, without a host synchronization.
 
     The numbers contain NaN as a placeholder for each tensor, which preserves the order. A value of None means that
     the metric was not measured in this step; it is omitted. torch is imported only if a value is a tensor.
 
+    A key may be a tuple of names, with a vector of their values: one copy instead of one per metric.
+
     Raises:
         TypeError: a value is neither a number nor a tensor that this rank can read alone.
-        ValueError: a tensor has not exactly one element.
+        ValueError: a tensor has not exactly one element, or a vector not one for each of its names.
     """
     torch = sys.modules.get("torch")
     tensor_type: Any = () if torch is None else torch.Tensor  # without torch no value can be a tensor
     numbers: dict[str, float] = {}
     tensors: dict[str, DeviceScalar] = {}
+    vectors: list[Any] = []
     for name, value in values.items():
-        if isinstance(value, (float, int)):
+        if isinstance(name, tuple):
+            placeholders = dict.fromkeys(name, math.nan)
+            vectors.append(_tensors().pack_vector(name, value, different=len(placeholders)))
+            numbers = numbers | placeholders if numbers else placeholders
+        elif isinstance(value, (float, int)):
             numbers[name] = float(value)
         elif isinstance(value, tensor_type):
             tensors[name] = value
@@ -84,7 +91,7 @@ def split_device_values(values: Mapping[str, Value]) -> tuple[dict[str, float], 
                 f"metrics: {name!r} is a {type(value).__name__}; a metric is a number or a torch tensor with one "
                 "element. Convert it or leave it out."
             )
-    return numbers, _tensors().pack(tensors) if tensors else ()
+    return numbers, [*_tensors().pack(tensors), *vectors] if tensors else vectors
 
 
 class RankReduction:

@@ -41,6 +41,26 @@ def pack(values: Mapping[str, Tensor]) -> list[PackedScalars]:
         return [PackedScalars(tuple(group), torch.stack(tuple(group.values()))) for group in groups.values()]
 
 
+def pack_vector(names: tuple[str, ...], vector: Tensor, *, different: int) -> PackedScalars:
+    """Copy a vector with the values of several metrics, of which `different` have different names. No synchronization.
+
+    Raises:
+        TypeError: the value is no tensor, or is distributed over ranks (a DTensor).
+        ValueError: the vector does not have one element for each name, or a name is given twice.
+    """
+    if not isinstance(vector, Tensor) or hasattr(vector, "full_tensor"):
+        raise TypeError(
+            f"metrics: the value of {len(names)} names is a {type(vector).__name__}. Pass one torch vector on the "
+            "device of this rank, with an element for each name."
+        )
+    if not vector.numel() == len(names) == different:
+        raise ValueError(
+            f"metrics: a vector of shape {tuple(vector.shape)} has {len(names)} names, {different} of them "
+            "different. Pass a different name for each element."
+        )
+    return PackedScalars(names, vector.detach().reshape(-1).clone())
+
+
 def _invalid_scalar_error(name: str, value: Tensor) -> Exception:
     if value.numel() != 1:
         return ValueError(

@@ -20,7 +20,7 @@ TABLE = [
     ("train.train_iters=null", 1, "V056", "train.train_iters=50"),
     ("train.train_iters=0", 1, "V204", "train.train_iters=50"),
     ("train.train_samples=1000", 1, "V056 V200", "train.train_samples=null"),
-    ("train.num_epochs=2", 1, "V056 I10", "train.num_epochs=null"),
+    ("train.num_epochs=2", 1, "V100", "train.num_epochs=null"),
     ("train.rampup_batch_size=[2,4]", 1, "TR02", "train.rampup_batch_size=null"),
     ("train.rampup_batch_size=[3,5,100]", 1, "TR03", "train.rampup_batch_size=null"),
     ("train.exit_interval=0", 1, "TR04a", "train.exit_interval=10"),

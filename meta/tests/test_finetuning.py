@@ -48,6 +48,14 @@ def test_a_whole_validation_set_of_fine_tuning_data_may_be_read():
     assert "T35" not in problems("validation.full_validation=true")
 
 
+def test_epochs_need_samples_that_can_be_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("MB_CACHE_DIR", str(tmp_path))
+    epochs = ("train.num_epochs=2", "scheduler.lr_warmup_iters=0")
+    assert problems(*epochs) == []
+    assert problems(*epochs, f"dataset.dataset_root={tmp_path / 'none'}") == ["D106"]
+    assert problems(*epochs, "dataset.dataloader_type=cyclic") == ["V100"]
+
+
 @pytest.mark.parametrize(("length", "refused"), [(250, True), (224, False)])
 def test_samples_of_few_bits_fit_into_whole_blocks(length, refused):
     lengths = [f"model.seq_length={length}", f"dataset.seq_length={length}"]

@@ -50,6 +50,15 @@ def test_it_learns_and_a_stop_changes_nothing(small, tmp_path):
     assert "training: 28 samples" in (tmp_path / "whole" / "log.txt").read_text()
 
 
+def test_epochs_set_the_length_also_after_a_stop(small, tmp_path):
+    epochs = [word for word in small if "train_iters" not in word] + ["train.num_epochs=1.5"]
+    train_here([*epochs, "train.exit_interval=4"], tmp_path / "cut")  # the sixth step ends 1.5 x 28 samples
+    train_here([*epochs, "train.exit_interval=null"], tmp_path / "cut", resume_with_changes=True)
+    train_here([*small, "train.train_iters=6"], tmp_path / "whole")
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == 6
+
+
 def test_adapters_learn_answers_in_packs(small, tmp_path):
     train_here([*small, "train.train_iters=2", "checkpoint.save_interval=2"], tmp_path / "base")
     start = f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"

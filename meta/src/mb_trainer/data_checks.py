@@ -1,9 +1,7 @@
 """Checks of the data and of the tokenizer that a configuration names. No torch."""
 
-from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
 from mb_config.preflight import DataCheck
-from mb_data import TokenizerError
-from mb_data.data_checks import tokenizer_size, verify_dataset_files
+from mb_data.data_checks import data_facts, tokenizer_size, verify_dataset_files
 from mb_models.vocab import model_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -34,17 +32,19 @@ def tokenizer_entries(config: ConfigContainer) -> int:
     return tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
 
 
-def tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
-    """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, the reason why it cannot be read."""
-    try:
-        return {"tokenizer_entries": tokenizer_entries(config)}
-    except (OSError, TokenizerError) as error:
-        return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
+def read_facts(config: ConfigContainer) -> dict[str, object]:
+    """Return the facts about the data of a run; see `mb_data.data_checks.data_facts`."""
+    return data_facts(
+        config.tokenizer,
+        config.dataset,
+        in_epochs=config.train.num_epochs is not None,
+        saved=kept_by_run(config),
+    )
 
 
-TOKENIZER = DataCheck(
-    read=tokenizer_facts,
-    facts=frozenset({"tokenizer_entries", "tokenizer_error"}),
+DATA = DataCheck(
+    read=read_facts,
+    facts=frozenset({"tokenizer_entries", "tokenizer_error", "training_samples_error"}),
     sections=frozenset({"tokenizer", "dataset", "checkpoint"}),
 )
-"""Rules D99 and G38 read the tokenizer."""
+"""Rules D99 and G38 read the tokenizer, D106 the samples."""

@@ -54,6 +54,12 @@ def errors_in(out):
     return [line.split()[1] for line in out.splitlines() if line.startswith("  error ")]
 
 
+def test_a_length_in_epochs_is_not_known_without_the_data(run):
+    code, _, err = run("check", "train.num_epochs=2", "train.train_iters=null", "--world-size", "2")
+    assert code == 0
+    assert "train.num_epochs: the number of steps is not known, because the samples are counted" in err
+
+
 def test_a_valid_file(run):
     code, out, err = run("check", "--world-size", "2")
     assert (code, out) == (0, "")

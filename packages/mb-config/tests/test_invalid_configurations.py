@@ -36,7 +36,12 @@ TABLE = [
         {"train.train_samples": 800},
     ),
     ({"train.train_iters": -1, "scheduler.lr_warmup_iters": 0}, {"TR01", "V204"}, {"train.train_iters": 1}),
-    ({"train.num_epochs": 2.0}, {"I10", "V056"}, {"train.num_epochs": None}),
+    ({"train.train_iters": None, "train.num_epochs": -2.0}, {"V058"}, {"train.num_epochs": 2.0}),
+    (
+        {"train.train_iters": None, "train.num_epochs": 2.0, "train.rampup_batch_size": [8, 8, 64]},
+        {"V058"},
+        {"train.rampup_batch_size": None},
+    ),
     ({"train.global_batch_size": None}, {"V118"}, {"train.global_batch_size": 8}),
     ({"train.global_batch_size": 12}, {"V242"}, {"train.decrease_batch_size_if_needed": True}),
     (

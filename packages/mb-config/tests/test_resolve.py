@@ -239,6 +239,42 @@ def test_te_rng_tracker_and_cpu_initialisation_follow(make):
     assert (config.model.use_te_rng_tracker, config.model.use_cpu_initialization) == (True, True)
 
 
+def test_epochs_set_the_length_once_the_size_of_the_data_is_known(make):
+    config = make(train=TrainingConfig(num_epochs=2.5, global_batch_size=32, micro_batch_size=4))
+    config.scheduler.lr_warmup_iters = 0
+    runtime_config_update(config, world_size=1)
+    assert (config.train.train_iters, config.scheduler.lr_decay_steps) == (None, None)
+    provenance = Provenance()
+    known = {"training_samples": 100}
+    changes = runtime_config_update(config, world_size=1, facts=known, provenance=provenance)
+    assert (
+        str(changes[0])
+        == "train.train_iters: None -> 8 (V206: 2.5 epochs of 100 sequences / global_batch_size)"
+    )
+    assert (config.train.train_iters, config.scheduler.lr_decay_steps) == (8, 256)
+    assert runtime_config_update(config, world_size=1, facts=known, provenance=provenance) == []
+    assert runtime_config_update(config, world_size=1) == []
+    assert config.train.train_iters == 8
+    config.train.finalize()
+
+
+def test_epochs_of_the_user_replace_the_length_of_a_recipe(make):
+    config = make()
+    provenance = recipe(config)
+    apply_overrides(config, ["train.num_epochs=2"], provenance=provenance)
+    runtime_config_update(config, world_size=1, facts={"training_samples": 100}, provenance=provenance)
+    assert config.train.train_iters == -(-200 // config.train.global_batch_size)
+
+
+@pytest.mark.parametrize(("facts", "part"), [({"training_samples": 80}, ", which is 20 steps"), ({}, "")])
+def test_epochs_and_another_number_of_steps_are_a_conflict(make, facts, part):
+    config = make(train=TrainingConfig(train_iters=5, num_epochs=2, global_batch_size=8, micro_batch_size=4))
+    with pytest.raises(ConfigError) as rejected:
+        runtime_config_update(config, world_size=1, facts=facts)
+    [problem] = rejected.value.problems
+    assert (problem.id, problem.message) == ("V056", f"is 5, and train.num_epochs is 2{part}")
+
+
 def test_a_length_that_is_not_given_is_rejected(make):
     with pytest.raises(ConfigError, match="V056"):
         runtime_config_update(

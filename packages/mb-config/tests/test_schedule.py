@@ -142,7 +142,9 @@ def test_a_batch_that_is_rounded_down_ends_the_schedule_earlier():
 
 
 def test_steps_of_epochs():
-    assert epoch_iterations(1.5, dataset_size=100, global_batch_size=8) == 20
+    assert epoch_iterations(1.5, dataset_size=100, global_batch_size=8) == 19
+    assert epoch_iterations(3, dataset_size=100, global_batch_size=64) == 5  # not 3 x 2: batches cross epochs
+    assert epoch_iterations(0.1, dataset_size=30, global_batch_size=1) == 3
     assert epoch_iterations(1, dataset_size=7, global_batch_size=8) == 1
     with pytest.raises(ValueError, match=r"train.num_epochs: 0 epochs of 7 sequences"):
         epoch_iterations(0, dataset_size=7, global_batch_size=8)

@@ -1,6 +1,8 @@
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from time import sleep
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from mb_data import (
     NotEnoughSamplesError,
     PackedSequenceSpecs,
     SumsFinetuningConfig,
+    TokenizerConfig,
     TokenizerError,
     ValidationSetOptions,
     build_data_iterator,
@@ -26,12 +29,16 @@ from mb_data import (
     build_run_datasets,
     tokenize_samples,
 )
+from mb_data.cache_dir import load_or_build
 from mb_data.chat import JsonLine, parse_turns
 from mb_data.chat_template import ChatTemplates
+from mb_data.data_checks import training_epoch_samples
 from mb_data.documents import parse_object
 from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning_options import REJECTED_OPTIONS, FinetuningOptions, read_options
 from mb_data.finetuning_samples import LineEncoder, encode_conversation
+from mb_data.split_samples import training_epoch_size
+from mb_data.tokenizer_loading import save_tokenizer
 
 END = ByteTokenizer.eod
 CHAT = {"chat": True, "use_hf_tokenizer_chat_template": True}
@@ -273,6 +280,65 @@ def test_a_complete_validation_set_is_one_epoch_in_every_evaluation(config, root
     assert rounds[0] == rounds[1]
 
 
+LINES = [{"input": "a" * (number % 13), "output": f"{number:03}"} for number in range(40)]
+
+
+@pytest.fixture
+def forty(config, root):
+    """Return the section, with 40 samples for training."""
+    (root / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return config
+
+
+@pytest.mark.parametrize(("packed", "expected"), [(False, 40), (True, 7)], ids=["samples", "packs"])
+def test_an_epoch_contains_each_sample_once(forty, packed, expected):
+    if packed:
+        forty.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
+    size = training_epoch_size(forty, ByteTokenizer())
+    train, _, _ = build(forty, train=2 * size)
+    order = [tuple(train[index]["tokens"].tolist()) for index in range(2 * size)]
+    assert size == expected
+    assert sorted(order[:size]) == sorted(order[size:])
+    assert order[:size] != order[size:]
+
+
+def test_an_epoch_of_a_blend_has_all_samples_of_its_datasets(forty, root):
+    forty.dataset_root = ["0.9", str(root), "0.1", str(root)]
+    assert training_epoch_size(forty, ByteTokenizer()) == 80
+
+
+def test_an_epoch_of_fewer_training_samples(forty):
+    forty.max_train_samples = 3
+    assert training_epoch_size(forty, ByteTokenizer()) == 3
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["of the section", "saved by the run"])
+def test_an_epoch_of_generated_samples(tmp_path, kept):
+    sums = SumsFinetuningConfig(32, largest=3, cache_dir=str(tmp_path))
+    section = TokenizerConfig(tokenizer_type="ByteTokenizer")
+    if kept:
+        save_tokenizer(ByteTokenizer(), tmp_path)
+    size = training_epoch_samples(section, sums, saved=tmp_path if kept else None)
+    (file,) = tmp_path.rglob("training.jsonl")
+    assert size == len(file.read_text().splitlines())
+
+
+def test_threads_that_need_the_same_samples_build_them_once(tmp_path):
+    builds, folder = [], tmp_path / "found"
+
+    def write(building):
+        builds.append(building)
+        sleep(0.1)
+        (building / "data").touch()
+
+    def load(place, *, reused):
+        return place if (place / "data").exists() else None
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load_or_build(folder, load=load, build=write), range(4)))
+    assert (found, len(builds), [each.name for each in tmp_path.iterdir()]) == ([folder] * 4, 1, ["found"])
+
+
 def test_fewer_training_samples_are_the_first_ones(config):
     config.max_train_samples = 1
     train, valid, _ = build(config, train=3, valid=2)
@@ -411,10 +477,8 @@ def read(config, dataset, *, rank=0, ranks=1, consumed=0, micro=2, batch=8):
 
 
 @pytest.fixture
-def many(config, root):
-    lines = [{"input": "a" * (number % 13), "output": f"{number:03}"} for number in range(40)]
-    (root / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return build(config, train=64)[0]
+def many(forty):
+    return build(forty, train=64)[0]
 
 
 def test_a_global_batch_has_the_same_samples_for_every_number_of_ranks_and_loader(config, many):

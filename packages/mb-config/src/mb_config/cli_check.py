@@ -156,6 +156,9 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
     yield from _plain_notes(found)
     if target.gpu and found.facts.get("transformer_engine") is None:
         yield "rules on Transformer Engine were left out: give --te VERSION"
+    train = request.config.sections().get("train")
+    if result.resolved and train is not None and train.num_epochs is not None and train.train_iters is None:
+        yield "train.num_epochs: the number of steps is not known, because the samples are counted where the run starts"
     if errors and request.provenance.origin("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
         yield (
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"

@@ -116,6 +116,15 @@ class PreflightChecks:
         found = check_config(config, self.rules, sections=known, facts=seen, provenance=provenance)
         return drop_implied(found, self.implied_by)
 
+    def read_data(
+        self, config: Any, found: Iterable[Problem], *, facts: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Return the facts about data; none if they are not read, also because of problems that were `found`."""
+        wrong = {_section(problem) for problem in found if problem.severity == "error"}
+        if self.data is None or not facts.get("same_machine") or wrong & self.data.sections:
+            return NOTHING
+        return self.data.read(config)
+
     def find_data_problems(
         self,
         config: Any,
@@ -124,16 +133,20 @@ class PreflightChecks:
         facts: Mapping[str, object],
         provenance: Provenance | None = None,
     ) -> list[Problem]:
-        """Read the facts about data and apply the rules on them, unless problems that were `found` prevent that."""
+        """Apply the rules on facts about data, except those on sections with problems that were `found`.
+
+        Args:
+            config: A container.
+            found: Problems of the other rules.
+            facts: Facts that rules read, with those that `read_data` returned.
+            provenance: Origins of the values.
+        """
         wrong = {_section(problem) for problem in found if problem.severity == "error"}
-        if self.data is None or not facts.get("same_machine") or wrong & self.data.sections:
-            return []
-        paths = {f"facts.{name}" for name in self.data.facts}
+        paths = set() if self.data is None else {f"facts.{name}" for name in self.data.facts}
         rules = [
             rule for rule in self.rules if paths.intersection(rule.fields) and _section(rule) not in wrong
         ]
-        known = {**facts, **self.data.read(config)}
-        return check(config.sections(), rules, facts=known, provenance=provenance)
+        return check(config.sections(), rules, facts=facts, provenance=provenance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +218,12 @@ def preflight(
     known = Provenance.of(config) if provenance is None else provenance
     fallbacks = apply_fallbacks(config, checks.fallbacks, facts=facts, provenance=known)
     written = checks.find_problems(config, facts=facts, provenance=known, sections=sections)
-    written += checks.find_data_problems(config, written, facts=facts, provenance=known)
+    data = {**facts, **checks.read_data(config, written, facts=facts)}
+    written += checks.find_data_problems(config, written, facts=data, provenance=known)
     unresolved = _why_unresolvable(facts, sections)
     target, origins = (deepcopy(config), deepcopy(known)) if unresolved else (config, known)
     try:
-        changes = _resolve(target, facts=facts, provenance=origins)
+        changes = _resolve(target, facts=data, provenance=origins)
     except (PlanError, UnknownPrecisionError):  # rules report what the shape and the precision lack
         reason = unresolved or "the precision recipe is unknown"
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=reason)
@@ -227,8 +241,9 @@ def preflight(
     later = checks.find_problems(
         config, facts={**facts, "resolved": True}, provenance=known, sections=sections
     )
-    errors = [problem for problem in later if problem.severity == "error"]
-    return PreflightResult(problems=merge_problems(written, errors), changes=changes, fallbacks=fallbacks)
+    return PreflightResult(
+        problems=merge_problems(written, _only_resolved(later, changes)), changes=changes, fallbacks=fallbacks
+    )
 
 
 def violations(error: ValueError, provenance: Provenance) -> list[Problem]:
@@ -273,6 +288,12 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
     world_size = facts.get("world_size")
     size = world_size if isinstance(world_size, int) else smallest_world(config.model)
     return runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
+
+
+def _only_resolved(problems: Iterable[Problem], changes: Iterable[Change]) -> list[Problem]:
+    """Return errors, and warnings that a configuration as written cannot have, since they read a computed length."""
+    computed = {change.field for change in changes} & {"train.train_iters"}
+    return [each for each in problems if each.severity == "error" or computed.intersection(each.fields)]
 
 
 def _why_unresolvable(facts: Mapping[str, object], sections: Collection[str] | None) -> str:

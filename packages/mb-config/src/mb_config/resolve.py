@@ -17,7 +17,7 @@ from mb_config.resolver_state import Change, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.schedule import scheduler_steps, weight_decays
+from mb_config.schedule import epoch_iterations, scheduler_steps, weight_decays
 from mb_config.section_types import wrong_types
 
 __all__ = ["Change", "mimo_runtime_config_update", "runtime_config_update"]
@@ -30,6 +30,9 @@ _MIRRORED_FIELDS = (
 _MOVED_FIELDS = ("eval_iters", "eval_interval", "skip_train")
 _LENGTH_RULE_IDS = ("V118", "V204", "TR02", "TR08")
 """Rules that must hold so that the lengths of the schedule can be computed."""
+TRAINING_SAMPLES = "training_samples"
+"""Fact: sequences in one epoch of the training data, samples or packs."""
+
 _STEPS = ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps")
 
 
@@ -56,7 +59,9 @@ def runtime_config_update(
         world_size: Number of processes; None: WORLD_SIZE of the environment, which torchrun sets, or 1.
         provenance: Origins of the values; receives each change. Without it, values that the sections record as set
             count as set in code.
-        facts: Facts that rules read, as for `check`. Overlap receives `facts["transformer_engine"]`.
+        facts: Facts that rules read, as for `check`. Overlap receives `facts["transformer_engine"]`. The length of
+            `train.num_epochs` needs `facts["training_samples"]`, the number of sequences in one epoch of the training
+            data; without it `train.train_iters` and the lengths of the schedule stay unset.
         rules: Rules that the resolved configuration must satisfy; None: `cfg.installed_rules()`. Pass () to check
             separately.
 
@@ -79,7 +84,7 @@ def runtime_config_update(
         _make_equal(state, rule, first, second)
     _initialise_on_cpu(state)
     _evaluation(state)
-    _length(state)
+    _length(state, facts)
     _schedule(state, facts={"world_size": processes})
     return _finish(state, rules, {**facts, "world_size": processes})
 
@@ -112,7 +117,7 @@ def mimo_runtime_config_update(
     for rule, first, second in _MIRRORED_FIELDS[:2]:
         _make_equal(state, rule, first, second)
     _evaluation(state)
-    _length(state)
+    _length(state, facts)
     _schedule(state)
     return _finish(state, rules, facts)
 
@@ -225,16 +230,46 @@ def _evaluation(state: ResolverState) -> None:
             )
 
 
-def _length(state: ResolverState) -> None:
+def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
     train = state.config.train
     wrong = check({"train": train}, LENGTH_RULES, provenance=state.provenance)
     state.problems += wrong
-    if not wrong and train.train_samples is not None:
+    if not wrong and train.num_epochs is not None:
+        _epochs(state, facts.get(TRAINING_SAMPLES))
+    elif not wrong and train.train_samples is not None:
         state.set(
             "train.train_iters",
             train.train_samples // train.global_batch_size,
             rule="V057",
             why="train_samples / global_batch_size, rounded down",
+        )
+
+
+def _epochs(state: ResolverState, size: object) -> None:
+    """Compute the number of steps from that of epochs. The choice of the user replaces the length of a recipe."""
+    train, path, epochs = state.config.train, "train.train_iters", "train.num_epochs"
+    steps = None
+    if isinstance(size, int):
+        steps = epoch_iterations(
+            train.num_epochs, dataset_size=size, global_batch_size=train.global_batch_size
+        )
+    is_computed = state.priority(path) == 0  # by an earlier call
+    if is_computed and steps is None:
+        return
+    differs = not is_computed and train.train_iters not in (None, steps)
+    if differs and state.priority(epochs) <= state.priority(path):
+        state.conflict(
+            (path, epochs),
+            rule="V056",
+            message=f"is {train.train_iters}, and train.num_epochs is {train.num_epochs:g}"
+            + ("" if steps is None else f", which is {steps} steps"),
+            why="both set the end of the training",
+            fix=f"Set one of the two to null, such as {path}=null.",
+        )
+    else:
+        why = f"{train.num_epochs:g} epochs of {size} sequences / global_batch_size"
+        state.set(
+            path, steps, rule="V206", why=why if steps is not None else "the number of sequences is not known"
         )
 
 

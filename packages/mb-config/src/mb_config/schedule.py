@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 from mb_config.batch_stages import BatchStage, growing_stages, scheduled_stages
@@ -101,7 +102,10 @@ def sequences_after(
 
 
 def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size: int) -> int:
-    """Return the number of steps in `num_epochs` epochs (V206). The last batch of an epoch may be smaller.
+    """Return the number of steps in which `num_epochs` epochs are read completely (V206).
+
+    A batch may contain the end of one epoch and the beginning of the next, so that only the last step reads beyond the
+    requested number. Megatron-Bridge rounds the steps of each epoch up instead.
 
     Raises:
         ValueError: If a number is not positive.
@@ -111,7 +115,7 @@ def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size:
             f"train.num_epochs: {num_epochs} epochs of {dataset_size} sequences in batches of {global_batch_size} "
             f"have no length, because each of the three must be above 0. Correct the one that is not."
         )
-    return math.ceil(num_epochs * math.ceil(dataset_size / global_batch_size))
+    return math.ceil(Fraction(str(num_epochs)) * dataset_size / global_batch_size)  # 0.1 is exactly a tenth
 
 
 def _in_sequences(length: int, scheduler: SchedulerConfig) -> SchedulerSteps:

@@ -1,13 +1,16 @@
 """Cache folders that are built under a temporary name and renamed when they are complete.
 
-A folder in the cache either is complete or does not exist. If two processes build the same folder, the later one finds
-the result of the earlier one and discards its own. A killed build leaves a `.building-*` folder that is never read.
+A folder in the cache either is complete or does not exist. Processes of one machine build a folder one at a time; if
+those of two machines build the same one, the later one finds the result of the earlier one and discards its own. A
+killed build leaves a `.building-*` folder that is never read.
 """
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +31,8 @@ def resolve_cache_dir(cache_dir: str | None, *, environment: Mapping[str, str] |
 def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
     """Load the content of a cache folder. If it is missing or incomplete, build it in a temporary folder and rename it.
 
+    Processes of one machine that need the same folder build it once: the others wait until it is complete.
+
     Args:
         folder: Path of the cache folder.
         load: Called as `load(folder, reused=...)`. Returns None if the folder is missing or incomplete.
@@ -39,6 +44,12 @@ def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Cal
     if (found := load(folder, reused=True)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with _one_builder(folder):
+        found = load(folder, reused=True)
+        return _build(folder, load=load, build=build) if found is None else found
+
+
+def _build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
     try:
         build(building)
@@ -49,6 +60,19 @@ def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Cal
     if result is None:
         raise CorpusError(f"{folder}: was changed while it was being built. Run again.")
     return result
+
+
+@contextmanager
+def _one_builder(folder: Path) -> Iterator[None]:
+    """Wait for another process that builds the folder. A file system without locks lets both build it."""
+    file = folder.with_name(f".lock-{folder.name}")
+    with file.open("w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def commit_build(building: Path, folder: Path, *, load: Callable[..., object]) -> bool:

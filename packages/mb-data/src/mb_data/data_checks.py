@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import mb_data
+from mb_data._rules import MAX_MESSAGE_LENGTH, truncate
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
+from mb_data.errors import DataError, TokenizerError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 from mb_data.finetuning_files import pack_files, sample_files
 from mb_data.sources import verify_sources
@@ -55,6 +57,54 @@ def tokenizer_size(section: TokenizerConfig, dataset: Any, *, saved: Path | None
         return dataset.vocab_size + len(added) + section.vocab_extra_ids
     tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
     return int(tokenizer.vocab_size)
+
+
+def data_facts(
+    section: TokenizerConfig, dataset: Any, *, in_epochs: bool = False, saved: Path | None = None
+) -> dict[str, object]:
+    """Return facts about the data of a run for rules: those that can be read, or the reason why not.
+
+    Args:
+        section: Tokenizer section.
+        dataset: Dataset section.
+        in_epochs: Whether the length of the run is set in epochs, so that the samples are counted.
+        saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
+
+    Returns:
+        `tokenizer_entries`, or `tokenizer_error`. Of fine-tuning data also `training_samples`, the number of training
+        sequences of one epoch, or `training_samples_error`, if `in_epochs`.
+    """
+    try:
+        facts: dict[str, object] = {"tokenizer_entries": tokenizer_size(section, dataset, saved=saved)}
+    except (OSError, TokenizerError) as error:
+        return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
+    if in_epochs and isinstance(dataset, FinetuningDatasetConfig):
+        try:
+            facts["training_samples"] = training_epoch_samples(section, dataset, saved=saved)
+        except (OSError, DataError) as error:
+            facts["training_samples_error"] = truncate(str(error), MAX_MESSAGE_LENGTH)
+    return facts
+
+
+def training_epoch_samples(
+    section: TokenizerConfig, dataset: FinetuningDatasetConfig, *, saved: Path | None = None
+) -> int:
+    """Return the number of training sequences of one epoch of fine-tuning data.
+
+    Tokenizes and packs the samples if they are not in the cache. Imports neither torch nor Megatron.
+
+    Args:
+        section: Tokenizer section.
+        dataset: Dataset section.
+        saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
+
+    Raises:
+        DataError: Tokenizer or samples cannot be read, as `mb_data.split_samples.training_epoch_size`.
+    """
+    from mb_data.split_samples import training_epoch_size  # noqa: PLC0415 - numpy, which other checks do not need
+
+    tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
+    return training_epoch_size(dataset, tokenizer)
 
 
 def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:

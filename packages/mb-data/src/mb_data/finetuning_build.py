@@ -4,18 +4,16 @@ from collections.abc import Callable
 from math import lcm
 from pathlib import Path
 
-from mb_data.bridge_packs import load_packs
-from mb_data.cache_dir import resolve_cache_dir
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning import FinetuningDataset
 from mb_data.finetuning_blend import BlendedFinetuningDataset
-from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
-from mb_data.finetuning_files import pack_files, sample_files
+from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs
+from mb_data.finetuning_files import pack_files
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
-from mb_data.packing import PackedDataset, pack_samples
+from mb_data.packing import PackedDataset
 from mb_data.rank_zero_first import rank_zero_first
-from mb_data.synthetic_addition import write_addition_samples
+from mb_data.split_samples import make_packs, read_packs, split_files
 
 FinetuningSplit = FinetuningDataset | PackedDataset | BlendedFinetuningDataset | None
 FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
@@ -69,7 +67,7 @@ def _build_split(
     packs = pack_files(config, split)
     if packs:
         return _existing_packs(packs, split, size, config=config, context=context)
-    files = rank_zero_first(lambda: _files(split, config))
+    files = rank_zero_first(lambda: split_files(config, split))
     parts = [_build_part(split, file, size, config=config, context=context) for file in files]
     weights = config.roots[1]
     if len(parts) == 1:
@@ -119,16 +117,7 @@ def _existing_packs(
     context: DatasetBuildContext,
 ) -> PackedDataset:
     specs, tokenizer = config.packed_sequence_specs or PackedSequenceSpecs(), context.tokenizer
-    multiple = specs.pad_seq_to_mult or 1
-    samples, packs = rank_zero_first(
-        lambda: load_packs(
-            files,
-            cache_dir=resolve_cache_dir(config.cache_dir),
-            pack_size=specs.packed_sequence_size,
-            multiple=multiple,
-            vocab_size=tokenizer.vocab_size,
-        )
-    )
+    samples, packs = rank_zero_first(lambda: read_packs(files, config, tokenizer))
     if context.log is not None:
         context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
     is_complete = split == "validation" and context.complete_validation
@@ -139,15 +128,9 @@ def _existing_packs(
         seed=config.seed if split == "training" else None,
         padding_token=tokenizer.eod,
         pack_size=specs.packed_sequence_size,
-        multiple=multiple,
+        multiple=specs.pad_seq_to_mult or 1,
         pad_cu_seqlens=specs.pad_cu_seqlens,
     )
-
-
-def _files(split: str, config: FinetuningDatasetConfig) -> list[Path]:
-    if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
-        return [write_addition_samples(config) / f"{split}.jsonl"]
-    return sample_files(config, split)
 
 
 def _pack(
@@ -161,7 +144,7 @@ def _pack(
 ) -> PackedDataset:
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
     pack_size, multiple = specs.packed_sequence_size, specs.pad_seq_to_mult or 1
-    packs = rank_zero_first(lambda: pack_samples(samples, size=pack_size, multiple=multiple))
+    packs = rank_zero_first(lambda: make_packs(samples, config))
     dataset = PackedDataset(
         samples,
         packs,

@@ -108,6 +108,14 @@ def _shapes_differ(given: Any, made_up: Any, graphs: Any) -> str | None:
     return f"lacks pad_to_max_length with cuda_graph_impl={graphs}"
 
 
+def _endless_data(epochs: Any, made_up: Any, kind: Any) -> str | None:
+    if epochs is None:
+        return None
+    if made_up is None:
+        return f"is {epochs:g} without fine-tuning data"
+    return None if kind in ("batch", "single") else f"is {epochs:g} with dataloader_type={kind}"
+
+
 def _partial_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, made_up: Any) -> str | None:
     few_bits = f"fp8={fp8}" if fp8 else f"fp4={fp4}"
     fine = made_up is None or specs is not None or not (fp8 or fp4) or not length or length % _BLOCK == 0
@@ -311,6 +319,26 @@ RULES: tuple[Rule, ...] = (
         fails=(False, False),
         passes=(True, False),
         severity="warning",
+    ),
+    rule(
+        "V100",
+        ("train.num_epochs", _FINETUNING, "dataset.dataloader_type"),
+        _endless_data,
+        why="only prompts with answers and conversations have epochs of a known size, and other loaders have none",
+        fix="Set train.train_iters instead, or a dataset for fine-tuning with dataloader_type=batch or single.",
+        fails=(3.0, None, "single"),
+        passes=(3.0, False, "batch"),
+    ),
+    rule(
+        "D106",
+        ("train.num_epochs", "facts.training_samples_error"),
+        lambda epochs, error: (
+            None if epochs is None or error is None else f"has no length ({error.rstrip('.')})"
+        ),
+        why="the number of steps follows from the number of training samples",
+        fix="Correct the data, or set train.train_iters instead.",
+        fails=(3.0, "training.jsonl: line 1 is not JSON."),
+        passes=(3.0, None),
     ),
     rule(
         "D83",

@@ -3,12 +3,8 @@
 Shapes: S tokens of a pack, which is a micro-batch of one row.
 """
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -17,39 +13,7 @@ from torch import Tensor
 
 from mb_data.finetuning import EpochOrder
 from mb_data.finetuning_samples import TokenizedSamples
-from mb_data.first_fit import PackIndex, pack_lengths
-
-FORMAT_VERSION = 1
-"""Version of the file on disk. Part of its name, so that a change of the format creates new files."""
-
-
-def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> PackIndex:
-    """Pack samples with `pack_lengths`, or load the packs from a file in the folder of the samples.
-
-    Not collective.
-
-    Args:
-        samples: The samples to pack.
-        size: Length of a pack in tokens.
-        multiple: The length of each sample is rounded up to a multiple of this number of tokens.
-    """
-    file = samples.folder / f"packs-{FORMAT_VERSION}-{len(samples)}-{size}-{multiple}.npz"
-    try:
-        with np.load(file) as found:
-            return PackIndex(members=found["members"], starts=found["starts"])
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        pass  # missing or damaged: pack again
-    taken = -(-samples.lengths // multiple) * multiple
-    made = pack_lengths(taken, size=size)
-    handle, part = tempfile.mkstemp(dir=samples.folder, prefix=".packs-", suffix=".npz")
-    os.close(handle)
-    try:
-        np.savez(part, members=made.members, starts=made.starts)
-        Path(part).replace(file)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-    return made
+from mb_data.first_fit import PackIndex
 
 
 class PackedDataset:

@@ -18,6 +18,10 @@ def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: i
         return "the training length is not set"
     if len(given) == 1 or (samples and batch and epochs is None and iters == samples // batch):
         return None
+    if (
+        samples is None
+    ):  # resolving compares the steps with the epochs, for which it needs the size of the dataset
+        return None
     return f"the training length is set more than once ({', '.join(given)})"
 
 
@@ -33,11 +37,15 @@ def _v057(samples: int | None, batch: int | None, rampup: list[int] | None) -> s
     return None
 
 
-def _v058(epochs: float | None, batch: int | None) -> str | None:
+def _v058(
+    epochs: float | None, batch: int | None, rampup: list[int] | None, schedule: str | None
+) -> str | None:
     if epochs is None:
         return None
     if epochs <= 0:
         return f"must be above 0, not {epochs}"
+    if rampup is not None or schedule is not None:
+        return f"cannot be combined with a batch size that changes (num_epochs={epochs:g})"
     return "requires train.global_batch_size" if batch is None else None
 
 
@@ -95,7 +103,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
         fields=("train.train_iters", "train.train_samples", "train.num_epochs", "train.global_batch_size"),
         test=_v056,
         why="exactly one of the three sets the end of the training",
-        fix="Set train.train_iters or train.train_samples, and the others to null.",
+        fix="Set train.train_iters, train.train_samples or train.num_epochs, and the others to null.",
         fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
         passes={"train.train_samples": 1000, "train.global_batch_size": 30},
     ),
@@ -110,10 +118,10 @@ LENGTH_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V058",
-        within("train", "num_epochs global_batch_size"),
+        within("train", "num_epochs global_batch_size rampup_batch_size step_batch_size_schedule"),
         _v058,
         why="the number of steps per epoch is the dataset size / global_batch_size",
-        fix="Set a positive train.num_epochs and train.global_batch_size.",
+        fix="Set a positive train.num_epochs and train.global_batch_size without a ramp-up or a schedule.",
         fails=(0,),
         passes=(1.5, 8),
     ),

@@ -39,13 +39,6 @@ _FIELDS: tuple[tuple[str, str, object, object, str], ...] = (
         "Leave it unset and set model.enable_autocast, which Megatron Core reads.",
     ),
     (
-        "I10",
-        "train.num_epochs",
-        None,
-        3.0,
-        "Leave it unset and set the length as train.train_iters or train.train_samples.",
-    ),
-    (
         "I11",
         "mixed_precision.fp32",
         False,

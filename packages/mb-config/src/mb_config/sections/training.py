@@ -50,7 +50,8 @@ class TrainingConfig(Section):
     """Sequences of the training, including restarts, as an alternative to `train_iters`."""
 
     num_epochs: float | None = None
-    """Epochs over a finite dataset, as an alternative to `train_iters`. Not implemented yet: rejected if set."""
+    """Epochs over fine-tuning data, as an alternative to `train_iters`; fractions are allowed. Resolving computes
+    `train_iters` when the number of training samples is known."""
 
     exit_interval: int | None = None
     """Exit at each multiple of this number of steps; None: never."""

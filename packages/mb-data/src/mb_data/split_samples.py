@@ -1,0 +1,73 @@
+"""Samples and packs of a split of fine-tuning data, computed once and read from the cache after that. No torch.
+
+None of these functions is collective. `mb_data.finetuning_build` calls them on rank 0 first.
+"""
+
+from pathlib import Path
+
+from mb_data.bridge_packs import load_packs
+from mb_data.cache_dir import resolve_cache_dir
+from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
+from mb_data.finetuning_files import pack_files, sample_files
+from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
+from mb_data.first_fit import PackIndex
+from mb_data.pack_files import pack_samples
+from mb_data.synthetic_addition import write_addition_samples
+from mb_data.tokenizers import Tokenizer
+
+
+def training_epoch_size(config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> int:
+    """Return the number of training sequences of one epoch: samples, or packs if samples are packed.
+
+    Tokenizes and packs the samples if they are not in the cache. An epoch of a blend has as many sequences as all its
+    datasets together, whatever their weights.
+
+    Args:
+        config: The section; not modified.
+        tokenizer: Converts text to ids.
+
+    Raises:
+        DataPathError: A file does not exist.
+        BadDocumentError: A line is not a sample, or a file is not one of packs. The message names file and line.
+        NotEnoughSamplesError: A file has no samples.
+        TokenizerError: The tokenizer lacks a chat template or a token that the options require.
+    """
+    existing = pack_files(config, "training")
+    if existing:
+        return len(read_packs(existing, config, tokenizer)[1])
+    size = 0
+    for file in split_files(config, "training"):
+        samples = tokenize_samples(file, config=config, tokenizer=tokenizer).first(config.max_train_samples)
+        size += len(samples) if config.packed_sequence_specs is None else len(make_packs(samples, config))
+    return size
+
+
+def split_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
+    """Return the files of a split, one for each root; generated problems are written first.
+
+    Raises:
+        DataPathError: In a root, no file exists, or there are several.
+    """
+    if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
+        return [write_addition_samples(config) / f"{split}.jsonl"]
+    return sample_files(config, split)
+
+
+def make_packs(samples: TokenizedSamples, config: FinetuningDatasetConfig) -> PackIndex:
+    """Pack samples as `packed_sequence_specs` requests."""
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    return pack_samples(samples, size=specs.packed_sequence_size, multiple=specs.pad_seq_to_mult or 1)
+
+
+def read_packs(
+    files: list[Path], config: FinetuningDatasetConfig, tokenizer: Tokenizer
+) -> tuple[TokenizedSamples, PackIndex]:
+    """Return the samples of existing packs, and the packs. Raises as `load_packs`."""
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    return load_packs(
+        files,
+        cache_dir=resolve_cache_dir(config.cache_dir),
+        pack_size=specs.packed_sequence_size,
+        multiple=specs.pad_seq_to_mult or 1,
+        vocab_size=tokenizer.vocab_size,
+    )

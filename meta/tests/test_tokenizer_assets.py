@@ -9,7 +9,7 @@ import yaml
 from mb_checkpoint.layout import iteration_directory
 from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_trainer.config import TokenizerConfig
-from mb_trainer.data_checks import read_facts
+from mb_trainer.data_checks import read_tokenizer_facts
 from mb_trainer.request_reader import read_request
 from mb_trainer.run_folder import RunFolder, saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import kept_by_run, where_tokenizer
@@ -92,7 +92,7 @@ def begun(base, tmp_path):
 @pytest.mark.parametrize("left", ["pruned", "emptied"])
 def test_a_run_resumes_although_its_first_checkpoint_is_gone(left, base, begun):
     words, out = begun
-    size = read_facts(placed(*words, out=out).config).get("tokenizer_entries")
+    size = read_tokenizer_facts(placed(*words, out=out).config).get("tokenizer_entries")
     if left == "pruned":
         newest_of(base).rename(iteration_directory(base / "checkpoints", 300))
     else:
@@ -105,7 +105,7 @@ def test_a_run_resumes_although_its_first_checkpoint_is_gone(left, base, begun):
     assert where_tokenizer(again) == (
         f"tokenizer: {newest_of(base)}/tokenizer.json is gone; read as {own} has kept it"
     )
-    assert read_facts(again).get("tokenizer_entries") == size == 301
+    assert read_tokenizer_facts(again).get("tokenizer_entries") == size == 301
 
 
 def test_a_run_keeps_its_tokenizer_without_weights_whose_folder_is_gone(base, begun):
@@ -123,7 +123,7 @@ def test_a_file_that_is_named_and_missing_is_not_replaced_by_another(begun):
     there = placed(*words, out=out).config
     assert (kept_by_run(there), where_tokenizer(there)) == (None, None)
     other = placed(*words, "tokenizer.tokenizer_model=mistyped.json", out=out).config
-    assert (kept_by_run(other), read_facts(other).get("tokenizer_entries")) == (None, None)
+    assert (kept_by_run(other), read_tokenizer_facts(other).get("tokenizer_entries")) == (None, None)
     other = placed(*words, "checkpoint.load=null", out=out).config
     assert kept_by_run(other) is None
 

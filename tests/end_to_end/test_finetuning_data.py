@@ -84,5 +84,16 @@ def test_packs_teach_what_their_samples_do(small, tmp_path):
     assert "14 packs of 64 tokens" in (tmp_path / "packs" / "log.txt").read_text()
     assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
     logs = [(tmp_path / name / "log.txt").read_text() for name in ("rows", "packs")]
+    train_here(
+        [
+            *small,
+            *every,
+            "train.global_batch_size=28",
+            "train.micro_batch_size=7",
+            "dataset.pack_sequences_in_batch=true",
+        ],
+        tmp_path / "in_batch",
+    )
+    assert losses(tmp_path / "in_batch") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
     rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in logs)
     assert rows == packs != []

@@ -1,4 +1,4 @@
-"""Packed samples through a pipeline from the command line: a middle stage, too, receives the boundaries of samples."""
+"""Packed samples on several ranks from the command line: every stage and slice has the boundaries of samples."""
 
 import pytest
 from runs import losses, mb, train_here
@@ -23,6 +23,34 @@ SMALL = [
     "validation.eval_interval=3",
     "scheduler.lr_warmup_iters=1",
 ]
+
+
+ROWS = ["dataset.packed_sequence_specs=null", "train.global_batch_size=28", "train.micro_batch_size=28"]
+"""The same samples in separate rows: 14 packs contain all 28."""
+
+
+IN_BATCH = [
+    "dataset.packed_sequence_specs=null",
+    "dataset.pack_sequences_in_batch=true",
+    "train.global_batch_size=28",
+    "train.micro_batch_size=7",
+]
+
+
+@pytest.mark.parametrize("packs", [[], IN_BATCH], ids=["packs", "packs in the batch"])
+@pytest.mark.parametrize(
+    "layout",
+    ["model.context_parallel_size=2", "model.pipeline_model_parallel_size=2"],
+    ids=["context parallelism", "pipeline"],
+)
+def test_two_ranks_train_packs_as_one_rank_trains_rows(tmp_path, layout, packs):
+    words = [*SMALL, f"dataset.cache_dir={tmp_path / 'cache'}", "model.num_layers=2"]
+    train_here([*words, "checkpoint.pretrained_checkpoint=null", "train.train_iters=1"], tmp_path / "base")
+    words = [*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"]
+    train_here([*words, *ROWS], tmp_path / "rows")
+    result = mb("finetune", *words, *packs, layout, "--nproc", "2", "--out", str(tmp_path / "packs"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
 
 
 @pytest.mark.matrix

@@ -15,7 +15,7 @@ from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics import model_flops_per_token, read_event_rows
 from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
-from mb_trainer.data_checks import read_facts, verify_data
+from mb_trainer.data_checks import read_tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import RULES, all_checks, all_rules
 from mb_trainer.request_reader import READER
@@ -42,7 +42,9 @@ def data_problem(config: ConfigContainer) -> str | None:
 def embedding_rows(config: ConfigContainer) -> int | None:
     """Return the padded rows of the embedding, from the model or the tokenizer; None if neither is known."""
     model = config.model
-    entries: Any = None if model.vocab_size is not None else read_facts(config).get("tokenizer_entries")
+    entries: Any = (
+        None if model.vocab_size is not None else read_tokenizer_facts(config).get("tokenizer_entries")
+    )
     return known_vocab_size(
         model.vocab_size,
         tokenizer_vocab_size=entries,

@@ -1,7 +1,7 @@
 """Checks of the data and of the tokenizer that a configuration names. No torch."""
 
 from mb_config.preflight import DataCheck
-from mb_data.data_checks import data_facts, tokenizer_size, verify_dataset_files
+from mb_data.data_checks import epoch_facts, tokenizer_facts, tokenizer_size, verify_dataset_files
 from mb_models.vocab import model_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -16,7 +16,8 @@ def verify_data(config: ConfigContainer) -> None:
         VocabularyError: the model's embedding has no row for some of its tokens.
     """
     config.dataset.finalize()
-    entries, model = tokenizer_entries(config), config.model
+    entries = tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
+    model = config.model
     if model.vocab_size is not None:
         model_vocab_size(
             model.vocab_size,
@@ -27,24 +28,17 @@ def verify_data(config: ConfigContainer) -> None:
     verify_dataset_files(config.dataset, evaluated=bool(config.validation.eval_iters))
 
 
-def tokenizer_entries(config: ConfigContainer) -> int:
-    """Return the number of tokens of the configured tokenizer; see `mb_data.data_checks.tokenizer_size`."""
-    return tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
+def read_tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
+    """Return the facts about the tokenizer."""
+    return tokenizer_facts(config.tokenizer, config.dataset, saved=kept_by_run(config))
 
 
-def read_facts(config: ConfigContainer) -> dict[str, object]:
-    """Return the facts about the data of a run; see `mb_data.data_checks.data_facts`."""
-    return data_facts(
-        config.tokenizer,
-        config.dataset,
-        in_epochs=config.train.num_epochs is not None,
-        saved=kept_by_run(config),
-    )
-
-
-DATA = DataCheck(
-    read=read_facts,
-    facts=frozenset({"tokenizer_entries", "tokenizer_error", "training_samples_error"}),
-    sections=frozenset({"tokenizer", "dataset", "checkpoint"}),
+_READ = frozenset({"tokenizer", "dataset", "checkpoint"})
+TOKENIZER = DataCheck(
+    read=read_tokenizer_facts, facts=frozenset({"tokenizer_entries", "tokenizer_error"}), sections=_READ
 )
-"""Rules D99 and G38 read the tokenizer, D106 the samples."""
+EPOCH = DataCheck(
+    read=lambda config: epoch_facts(config, saved=kept_by_run(config)),
+    facts=frozenset({"training_samples_error"}),
+    sections=_READ | {"train", "model"},
+)

@@ -18,7 +18,7 @@ from mb_config.fallbacks import select_local_layers
 from mb_config.preflight import PreflightChecks, PreflightResult, preflight
 from mb_models.kernel_rules import FALLBACKS
 from mb_trainer.config import ConfigContainer
-from mb_trainer.data_checks import DATA
+from mb_trainer.data_checks import EPOCH, TOKENIZER
 from mb_trainer.machine import target_facts
 from mb_trainer.registry import REGISTRY
 
@@ -63,7 +63,7 @@ IMPLIED_BY = {
 }
 """Dropped problem -> rules of other packages whose problems imply it, or that would reject what it advises."""
 
-CHECKS = PreflightChecks(rules=RULES, implied_by=IMPLIED_BY, fallbacks=FALLBACKS, data=DATA)
+CHECKS = PreflightChecks(rules=RULES, implied_by=IMPLIED_BY, fallbacks=FALLBACKS, data=(TOKENIZER, EPOCH))
 
 
 def all_rules() -> dict[str, Sequence[RuleLike]]:

@@ -83,7 +83,7 @@ def test_rules_on_data_are_applied_on_this_machine(make, facts, found):
     data = DataCheck(
         read=lambda config: {"entries": 8}, facts=frozenset({"entries"}), sections=frozenset({"dataset"})
     )
-    checks = PreflightChecks(rules=(never("N", "model.num_layers", "facts.entries"),), data=data)
+    checks = PreflightChecks(rules=(never("N", "model.num_layers", "facts.entries"),), data=[data])
     assert ids(preflight(make(), checks, facts={"world_size": 2, **facts})) == found
 
 
@@ -94,14 +94,14 @@ def test_the_size_of_the_data_sets_the_length_in_epochs_and_its_warnings(make):
     config = make()
     config.train.train_iters, config.train.num_epochs = None, 2
     config.scheduler.lr_warmup_iters = 50
-    result = preflight(config, PreflightChecks(data=data), facts={"world_size": 1, "same_machine": True})
+    result = preflight(config, PreflightChecks(data=[data]), facts={"world_size": 1, "same_machine": True})
     assert config.train.train_iters == -(-40 // config.train.global_batch_size)
     assert [(each.id, each.severity) for each in result.problems] == [("V205", "warning")]
 
 
 def test_data_is_not_read_after_an_error_in_its_sections(make):
     data = DataCheck(read=lambda config: 1 / 0, facts=frozenset({"entries"}), sections=frozenset({"dataset"}))
-    checks = PreflightChecks(rules=(never("N", "dataset"),), data=data)
+    checks = PreflightChecks(rules=(never("N", "dataset"),), data=[data])
     assert ids(preflight(make(), checks, facts={"world_size": 2, "same_machine": True})) == ["N"]
 
 

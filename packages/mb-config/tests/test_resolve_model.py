@@ -103,3 +103,31 @@ def test_a_registration_that_the_user_sets_is_rejected():
         "model.cuda_graph_impl: is transformer_engine with PYTORCH_ALLOC_CONF=backend:native, expandable_segments: "
         "True and NCCL_GRAPH_REGISTER=1, because NCCL would register"
     )
+
+
+@pytest.mark.parametrize(
+    ("stages", "experts", "dispatcher", "expected"),
+    [
+        (2, None, "allgather", (True, "alltoall")),
+        (2, 4, "allgather", (True, "allgather")),  # rule G39 rejects it
+        (2, 4, "alltoall", (True, "alltoall")),
+        (1, None, "allgather", (False, "allgather")),
+    ],
+)
+def test_packing_in_the_batch_makes_lengths_differ_between_stages(
+    make, kinds, stages, experts, dispatcher, expected
+):
+    @dataclass(kw_only=True)
+    class Model(kinds["Model"]):
+        pipeline_model_parallel_size: int = stages
+        variable_seq_lengths: bool = False
+        num_moe_experts: int | None = experts
+        moe_token_dispatcher_type: str = dispatcher
+
+    @dataclass(kw_only=True)
+    class Data(kinds["TextData"]):
+        pack_sequences_in_batch: bool = True
+
+    config = make(model=Model(), dataset=Data(seq_length=8))
+    runtime_config_update(config, world_size=stages, rules=())
+    assert (config.model.variable_seq_lengths, config.model.moe_token_dispatcher_type) == expected

@@ -452,6 +452,28 @@ def test_several_texts_of_a_prompt_are_truncated_by_equal_shares(method, read):
     assert (text, complete) == (read, False)
 
 
+def test_samples_of_a_batch_are_concatenated(config):
+    config.pack_sequences_in_batch = True
+    padding = BatchPadding(multiple=32, sequence_multiple=4)
+    train, _, _ = build(config, train=2, padding=padding)
+    samples = [train[0], train[1]]
+    lengths = [len(each["tokens"]) for each in samples]
+    taken = [-(-length // 4) * 4 for length in lengths]
+    batch = train.collate(samples)
+    total = batch["tokens"].shape[1]
+    assert total % 32 == 0
+    assert batch["cu_seqlens"].tolist() == [
+        [0, taken[0], sum(taken), *([total] if total > sum(taken) else [])]
+    ]
+    assert batch["max_seqlen"].tolist() == [max(*taken, total - sum(taken))]
+    for start, length, sample in zip((0, taken[0]), lengths, samples, strict=True):
+        for name, each in sample.items():
+            assert torch.equal(batch[name][0, start : start + length], each)
+        assert batch["position_ids"][0, start : start + length].tolist() == list(range(length))
+    assert batch["loss_mask"].sum() == sum(float(each["loss_mask"].sum()) for each in samples)
+    assert config.is_packed
+
+
 def test_batches_are_padded_to_a_multiple(config):
     config.dataset_kwargs = {"pad_seq_length_to_mult": 16}
     train, _, _ = build(config, padding=BatchPadding(multiple=4))

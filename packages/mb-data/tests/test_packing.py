@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mb_data import (
     RULES,
+    BatchPadding,
     ByteTokenizer,
     DatasetBuildContext,
     FinetuningDatasetConfig,
@@ -16,6 +17,7 @@ from mb_data import (
     build_finetuning_datasets,
     first_fit_decreasing,
 )
+from mb_data.split_samples import training_epoch_size
 
 END = ByteTokenizer.eod
 ANSWERS = ["one", "three", "a", "seventeen", "two", "eleven!"]
@@ -38,9 +40,9 @@ def config(tmp_path):
     )
 
 
-def build(config, *, train=0, valid=2, log=None):
+def build(config, *, train=0, valid=2, **options):
     context = DatasetBuildContext(
-        train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer(), log=log
+        train_samples=train, valid_samples=valid, test_samples=0, tokenizer=ByteTokenizer(), **options
     )
     return build_finetuning_datasets(config, context)
 
@@ -100,6 +102,15 @@ def test_samples_are_padded_to_a_multiple_and_cu_seqlens_to_equal_length(config)
     assert borders[0] == [0, 12, 20, 20, 20, 20]
     assert {len(each) for each in borders} == {6}
     assert all(border % 4 == 0 for each in borders for border in each)
+
+
+def test_every_sample_is_padded_to_the_slices_of_context_parallel_ranks(config):
+    config.packed_sequence_specs.packed_sequence_size = config.seq_length = 24
+    config.packed_sequence_specs.pad_seq_to_mult = 3
+    size = training_epoch_size(config, ByteTokenizer(), padding=BatchPadding(sequence_multiple=4))
+    train, _, _ = build(config, train=2 * size, padding=BatchPadding(sequence_multiple=4))
+    assert train.epoch == size
+    assert {int(each) % 12 for index in range(size) for each in train[index]["cu_seqlens"]} == {0}
 
 
 def test_long_samples_are_truncated_to_the_maximum(config):
@@ -166,7 +177,7 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
     [
         ("D70", ({"packed_sequence_size": 4096, "pad_seq_to_mult": 3}, 4096), "pad_seq_to_mult=3"),
         ("D73", ({"packed_metadata_path": "a.json"},), "packed_metadata_path=a.json"),
-        ("D75", ({}, 1, 2, None, None, None, None, None), "model.mtp_num_layers=2"),
+        ("D75", ({}, "M*", None, None, None), "model.hybrid_layer_pattern=M*"),
         ("V047", (None, False, {}), "is None"),
     ],
 )

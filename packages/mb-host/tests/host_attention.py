@@ -182,10 +182,25 @@ def packed_and_separate() -> float:
     return max((one - other).abs().max().item() for one, other in zip(*outcomes, strict=True))
 
 
-def packed_under_context_parallelism() -> None:
+def packed_under_context_parallelism() -> float:
+    """Return the largest difference between this rank's part of packed sequences and that of each one alone."""
     parallel_state.initialize_model_parallel(context_parallel_size=2)
     module = HostCoreAttention(config(context_parallel_size=2), 1, AttnMaskType.causal, "self")
-    module(*(torch.ones(2, 4, 8),) * 3, None, packed_seq_params=PackedSeqParams())
+    generator = torch.Generator().manual_seed(7 + parallel_state.get_context_parallel_rank())
+    lengths = [4, 0, 2]  # on this rank; twice as many on both
+    inputs = [
+        torch.randn(6, heads, CHANNELS, generator=generator, dtype=torch.float64)
+        for heads in (HEADS, GROUPS, GROUPS)
+    ]
+    borders = torch.tensor([0, 8, 8, 12])
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders)
+    together = module(*inputs, None, packed_seq_params=packed)
+    parts = [
+        module(*(each[:, None] for each in part), None)[:, 0]
+        for part in zip(*(torch.split(each, lengths) for each in inputs), strict=True)
+        if len(part[0])
+    ]
+    return (together - torch.cat(parts)).abs().max().item()
 
 
 def mask_under_context_parallelism() -> None:

@@ -10,6 +10,7 @@ from tiny_training import prepare, start
 
 from mb_host.layers import host_block_spec
 from mb_models import BatchError, GPTForwardStep, GPTModelConfig, GPTModelProvider, get_batch
+from mb_models.batches import packed_slices
 
 CPU = torch.device("cpu")
 LENGTHS = (13, 5, 9, 3)
@@ -31,17 +32,23 @@ def in_rows():
     return {**rows, "position_ids": torch.arange(32).expand(4, 32).contiguous()}
 
 
-def in_a_pack():
-    """Return the sequences in one row."""
-    tokens = torch.cat([*(ids[:-1] for ids in sequences()), torch.zeros(2, dtype=torch.long)])
-    labels = torch.cat([*(ids[1:] for ids in sequences()), torch.zeros(2, dtype=torch.long)])
+def in_a_pack(multiple=1, size=32):
+    """Return the sequences in one row of `size` tokens, each padded to a multiple of this number of tokens."""
+    pack = {name: torch.zeros(1, size, dtype=torch.long) for name in ("tokens", "labels", "position_ids")}
+    pack["loss_mask"] = torch.zeros(1, size)
+    offsets = [0]
+    for ids in sequences():
+        length, taken = len(ids) - 1, -(-(len(ids) - 1) // multiple) * multiple
+        place = slice(offsets[-1], offsets[-1] + length)
+        pack["tokens"][0, place], pack["labels"][0, place], pack["loss_mask"][0, place] = ids[:-1], ids[1:], 1
+        offsets.append(offsets[-1] + taken)
+    offsets += [size, size]
+    lengths = torch.diff(torch.tensor(offsets))
+    pack["position_ids"][0] = torch.cat([torch.arange(length) for length in lengths])
     return {
-        "tokens": tokens[None],
-        "labels": labels[None],
-        "loss_mask": torch.cat([torch.ones(30), torch.zeros(2)])[None],
-        "position_ids": torch.cat([torch.arange(length) for length in (*LENGTHS, 2)])[None],
-        "cu_seqlens": torch.tensor([[0, 13, 18, 27, 30, 32, 32]], dtype=torch.int32),
-        "max_seqlen": torch.tensor([13], dtype=torch.int32),
+        **pack,
+        "cu_seqlens": torch.tensor([offsets], dtype=torch.int32),
+        "max_seqlen": lengths.max()[None].to(torch.int32),
     }
 
 
@@ -62,11 +69,23 @@ def train(settings, groups, *, batch, packed, steps=3):
     ]
 
 
-def both_ways(settings, groups):
+def both_ways(settings, groups, multiple=1, size=32):
     return [
         train(settings, groups, batch=in_rows(), packed=False),
-        train(settings, groups, batch=in_a_pack(), packed=True),
+        train(settings, groups, batch=in_a_pack(multiple, size), packed=True),
     ]
+
+
+LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 8,
+}
+FURTHER_TOKENS = {"mtp_num_layers": 2}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +96,10 @@ def both_ways(settings, groups):
         {"window_size": (4, 0), "qk_layernorm": True, "attention_output_gate": True},
         {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
         {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_token_dispatcher_type": "alltoall"},
+        LATENT,
+        FURTHER_TOKENS,
     ],
-    ids=["rope", "learned", "window", "recompute", "experts"],
+    ids=["rope", "learned", "window", "recompute", "experts", "latent", "further tokens"],
 )
 def test_a_pack_matches_its_sequences(tiny, groups, settings):
     rows, pack = both_ways({**tiny, **settings, "calculate_per_token_loss": True}, groups)
@@ -86,8 +107,8 @@ def test_a_pack_matches_its_sequences(tiny, groups, settings):
     assert pack == pytest.approx(rows, abs=1e-5)
 
 
-def both_ways_on_ranks(settings):
-    return both_ways(settings, start(settings))
+def both_ways_on_ranks(settings, *pack):
+    return both_ways(settings, start(settings), *pack)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +126,35 @@ def test_all_ranks_and_stages_read_the_boundaries(tiny, pool, layout):
     assert pack == pytest.approx(rows, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"position_embedding_type": "learned_absolute"},
+        LATENT,
+        FURTHER_TOKENS,
+        {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_token_dispatcher_type": "alltoall"},
+    ],
+    ids=["rope", "learned", "latent", "further tokens", "experts"],
+)
+def test_a_pack_split_over_context_parallel_ranks_matches_its_sequences(tiny, pool, settings):
+    layout = {**tiny, **settings, "context_parallel_size": 2, "calculate_per_token_loss": True}
+    rows, pack = pool.run(both_ways_on_ranks, layout, 4, 48)[-1]
+    assert rows[-1] < rows[0]
+    assert pack[0] == pytest.approx(rows[0], abs=1e-5)
+    # each rank divides the loss of further tokens by its own number of them (warning G25)
+    assert pack == pytest.approx(rows, abs=2e-3 if "mtp_num_layers" in settings else 1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_token_of_a_pack_is_on_one_rank(ranks):
+    offsets = torch.tensor([0, 24, 24, 36, 48], dtype=torch.int32)
+    parts = [packed_slices(offsets, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert sorted(torch.cat(parts).tolist()) == list(range(48))
+    if ranks == 2:
+        assert parts[0].tolist()[:12] == [*range(6), *range(18, 24)]
+
+
 def test_an_intermediate_stage_reads_only_the_boundaries():
     batch = get_batch(iter([in_a_pack()]), first_stage=False, last_stage=False, device=CPU, packed=True)
     assert batch.tokens_BS is batch.labels_BS is None
@@ -117,12 +167,15 @@ class TwoRanks:
     def size(self):
         return 2
 
+    def rank(self):
+        return 0
+
 
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({"cu_seqlens": torch.zeros(2, 3)}, {}, "in 2 rows on 1 context-parallel ranks"),
-        ({}, {"cp_group": TwoRanks()}, "in 1 rows on 2 context-parallel ranks"),
+        ({"cu_seqlens": torch.zeros(2, 3)}, {}, "packed sequences in 2 rows"),
+        ({}, {"cp_group": TwoRanks()}, "13 tokens are not divisible by twice the context-parallel size 2"),
         ({"attention_mask": torch.zeros(1)}, {}, "an attention_mask and packed sequences"),
     ],
 )

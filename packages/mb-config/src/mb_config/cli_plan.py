@@ -90,8 +90,7 @@ def _estimate(
             count_flops=program.count_flops,
         )
     except PlanError:
-        data = program.checks.data
-        read = set() if data is None else {f"facts.{name}" for name in data.facts}
+        read = program.checks.data_facts
         unread = [problem for problem in errors if read.intersection(problem.fields)]
         if unread:  # without the tokenizer the size of the embedding is unknown
             raise ConfigError(unread) from None

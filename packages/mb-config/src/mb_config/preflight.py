@@ -90,7 +90,7 @@ class PreflightChecks:
     fallbacks: Sequence[FallbackRule] = ()
     """Rules whose rejected value is replaced if the user did not set it."""
 
-    data: DataCheck | None = None
+    data: Sequence[DataCheck] = ()
     """Facts about data. They are read only if the fact `same_machine` is true."""
 
     def find_problems(
@@ -116,14 +116,20 @@ class PreflightChecks:
         found = check_config(config, self.rules, sections=known, facts=seen, provenance=provenance)
         return drop_implied(found, self.implied_by)
 
+    @property
+    def data_facts(self) -> set[str]:
+        """Paths of the facts about data, such as "facts.tokenizer_error"."""
+        return {f"facts.{name}" for check in self.data for name in check.facts}
+
     def read_data(
         self, config: Any, found: Iterable[Problem], *, facts: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """Return the facts about data; none if they are not read, also because of problems that were `found`."""
-        wrong = {_section(problem) for problem in found if problem.severity == "error"}
-        if self.data is None or not facts.get("same_machine") or wrong & self.data.sections:
+        """Return the facts about data, except those that problems which were `found` make unreadable."""
+        if not facts.get("same_machine"):
             return NOTHING
-        return self.data.read(config)
+        wrong = {_section(problem) for problem in found if problem.severity == "error"}
+        readable = (check for check in self.data if not wrong & check.sections)
+        return {name: value for check in readable for name, value in check.read(config).items()}
 
     def find_data_problems(
         self,
@@ -142,7 +148,7 @@ class PreflightChecks:
             provenance: Origins of the values.
         """
         wrong = {_section(problem) for problem in found if problem.severity == "error"}
-        paths = set() if self.data is None else {f"facts.{name}" for name in self.data.facts}
+        paths = self.data_facts
         rules = [
             rule for rule in self.rules if paths.intersection(rule.fields) and _section(rule) not in wrong
         ]

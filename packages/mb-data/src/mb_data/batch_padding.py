@@ -17,6 +17,9 @@ class BatchPadding:
     multiple: int = 1
     """Pad to a multiple of this number of tokens, as required by sequence splits and by kernels on blocks."""
 
+    sequence_multiple: int = 1
+    """Pad each sequence in a pack to a multiple of this number of tokens: context-parallel ranks split every one."""
+
 
 NO_PADDING = BatchPadding()
 """Padding of a batch to its longest sample only."""
@@ -61,8 +64,9 @@ class PaddedModel(Protocol):
 def required_padding(model: PaddedModel) -> BatchPadding:
     """Return the padding that the model's parallelism and precision require."""
     tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
+    slices = 2 * cp if cp > 1 else 1
     divisors = (
-        2 * cp if cp > 1 else 1,
+        slices,
         cp * tp if model.sequence_parallel else 1,
         _QUANTIZED_BLOCK if model.fp8 or model.fp4 else 1,
     )
@@ -71,4 +75,5 @@ def required_padding(model: PaddedModel) -> BatchPadding:
         or model.expert_model_parallel_size > 1
         or model.tp_comm_overlap,
         multiple=lcm(*divisors),
+        sequence_multiple=slices,
     )

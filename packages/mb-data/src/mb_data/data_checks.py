@@ -1,10 +1,11 @@
 """Checks of the files that data sections name, before anything is built. No torch."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mb_data
 from mb_data._rules import MAX_MESSAGE_LENGTH, truncate
+from mb_data.batch_padding import NO_PADDING, BatchPadding, required_padding
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 from mb_data.errors import DataError, TokenizerError
 from mb_data.finetuning_config import FinetuningDatasetConfig
@@ -13,6 +14,17 @@ from mb_data.sources import verify_sources
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
 from mb_data.tokenizer_rules import END_OF_DOCUMENT
+
+
+class RunSections(Protocol):
+    """Sections of a configuration that determine the length of an epoch."""
+
+    tokenizer: TokenizerConfig
+    dataset: Any
+    train: Any
+    """Its `num_epochs` is the length of the run in epochs, or None."""
+    model: Any
+    """See `mb_data.batch_padding.PaddedModel`."""
 
 
 def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
@@ -59,35 +71,44 @@ def tokenizer_size(section: TokenizerConfig, dataset: Any, *, saved: Path | None
     return int(tokenizer.vocab_size)
 
 
-def data_facts(
-    section: TokenizerConfig, dataset: Any, *, in_epochs: bool = False, saved: Path | None = None
+def tokenizer_facts(
+    section: TokenizerConfig, dataset: Any, *, saved: Path | None = None
 ) -> dict[str, object]:
-    """Return facts about the data of a run for rules: those that can be read, or the reason why not.
+    """Return `tokenizer_entries`, the size of the tokenizer, or `tokenizer_error`, the reason why it cannot be read.
 
-    Args:
-        section: Tokenizer section.
-        dataset: Dataset section.
-        in_epochs: Whether the length of the run is set in epochs, so that the samples are counted.
-        saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
-
-    Returns:
-        `tokenizer_entries`, or `tokenizer_error`. Of fine-tuning data also `training_samples`, the number of training
-        sequences of one epoch, or `training_samples_error`, if `in_epochs`.
+    Arguments as for `tokenizer_size`.
     """
     try:
-        facts: dict[str, object] = {"tokenizer_entries": tokenizer_size(section, dataset, saved=saved)}
+        return {"tokenizer_entries": tokenizer_size(section, dataset, saved=saved)}
     except (OSError, TokenizerError) as error:
         return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
-    if in_epochs and isinstance(dataset, FinetuningDatasetConfig):
-        try:
-            facts["training_samples"] = training_epoch_samples(section, dataset, saved=saved)
-        except (OSError, DataError) as error:
-            facts["training_samples_error"] = truncate(str(error), MAX_MESSAGE_LENGTH)
-    return facts
+
+
+def epoch_facts(config: RunSections, *, saved: Path | None = None) -> dict[str, object]:
+    """Return `training_samples`, the sequences of one epoch, or `training_samples_error`, why they cannot be counted.
+
+    Empty if the length of the run is not set in epochs, and for other than fine-tuning data.
+
+    Args:
+        config: Sections of the run.
+        saved: Folder of a tokenizer that a run has saved, which is read in place of the configured files.
+    """
+    if config.train.num_epochs is None or not isinstance(config.dataset, FinetuningDatasetConfig):
+        return {}
+    padding = required_padding(config.model)
+    try:
+        size = training_epoch_samples(config.tokenizer, config.dataset, padding=padding, saved=saved)
+    except (OSError, DataError) as error:
+        return {"training_samples_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
+    return {"training_samples": size}
 
 
 def training_epoch_samples(
-    section: TokenizerConfig, dataset: FinetuningDatasetConfig, *, saved: Path | None = None
+    section: TokenizerConfig,
+    dataset: FinetuningDatasetConfig,
+    *,
+    padding: BatchPadding = NO_PADDING,
+    saved: Path | None = None,
 ) -> int:
     """Return the number of training sequences of one epoch of fine-tuning data.
 
@@ -96,6 +117,7 @@ def training_epoch_samples(
     Args:
         section: Tokenizer section.
         dataset: Dataset section.
+        padding: Padding that the model requires, which changes the number of packs.
         saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
 
     Raises:
@@ -104,7 +126,7 @@ def training_epoch_samples(
     from mb_data.split_samples import training_epoch_size  # noqa: PLC0415 - numpy, which other checks do not need
 
     tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
-    return training_epoch_size(dataset, tokenizer)
+    return training_epoch_size(dataset, tokenizer, padding=padding)
 
 
 def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:

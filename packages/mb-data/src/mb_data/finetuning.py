@@ -50,6 +50,8 @@ class FinetuningDataset:
         padding_token: Token that pads samples to the length of their batch.
         pad_to: Length in tokens to which every batch is padded; None: the longest sample of the batch.
         multiple: Divisor of the length of every batch, for sequences that are split over ranks.
+        pack_multiple: Concatenate the samples of a batch, each padded to a multiple of this number of tokens; None: pad
+            them to the same length.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class FinetuningDataset:
         padding_token: int,
         pad_to: int | None = None,
         multiple: int = 1,
+        pack_multiple: int | None = None,
     ) -> None:
         self.samples, self._size = samples, size
         self._order = EpochOrder(len(samples), seed=seed)
         self._padding_token, self._pad_to, self._multiple = padding_token, pad_to, multiple
+        self._pack_multiple = pack_multiple
 
     def __len__(self) -> int:
         return self._size
@@ -99,7 +103,13 @@ class FinetuningDataset:
         return int(self.samples.starts[number + 1] - self.samples.starts[number] - 1)
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Pad samples at the end to the same length, and add `position_ids`. Return tensors of shape [B, S]."""
+        """Return a micro-batch with `position_ids`, in which all samples have the same length: tensors of shape [B, S].
+
+        With `pack_multiple` the samples are concatenated: tensors of shape [1, S], with `cu_seqlens` [1, samples + 1],
+        the start of each sample and S, and `max_seqlen` [1], the length of the longest, as in `PackedDataset`.
+        """
+        if self._pack_multiple is not None:
+            return self._concatenate(samples, self._pack_multiple)
         longest = max(len(sample["tokens"]) for sample in samples)
         length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
         batch = {"position_ids": torch.arange(length).repeat(len(samples), 1)}
@@ -111,3 +121,23 @@ class FinetuningDataset:
             rows = pad_sequence([each[name] for each in samples], batch_first=True, padding_value=value)
             batch[name] = rows if longest == length else pad(rows, (0, length - longest), value=value)
         return batch
+
+    def _concatenate(self, samples: Sequence[Mapping[str, Tensor]], multiple: int) -> dict[str, Tensor]:
+        lengths = [-(-len(sample["tokens"]) // multiple) * multiple for sample in samples]
+        rest = -sum(lengths) % self._multiple
+        boundaries = np.cumsum([0, *lengths, *([rest] if rest else [])])
+        batch = {
+            "tokens": torch.full((1, int(boundaries[-1])), self._padding_token),
+            "labels": torch.full((1, int(boundaries[-1])), self._padding_token),
+            "loss_mask": torch.zeros(1, int(boundaries[-1])),
+        }
+        for start, sample in zip(boundaries, samples, strict=False):
+            for name, each in sample.items():
+                batch[name][0, start : start + len(each)] = each
+        sizes = np.diff(boundaries)
+        return {
+            **batch,
+            "position_ids": torch.cat([torch.arange(size) for size in sizes])[None],
+            "cu_seqlens": torch.from_numpy(boundaries.astype(np.int32))[None],
+            "max_seqlen": torch.tensor([int(sizes.max())], dtype=torch.int32),
+        }

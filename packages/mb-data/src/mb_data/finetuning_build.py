@@ -1,6 +1,5 @@
 """Builder of fine-tuning datasets from their configuration section."""
 
-from collections.abc import Callable
 from math import lcm
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from mb_data.finetuning_files import pack_files
 from mb_data.finetuning_samples import TokenizedSamples, tokenize_samples
 from mb_data.packing import PackedDataset
 from mb_data.rank_zero_first import rank_zero_first
-from mb_data.split_samples import make_packs, read_packs, split_files
+from mb_data.split_samples import make_packs, read_packs, sequence_multiple, split_files
 
 FinetuningSplit = FinetuningDataset | PackedDataset | BlendedFinetuningDataset | None
 FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
@@ -94,10 +93,10 @@ def _build_part(
             config,
             size=None if is_complete else size,
             seed=seed,
-            padding_token=tokenizer.eod,
-            log=context.log,
+            context=context,
         )
-    is_padded = context.padding.to_max_length or config.options.pad_to_max_length
+    is_packed = config.pack_sequences_in_batch
+    is_padded = not is_packed and (context.padding.to_max_length or config.options.pad_to_max_length)
     return FinetuningDataset(
         samples,
         size=len(samples) if is_complete else size,
@@ -105,6 +104,7 @@ def _build_part(
         padding_token=tokenizer.eod,
         pad_to=config.seq_length if is_padded else None,
         multiple=lcm(context.padding.multiple, config.options.pad_seq_length_to_mult),
+        pack_multiple=context.padding.sequence_multiple if is_packed else None,
     )
 
 
@@ -117,7 +117,7 @@ def _existing_packs(
     context: DatasetBuildContext,
 ) -> PackedDataset:
     specs, tokenizer = config.packed_sequence_specs or PackedSequenceSpecs(), context.tokenizer
-    samples, packs = rank_zero_first(lambda: read_packs(files, config, tokenizer))
+    samples, packs = rank_zero_first(lambda: read_packs(files, config, tokenizer, padding=context.padding))
     if context.log is not None:
         context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
     is_complete = split == "validation" and context.complete_validation
@@ -128,7 +128,7 @@ def _existing_packs(
         seed=config.seed if split == "training" else None,
         padding_token=tokenizer.eod,
         pack_size=specs.packed_sequence_size,
-        multiple=specs.pad_seq_to_mult or 1,
+        multiple=sequence_multiple(specs, context.padding),
         pad_cu_seqlens=specs.pad_cu_seqlens,
     )
 
@@ -139,24 +139,23 @@ def _pack(
     *,
     size: int | None,
     seed: int | None,
-    padding_token: int,
-    log: Callable[[str], None] | None,
+    context: DatasetBuildContext,
 ) -> PackedDataset:
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
-    pack_size, multiple = specs.packed_sequence_size, specs.pad_seq_to_mult or 1
-    packs = rank_zero_first(lambda: make_packs(samples, config))
+    pack_size, padding = specs.packed_sequence_size, context.padding
+    packs = rank_zero_first(lambda: make_packs(samples, config, padding=padding))
     dataset = PackedDataset(
         samples,
         packs,
         size=len(packs) if size is None else size,
         seed=seed,
-        padding_token=padding_token,
+        padding_token=context.tokenizer.eod,
         pack_size=pack_size,
-        multiple=multiple,
+        multiple=sequence_multiple(specs, padding),
         pad_cu_seqlens=specs.pad_cu_seqlens,
     )
-    if log is not None:
-        log(
+    if context.log is not None:
+        context.log(
             f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} filled with samples"
         )
     return dataset

@@ -82,6 +82,11 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     packed_sequence_specs: PackedSequenceSpecs | None = None
     """Pack several samples into one sequence, without attention between them. None: one padded sample per sequence."""
 
+    pack_sequences_in_batch: bool = False
+    """Concatenate the samples of a micro-batch into one sequence, without attention between them, instead of padding
+    each to the longest. Alternative to `packed_sequence_specs` that changes neither the samples of a step nor its loss.
+    """
+
     dataset_kwargs: dict[str, Any] | None = None
     """Fields of `FinetuningOptions` by name."""
 
@@ -115,8 +120,8 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
 
     @property
     def is_packed(self) -> bool:
-        """True if `packed_sequence_specs` is set."""
-        return self.packed_sequence_specs is not None
+        """True if `packed_sequence_specs` or `pack_sequences_in_batch` is set."""
+        return self.packed_sequence_specs is not None or self.pack_sequences_in_batch
 
     @property
     def options(self) -> FinetuningOptions:

@@ -23,16 +23,6 @@ _BLOCK = 32
 """Maximum number of tokens that share a quantization scale."""
 
 _PACKS = "dataset.packed_sequence_specs"
-_NOT_WITH_PACKS = {
-    "model.context_parallel_size": (1,),
-    "model.mtp_num_layers": (0,),
-    "model.multi_latent_attention": (False,),
-    "model.hybrid_layer_pattern": (),
-    "model.decoder_seq_length": (),
-    "model.image_token_id": (),
-    "model.softmax_type": ("vanilla",),
-}
-"""Fields that packing restricts -> values that it allows besides null."""
 
 
 def get_spec(specs: Any, name: str) -> Any:
@@ -89,15 +79,6 @@ def _unread_specs(specs: Any) -> str | None:
     )
     requested = [f"{name}={get_spec(specs, name)}" for name in unread if get_spec(specs, name) is not None]
     return f"has {requested[0]}, which would have no effect" if requested else None
-
-
-def _cannot_be_packed(specs: Any, *values: Any) -> str | None:
-    requested = [
-        f"{path}={value}"
-        for (path, fine), value in zip(_NOT_WITH_PACKS.items(), values, strict=True)
-        if value is not None and value not in fine
-    ]
-    return f"is set with {requested[0]}" if specs is not None and requested else None
 
 
 def _shapes_differ(given: Any, made_up: Any, graphs: Any) -> str | None:
@@ -219,39 +200,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
         fails=({"packed_sequence_size": 4096}, 4),
         passes=({"packed_sequence_size": 4096}, 1),
-    ),
-    Rule(
-        id="D75",
-        fields=(_PACKS, *_NOT_WITH_PACKS),
-        test=_cannot_be_packed,
-        why="attention and other operations that mix tokens need the boundaries of the samples, which is implemented "
-        "only for dense and mixture-of-experts GPT models whose sequence is not split over ranks",
-        fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
-        fails={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 2},
-        passes={**dict.fromkeys((_PACKS, *_NOT_WITH_PACKS)), _PACKS: {}, "model.context_parallel_size": 1},
-    ),
-    requires(
-        "D76",
-        {_PACKS: SET},
-        {"model.cuda_graph_impl": among(None, "none")},
-        why="a captured graph would keep the sample boundaries of the pack that it was captured with",
-        fix="Set model.cuda_graph_impl=none.",
-        fails=({"packed_sequence_size": 4096}, "local"),
-        passes=({"packed_sequence_size": 4096}, "none"),
-    ),
-    rule(
-        "D81",
-        (_PACKS, "model.transformer_impl", "facts.cpu"),
-        lambda specs, layers, cpu: (
-            "is set with transformer_impl=local on a GPU"
-            if specs is not None and cpu is False and layers == "local"
-            else None
-        ),
-        why="Megatron Core's local attention does not support packed sequences",
-        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
-        "dataset.packed_sequence_specs unset.",
-        fails=({}, "local", False),
-        passes=({}, "local", True),
     ),
     rule(
         "D71",

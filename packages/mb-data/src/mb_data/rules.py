@@ -8,7 +8,7 @@ value that the rule rejects.
 from collections.abc import Callable
 from typing import Any
 
-from mb_data import fim_rules, finetuning_rules, t5_rules, tokenizer_rules, validation_rules
+from mb_data import fim_rules, finetuning_rules, packing_rules, t5_rules, tokenizer_rules, validation_rules
 from mb_data._rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
 from mb_data._rules import Rule, RuleError, refuse
 from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
@@ -329,6 +329,7 @@ RULES: tuple[Rule, ...] = (
     *t5_rules.RULES,
     *fim_rules.RULES,
     *finetuning_rules.RULES,
+    *packing_rules.RULES,
     *validation_rules.RULES,
 )
 """All rules of this package."""

@@ -3,8 +3,10 @@
 None of these functions is collective. `mb_data.finetuning_build` calls them on rank 0 first.
 """
 
+from math import lcm
 from pathlib import Path
 
+from mb_data.batch_padding import NO_PADDING, BatchPadding
 from mb_data.bridge_packs import load_packs
 from mb_data.cache_dir import resolve_cache_dir
 from mb_data.finetuning_config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
@@ -16,7 +18,9 @@ from mb_data.synthetic_addition import write_addition_samples
 from mb_data.tokenizers import Tokenizer
 
 
-def training_epoch_size(config: FinetuningDatasetConfig, tokenizer: Tokenizer) -> int:
+def training_epoch_size(
+    config: FinetuningDatasetConfig, tokenizer: Tokenizer, *, padding: BatchPadding = NO_PADDING
+) -> int:
     """Return the number of training sequences of one epoch: samples, or packs if samples are packed.
 
     Tokenizes and packs the samples if they are not in the cache. An epoch of a blend has as many sequences as all its
@@ -25,6 +29,7 @@ def training_epoch_size(config: FinetuningDatasetConfig, tokenizer: Tokenizer) -
     Args:
         config: The section; not modified.
         tokenizer: Converts text to ids.
+        padding: Padding that the model requires, which changes the number of packs.
 
     Raises:
         DataPathError: A file does not exist.
@@ -34,11 +39,14 @@ def training_epoch_size(config: FinetuningDatasetConfig, tokenizer: Tokenizer) -
     """
     existing = pack_files(config, "training")
     if existing:
-        return len(read_packs(existing, config, tokenizer)[1])
+        return len(read_packs(existing, config, tokenizer, padding=padding)[1])
     size = 0
     for file in split_files(config, "training"):
         samples = tokenize_samples(file, config=config, tokenizer=tokenizer).first(config.max_train_samples)
-        size += len(samples) if config.packed_sequence_specs is None else len(make_packs(samples, config))
+        if config.packed_sequence_specs is None:
+            size += len(samples)
+        else:
+            size += len(make_packs(samples, config, padding=padding))
     return size
 
 
@@ -53,14 +61,21 @@ def split_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
     return sample_files(config, split)
 
 
-def make_packs(samples: TokenizedSamples, config: FinetuningDatasetConfig) -> PackIndex:
+def sequence_multiple(specs: PackedSequenceSpecs, padding: BatchPadding) -> int:
+    """Return the number of tokens to a multiple of which each sample in a pack is padded."""
+    return lcm(specs.pad_seq_to_mult or 1, padding.sequence_multiple)
+
+
+def make_packs(
+    samples: TokenizedSamples, config: FinetuningDatasetConfig, *, padding: BatchPadding
+) -> PackIndex:
     """Pack samples as `packed_sequence_specs` requests."""
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
-    return pack_samples(samples, size=specs.packed_sequence_size, multiple=specs.pad_seq_to_mult or 1)
+    return pack_samples(samples, size=specs.packed_sequence_size, multiple=sequence_multiple(specs, padding))
 
 
 def read_packs(
-    files: list[Path], config: FinetuningDatasetConfig, tokenizer: Tokenizer
+    files: list[Path], config: FinetuningDatasetConfig, tokenizer: Tokenizer, *, padding: BatchPadding
 ) -> tuple[TokenizedSamples, PackIndex]:
     """Return the samples of existing packs, and the packs. Raises as `load_packs`."""
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
@@ -68,6 +83,6 @@ def read_packs(
         files,
         cache_dir=resolve_cache_dir(config.cache_dir),
         pack_size=specs.packed_sequence_size,
-        multiple=specs.pad_seq_to_mult or 1,
+        multiple=sequence_multiple(specs, padding),
         vocab_size=tokenizer.vocab_size,
     )

@@ -68,8 +68,8 @@ class HostNorm:
 class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     """Dot-product attention: masks, windows, query groups, dropout, packed sequences and context parallelism.
 
-    Under context parallelism each rank holds two of the 2n equal chunks of the sequence (rank r: chunks r and 2n-1-r).
-    Keys and values are gathered from all ranks, whatever `cp_comm_type` is.
+    Under context parallelism each rank holds two of the 2n equal chunks of the sequence (rank r: chunks r and 2n-1-r),
+    or of every packed sequence. Keys and values are gathered from all ranks, whatever `cp_comm_type` is.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask further.
 
         Packed sequences are concatenated in query [S, N, D], and key and value [S, G, D]. Each sequence attends only to
-        itself, and the output is [S, N*D].
+        itself, and the output is [S, N*D]. Their boundaries are those of the complete sequences.
 
         Raises:
-            ValueError: A bias is passed, a mask under context parallelism, or packed sequences with either of these.
+            ValueError: A bias is passed, or a mask under context parallelism or with packed sequences.
         """
         self._reject(attention_mask, attention_bias, packed_seq_params)
         causal = (attn_mask_type or self.attn_mask_type) in _CAUSAL
@@ -134,7 +134,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """Attend within each packed sequence separately: the cost is the sum of the squared lengths."""
         borders = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
-        lengths = torch.diff(borders).tolist()
+        lengths = (torch.diff(borders) // (1 if self.cp_group is None else self.cp_group.size())).tolist()
         parts = zip(*(torch.split(each.unsqueeze(1), lengths) for each in (query, key, value)), strict=True)
         outputs = [
             self._attend(queries, keys, values, None, causal=causal)
@@ -180,11 +180,10 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
                 "HostCoreAttention.forward: attention_bias is not supported on the CPU. Pass an attention_mask, or use "
                 "Transformer Engine on a GPU."
             )
-        if packed_seq_params is not None and (attention_mask is not None or self.cp_group is not None):
-            what = "context parallelism" if attention_mask is None else "an attention_mask"
+        if packed_seq_params is not None and attention_mask is not None:
             raise ValueError(
-                f"HostCoreAttention.forward: packed_seq_params are not supported with {what}, because the split of "
-                "the packed sequences is unknown. Pack without it."
+                "HostCoreAttention.forward: packed_seq_params are not supported with an attention_mask, because their "
+                "boundaries are the mask. Pass one of the two."
             )
         if attention_mask is not None and self.cp_group is not None:
             raise ValueError(

@@ -50,12 +50,13 @@ def get_batch(
     offset of each sequence and the end of the last, and `max_seqlen` [1], the length of the longest. Every stage then
     reads the boundaries, because attention in each layer must stay within a sequence.
     Under context parallelism each rank keeps the two slices of every sequence that balance causal attention (zigzag
-    order). Not collective; does not synchronise with the device.
+    order), also of every packed sequence; the boundaries remain those of the complete sequences. Not collective; does
+    not synchronise with the device.
 
     Raises:
-        BatchError: there is no iterator; a key is missing; S is not divisible by twice the context-parallel size; the
-            microbatch holds packed sequences without `packed`, in several rows or under context parallelism, or an
-            attention mask that other stages would not receive.
+        BatchError: there is no iterator; a key is missing; S, or the length of a packed sequence, is not divisible by
+            twice the context-parallel size; the microbatch holds packed sequences without `packed` or in several rows,
+            or an attention mask that other stages would not receive.
         StopIteration: the iterator is exhausted.
     """
     only_stage = first_stage and last_stage
@@ -71,7 +72,7 @@ def get_batch(
     )
     _check(microbatch, only_stage=only_stage, packed=packed)
     if packed:
-        return _packed(microbatch, keys, device=device, cp_size=1 if cp_group is None else cp_group.size())
+        return _packed(microbatch, keys, device=device, cp_group=cp_group)
     wanted = [*keys, "attention_mask"] if "attention_mask" in microbatch else keys
     parts = to_device(microbatch, wanted, device=device)
     if cp_group is not None and cp_group.size() > 1:
@@ -131,16 +132,27 @@ def _batch(parts: Mapping[str, torch.Tensor], *, packed_seq_params: PackedSeqPar
 
 
 def _packed(
-    microbatch: Mapping[str, torch.Tensor], keys: Sequence[str], *, device: torch.device, cp_size: int
+    microbatch: Mapping[str, torch.Tensor],
+    keys: Sequence[str],
+    *,
+    device: torch.device,
+    cp_group: torch.distributed.ProcessGroup | None,
 ) -> Batch:
     rows = len(microbatch["cu_seqlens"])
-    if rows != 1 or cp_size != 1:
+    if rows != 1:
         raise BatchError(
-            f"batch: holds packed sequences in {rows} rows on {cp_size} context-parallel ranks, because a pack is one "
-            "row that cannot be split. Set train.micro_batch_size=1 and model.context_parallel_size=1, or do not pack."
+            f"batch: holds packed sequences in {rows} rows, because a pack is one row. Set train.micro_batch_size=1, "
+            "or do not pack."
         )
+    longest = int(microbatch["max_seqlen"][0])
+    if cp_group is not None and cp_group.size() > 1:
+        index = packed_slices(microbatch["cu_seqlens"][0], rank=cp_group.rank(), ranks=cp_group.size())
+        tokens = {key for key in keys if key not in PACKED_KEYS}
+        microbatch = {
+            key: each.index_select(1, index) if key in tokens else each for key, each in microbatch.items()
+        }
     parts = to_device(microbatch, [key for key in keys if key != "max_seqlen"], device=device)
-    boundaries, longest = parts["cu_seqlens"][0], int(microbatch["max_seqlen"][0])
+    boundaries = parts["cu_seqlens"][0]
     packing = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=boundaries,
@@ -166,6 +178,30 @@ def _check(microbatch: Mapping[str, torch.Tensor], *, only_stage: bool, packed: 
             "batch: holds an attention_mask, because other pipeline stages do not receive it and attend causally. "
             "Set dataset.create_attention_mask=false."
         )
+
+
+def packed_slices(cu_seqlens: torch.Tensor, *, rank: int, ranks: int) -> torch.Tensor:
+    """Return the positions in a pack, [S / ranks], of the two slices of every sequence that a rank keeps.
+
+    A sequence has twice as many slices as there are ranks; rank r keeps slices r and 2 * ranks - 1 - r.
+
+    Args:
+        cu_seqlens: offsets of the sequences in the pack and its end, [sequences + 1], on the CPU.
+        rank: rank in the context-parallel group.
+        ranks: size of the context-parallel group.
+
+    Raises:
+        BatchError: a sequence is not divisible into slices.
+    """
+    lengths = torch.diff(cu_seqlens)
+    wrong = lengths[lengths % (2 * ranks) != 0]
+    if len(wrong):
+        _check_divides(int(wrong[0]), ranks)
+    sizes = (lengths // (2 * ranks)).repeat_interleave(2)
+    slices = torch.tensor([rank, 2 * ranks - 1 - rank]).repeat(len(lengths))
+    starts = cu_seqlens[:-1].repeat_interleave(2) + slices * sizes
+    ends = sizes.cumsum(0)
+    return torch.arange(int(sizes.sum())) + (starts - ends + sizes).repeat_interleave(sizes)
 
 
 def _check_divides(sequence: int, cp_size: int) -> None:

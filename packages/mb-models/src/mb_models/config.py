@@ -117,6 +117,8 @@ class ParallelFields:
     """Contents of each stage, virtual stages included: letters E (embedding), t (layer), m (multi-token prediction),
     L (loss), with | between stages and *n for repetition, or lists of their names; None: equal numbers of layers.
     """
+    variable_seq_lengths: bool = False
+    """Exchange the shape of the activations between pipeline stages with each microbatch, since lengths differ."""
     account_for_embedding_in_pipeline_split: bool = False
     """Count the embedding as a layer when layers are distributed over stages."""
     account_for_loss_in_pipeline_split: bool = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mb_models._rule_kinds import SET, among, in_range, requires
+from mb_models._rule_kinds import SET, among, excludes, in_range, requires
 from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
 
@@ -84,6 +84,14 @@ RULES: tuple[Rule, ...] = (
         fix="Set moe_token_dispatcher_type to alltoall or flex, or moe_shared_expert_overlap=false.",
         fails=(True, 64, "allgather"),
         passes=(True, 64, "alltoall"),
+    ),
+    excludes(
+        "G39",
+        {"model.variable_seq_lengths": True, "model.moe_token_dispatcher_type": "allgather"},
+        why="Megatron Core rejects this dispatcher, the default, with lengths that differ between microbatches",
+        fix="Set model.moe_token_dispatcher_type=alltoall, or model.variable_seq_lengths=false.",
+        fails=(True, "allgather"),
+        passes=(True, "alltoall"),
     ),
     model_rule(
         "K18",

@@ -62,6 +62,49 @@ def test_a_pack_becomes_inputs_labels_and_boundaries(tmp_path):
     assert valid[0]["tokens"].tolist() == pack["tokens"].tolist()
 
 
+STATISTICS = [{"max_samples_per_bin": 2, "pack_size": 16}, {"max_samples_per_bin": 5, "pack_size": 16}]
+
+
+def with_statistics(tmp_path, statistics):
+    (tmp_path / "statistics.json").write_text(statistics)
+    return section(
+        tmp_path,
+        packed_train_data_path=str(save(tmp_path / "train.npy", [ROW])),
+        packed_metadata_path=str(tmp_path / "statistics.json"),
+        pad_cu_seqlens=True,
+    )
+
+
+def test_statistics_of_all_packs_determine_the_length_of_cu_seqlens(tmp_path):
+    train, _, _ = build(with_statistics(tmp_path, json.dumps(STATISTICS)))
+    assert train[0]["cu_seqlens"].tolist() == [0, 2, 3, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        ("{", r"statistics.json: is not JSON"),
+        ("[3]", r"is not a list of objects with max_samples_per_bin \(TypeError"),
+        ("[]", r"is not a list of objects with max_samples_per_bin \(ValueError"),
+        (
+            json.dumps([{**STATISTICS[0], "pack_size": 8}]),
+            r"describes packs of \[8\] tokens, but packed_sequence_size=16",
+        ),
+        (json.dumps([{"max_samples_per_bin": 1}]), r"states at most 1 samples in a pack, but a pack has 2"),
+    ],
+)
+def test_statistics_that_do_not_describe_the_packs_are_rejected(tmp_path, statistics, message):
+    with pytest.raises(BadDocumentError, match=message):
+        build(with_statistics(tmp_path, statistics))
+
+
+def test_missing_statistics_are_named(tmp_path):
+    config = with_statistics(tmp_path, "")
+    (tmp_path / "statistics.json").unlink()
+    with pytest.raises(DataPathError, match=r"packed_metadata_path: .*statistics.json does not exist"):
+        build(config)
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
 def test_packs_are_written_and_read_again(tmp_path, suffix):
     if suffix == ".parquet":

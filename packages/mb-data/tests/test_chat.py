@@ -37,6 +37,7 @@ SPECIAL = (
         "<|eot_id|>",
     ),
     *("<s>", "</s>", "[INST]", "[/INST]", "<bos>", "<start_of_turn>", "<end_of_turn>", "<think>", "</think>"),
+    *("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
 )
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -207,6 +208,36 @@ def test_masks_of_generation_marks_are_those_of_transformers(folder, theirs):
     )
     assert ours.ids == expected["input_ids"]
     assert ours.loss_mask == [bool(each) for each in expected["assistant_masks"]]
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-aligned", "nemotron-nano-v2", "identity"])
+def test_prompt_formats_are_those_of_megatron(folder, name):
+    pytest.importorskip("transformers")
+    module = pytest.importorskip("megatron.core.tokenizers.text.libraries.sft_tokenizer")
+    section = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder), tokenizer_prompt_format=name
+    )
+    talk = [{"role": "system", "content": " Be short. /no_think"}, *TALK]
+    (ours,) = samples(load_tokenizer(section), {"messages": talk})
+    ids, target = module.SFTTokenizer(str(folder), name).tokenize_conversation(
+        talk, return_target=True, add_generation_prompt=False
+    )
+    assert ours.ids == ids.tolist()
+    assert any(ours.loss_mask)
+    if (
+        name == "nemotron-h-aligned"
+    ):  # the masks of the others differ: all tokens, or a fixed number of the prefix
+        assert ours.loss_mask == (target != module.IGNORE_INDEX).tolist()
+
+
+def test_a_prompt_format_rejects_a_role_that_it_does_not_have(folder):
+    section = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer",
+        tokenizer_model=str(folder),
+        tokenizer_prompt_format="nemotron-h-aligned",
+    )
+    with pytest.raises(BadDocumentError, match="the prompt format has no role tool"):
+        samples(load_tokenizer(section), {"messages": [*TALK, {"role": "tool", "content": "4"}, ANSWER]})
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,16 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
     ("rule_id", "values", "message"),
     [
         ("D70", ({"packed_sequence_size": 4096, "pad_seq_to_mult": 3}, 4096), "pad_seq_to_mult=3"),
-        ("D73", ({"packed_metadata_path": "a.json"},), "packed_metadata_path=a.json"),
+        (
+            "D73",
+            ({"packed_metadata_path": "a.json"},),
+            "packed_metadata_path=a.json without packed_train_data_path",
+        ),
+        (
+            "D73",
+            ({"tokenizer_model_name": "llama"},),
+            "tokenizer_model_name=llama, which would have no effect",
+        ),
         ("D75", ({}, "M*", None, None, None), "model.hybrid_layer_pattern=M*"),
         ("V047", (None, False, {}), "is None"),
     ],

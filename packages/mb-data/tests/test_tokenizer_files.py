@@ -19,7 +19,9 @@ from mb_data import (
     load_tokenizer,
     save_tokenizer,
 )
+from mb_data.chat_samples import ChatEncoder
 from mb_data.errors import DataPathError, TokenizerLibraryError
+from mb_data.finetuning_options import read_options
 
 TEXTS = (
     "",
@@ -203,6 +205,39 @@ class TestSentencePiece:
 
 
 class TestTikToken:
+    def test_special_tokens_of_a_conversation_are_entries_and_have_positions(self, small):
+        text = "<s>the é</s>\n🙂<pad>"
+        ids, offsets = small.encode_with_offsets(text)
+        assert small.decode(ids) == text
+        assert [ids[0], small.eod in ids, set(small.special_names) >= {"<s>", "<pad>"}] == [
+            small.token_id("<s>"),
+            True,
+            True,
+        ]
+        assert {text[start:end] for start, end in offsets} == {
+            "<s>",
+            "the",
+            " ",
+            "é",
+            "</s>",
+            "\n",
+            "🙂",
+            "<pad>",
+        }
+        assert len(ids) == len(offsets) == 11  # the smiling face has four tokens, all at its position
+
+    def test_a_conversation_is_encoded_with_the_template_of_the_section(self, ranked):
+        section = of_model(
+            "TikTokenizer", ranked, chat_template="{% for m in messages %}<s>{{ m.content }}{% endfor %}"
+        )
+        encoder = ChatEncoder.of(
+            load_tokenizer(section), read_options({"chat": True, "use_hf_tokenizer_chat_template": True})
+        )
+        talk = [{"role": "user", "content": "qu"}, {"role": "assistant", "content": "the"}]
+        (sample,) = encoder({"messages": talk}, location="a.jsonl:1")
+        assert len(sample.ids) == 4
+        assert sum(sample.loss_mask) == 2
+
     @pytest.mark.parametrize("pattern", ["v1", "v2"])
     def test_ids_are_megatron_s(self, ranked, pattern):
         door = pytest.importorskip("megatron.core.tokenizers.text.libraries.tiktoken_tokenizer")

@@ -16,7 +16,7 @@ import numpy as np
 from mb_data.cache_dir import load_or_build
 from mb_data.document_rows import arrow_library, read_rows
 from mb_data.encoded_sample import EncodedSample
-from mb_data.errors import BadDocumentError, NotEnoughSamplesError
+from mb_data.errors import BadDocumentError, DataPathError, NotEnoughSamplesError
 from mb_data.finetuning_samples import (
     TokenizationCounts,
     TokenizedSamples,
@@ -84,6 +84,42 @@ def load_packs(
     samples = load_or_build(cache_dir / "finetuning" / f"packs-{name}", load=load, build=build)
     starts = np.load(samples.folder / _STARTS)
     return samples, PackIndex(members=np.arange(len(samples), dtype=np.int64), starts=starts)
+
+
+def read_max_samples(path: Path, *, pack_size: int) -> int:
+    """Return the maximum number of samples in a pack that the statistics of packs state.
+
+    Args:
+        path: JSON list of objects with `max_samples_per_bin` and `pack_size`, one for each file of packs.
+        pack_size: Length of a pack in tokens.
+
+    Raises:
+        DataPathError: The file does not exist.
+        BadDocumentError: The file is not such a list, or describes packs of another length.
+    """
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataPathError(
+            f"dataset.packed_sequence_specs.packed_metadata_path: {path} does not exist; it states the maximum number "
+            "of samples in a pack. Correct the path, or leave it unset."
+        ) from error
+    except ValueError as error:
+        raise BadDocumentError(f"{path}: is not JSON ({error}). Pack the samples again.") from error
+    try:
+        most = max(int(each["max_samples_per_bin"]) for each in described)
+        sizes = {int(each.get("pack_size", pack_size)) for each in described}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise BadDocumentError(
+            f"{path}: is not a list of objects with max_samples_per_bin ({type(error).__name__}: {error}). Pack the "
+            "samples again."
+        ) from error
+    if sizes != {pack_size}:
+        raise BadDocumentError(
+            f"{path}: describes packs of {sorted(sizes)} tokens, but packed_sequence_size={pack_size}. Set the file of "
+            "these packs."
+        )
+    return most
 
 
 def write_packs(samples: TokenizedSamples, packs: PackIndex, path: Path) -> None:

@@ -3,6 +3,7 @@
 from math import lcm
 from pathlib import Path
 
+from mb_data.bridge_packs import read_max_samples
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning import FinetuningDataset
@@ -121,15 +122,18 @@ def _existing_packs(
     if context.log is not None:
         context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
     is_complete = split == "validation" and context.complete_validation
+    metadata = specs.packed_metadata_path
+    pack_size = specs.packed_sequence_size
     return PackedDataset(
         samples,
         packs,
         size=len(packs) if is_complete else size,
         seed=config.seed if split == "training" else None,
         padding_token=tokenizer.eod,
-        pack_size=specs.packed_sequence_size,
+        pack_size=pack_size,
         multiple=sequence_multiple(specs, context.padding),
         pad_cu_seqlens=specs.pad_cu_seqlens,
+        max_samples=None if metadata is None else read_max_samples(Path(metadata), pack_size=pack_size),
     )
 
 

@@ -37,7 +37,8 @@ class PackedSequenceSpecs(StrictFields):
     """Existing packs for validation, as for training."""
 
     packed_metadata_path: str | None = None
-    """Statistics of existing packs. Rejected, because they are computed from the packs."""
+    """Statistics of existing packs in Megatron-Bridge's format, a JSON list. With `pad_cu_seqlens`, its maximum number
+    of samples in a pack, over all files that it describes, determines the length of `cu_seqlens`."""
 
     pad_cu_seqlens: bool = False
     """Pad `cu_seqlens` to the same length in all packs, by repeating its last entry."""

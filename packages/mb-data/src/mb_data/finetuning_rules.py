@@ -73,12 +73,13 @@ def _wrong_pack_length(specs: Any, length: Any) -> str | None:
 
 
 def _unread_specs(specs: Any) -> str | None:
-    unread = (
-        "tokenizer_model_name",
-        "packed_metadata_path",
-    )
-    requested = [f"{name}={get_spec(specs, name)}" for name in unread if get_spec(specs, name) is not None]
-    return f"has {requested[0]}, which would have no effect" if requested else None
+    name, metadata = (get_spec(specs, each) for each in ("tokenizer_model_name", "packed_metadata_path"))
+    if name is not None:
+        return f"has tokenizer_model_name={name}, which would have no effect"
+    is_read = get_spec(specs, "pad_cu_seqlens") and get_spec(specs, "packed_train_data_path") is not None
+    if metadata is None or is_read:
+        return None
+    return f"has packed_metadata_path={metadata} without packed_train_data_path and pad_cu_seqlens=true"
 
 
 def _shapes_differ(given: Any, made_up: Any, graphs: Any) -> str | None:
@@ -187,7 +188,8 @@ RULES: tuple[Rule, ...] = (
         "D73",
         _PACKS,
         _unread_specs,
-        why="this option is not implemented: packs are named and described by their content",
+        why="packs made by this package are named and described by their content; of other packs only the length of "
+        "cu_seqlens depends on their statistics",
         fix="Leave it unset.",
         fails=({"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"},),
         passes=({"packed_sequence_size": 4096},),

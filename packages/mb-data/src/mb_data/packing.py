@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mb_data.errors import BadDocumentError
 from mb_data.finetuning import EpochOrder
 from mb_data.finetuning_samples import TokenizedSamples
 from mb_data.first_fit import PackIndex
@@ -33,9 +34,13 @@ class PackedDataset:
         pack_size: Length of a pack in tokens.
         multiple: The length of each sample is rounded up to a multiple of this number of tokens.
         pad_cu_seqlens: Pad `cu_seqlens` to the same length in all packs, by repeating S.
+        max_samples: Number of samples in a pack for which `cu_seqlens` is padded; None: that of the largest pack.
+
+    Raises:
+        BadDocumentError: A pack has more than `max_samples`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         samples: TokenizedSamples,
         packs: PackIndex,
@@ -46,11 +51,18 @@ class PackedDataset:
         pack_size: int,
         multiple: int = 1,
         pad_cu_seqlens: bool = False,
+        max_samples: int | None = None,
     ) -> None:
         self.samples, self.packs, self._size = samples, packs, size
         self._order = EpochOrder(len(packs), seed=seed)
         self._padding_token, self._pack_size, self._multiple = padding_token, pack_size, multiple
-        self._num_boundaries = packs.max_samples + 2 if pad_cu_seqlens else 0
+        most = packs.max_samples if max_samples is None else max_samples
+        if packs.max_samples > most:
+            raise BadDocumentError(
+                f"dataset.packed_sequence_specs.packed_metadata_path: states at most {most} samples in a pack, but a "
+                f"pack has {packs.max_samples}. Set the file that describes these packs, or leave it unset."
+            )
+        self._num_boundaries = most + 2 if pad_cu_seqlens else 0
 
     def __len__(self) -> int:
         return self._size

@@ -101,7 +101,8 @@ class TokenizerConfig(StrictFields):
     """Options of SentencePiece tokenizers in older configurations."""
 
     tokenizer_prompt_format: str | None = None
-    """Name of the prompt format of the SFT tokenizers."""
+    """Chat template by the name of a prompt format of Megatron Core, instead of `chat_template`: identity,
+    nemotron-h-aligned, nemotron-nano-v2, or default for that of the files."""
 
     image_tag_type: str | None = None
     """Type of the tags around image placeholders."""

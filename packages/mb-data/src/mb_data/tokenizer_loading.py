@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from mb_data.chat_encoding import TokenizerWithTemplate
 from mb_data.chat_template import TEMPLATE_FILE, read_chat_template
 from mb_data.errors import TokenizerError, TokenizerLibraryError
+from mb_data.prompt_formats import PROMPT_FORMATS
 from mb_data.saved_tokenizer import SAVED_TYPES
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_rules import SENTENCEPIECE
@@ -85,6 +86,8 @@ def with_additions(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
         TokenizerError: A special token is empty or occurs twice, or `vocab_extra_ids` is negative.
     """
     template = read_chat_template(config.chat_template, config.chat_template_path)
+    if config.tokenizer_prompt_format is not None:
+        template = PROMPT_FORMATS[config.tokenizer_prompt_format]
     if template is not None:
         tokenizer = TokenizerWithTemplate(tokenizer, template)
     if config.special_tokens and config.tokenizer_type != "TikTokenizer":

@@ -5,8 +5,9 @@ from typing import Any
 
 from mb_data._rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
 from mb_data._rules import Rule
+from mb_data.prompt_formats import PROMPT_FORMATS
 
-CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer")
+CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer", "TikTokenizer")
 """Types that encode the special tokens of a chat template."""
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -86,14 +87,20 @@ def _check_names(names: Any) -> str | None:
     return None if fine else f"{names}"
 
 
-def _two_templates(text: Any, path: Any) -> str | None:
-    return None if text is None or path is None else f"is set with chat_template_path={path}"
+def _two_templates(text: Any, path: Any, name: Any) -> str | None:
+    given = {"chat_template": text, "chat_template_path": path, "tokenizer_prompt_format": name}
+    found = [each for each in given if given[each] is not None]
+    return f"{' and '.join(found)} are set" if len(found) > 1 else None
 
 
-def _unused_template(text: Any, path: Any, finetuning: Any, options: Any, pretraining: Any) -> str | None:
-    name = "chat_template" if text is not None else f"chat_template_path={path}"
+def _unused_template(
+    text: Any, path: Any, form: Any, finetuning: Any, options: Any, pretraining: Any
+) -> str | None:
+    given = {"chat_template_path": path, "tokenizer_prompt_format": form}
+    found = ["chat_template"] * (text is not None)
+    found += [f"{name}={value}" for name, value in given.items() if value is not None]
     is_unused = pretraining is not None or (finetuning is not None and not chat_requested(options))
-    return f"{name} is set" if (text is not None or path is not None) and is_unused else None
+    return f"{found[0]} is set" if found and is_unused else None
 
 
 def _no_chat_tokens(kind: Any, options: Any) -> str | None:
@@ -119,10 +126,10 @@ def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object
     )
 
 
+_FORMAT = "tokenizer.tokenizer_prompt_format"
 _PADDING = "Leave it unset and set model.make_vocab_size_divisible_by or model.vocab_size."
 _FILE = "Leave it unset; the tokenizer.json defines the tokenizer completely."
 _CHAT = "Leave it unset and format conversations before they are tokenized."
-_FORMAT = "Leave it unset; set chat_template_path to a Jinja template, which determines the format of conversations."
 _SENTENCEPIECE = "Leave it at its default; the file defines the model. Use special_tokens to add tokens."
 
 _INERT: tuple[tuple[int, str, object, object, str], ...] = (
@@ -143,7 +150,6 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (38, "tokenizer_sentencepiece_legacy", False, True, _SENTENCEPIECE),
     (39, "tokenizer_sentencepiece_ignore_extra_whitespaces", True, False, _SENTENCEPIECE),
     (42, "sp_tokenizer_kwargs", {}, {"legacy": True}, _SENTENCEPIECE),
-    (43, "tokenizer_prompt_format", None, "nemotron", _FORMAT),
     (44, "image_tag_type", None, "llava", _CHAT),
     (45, "force_system_message", False, True, _CHAT),
 )
@@ -238,20 +244,30 @@ RULES: tuple[Rule, ...] = (
         fails=("HuggingFaceTokenizer", "tokenizer.json: no such file."),
         passes=("HuggingFaceTokenizer", None),
     ),
+    one_of(
+        "D43",
+        _FORMAT,
+        (None, *PROMPT_FORMATS),
+        why="only these prompt formats of Megatron Core are known",
+        fix="Use one of these names, or set tokenizer.chat_template_path to a Jinja template.",
+        fails="nemotron",
+        passes="identity",
+    ),
     rule(
         "D100",
-        ("tokenizer.chat_template", "tokenizer.chat_template_path"),
+        ("tokenizer.chat_template", "tokenizer.chat_template_path", _FORMAT),
         _two_templates,
         why="a conversation is rendered by one template",
-        fix="Leave one of them unset.",
-        fails=("{{ messages }}", "chat.jinja"),
-        passes=(None, "chat.jinja"),
+        fix="Set only one of them.",
+        fails=("{{ messages }}", "chat.jinja", None),
+        passes=(None, "chat.jinja", None),
     ),
     rule(
         "D101",
         (
             "tokenizer.chat_template",
             "tokenizer.chat_template_path",
+            _FORMAT,
             "dataset.made_up",
             "dataset.dataset_kwargs",
             "dataset.eod_mask_loss",
@@ -259,8 +275,15 @@ RULES: tuple[Rule, ...] = (
         _unused_template,
         why="only conversations of fine-tuning data with dataset_kwargs.chat=true are rendered by it",
         fix="Set dataset.dataset_kwargs.chat=true and use_hf_tokenizer_chat_template=true, or leave it unset.",
-        fails=(None, "chat.jinja", False, None, None),
-        passes=(None, "chat.jinja", False, {"chat": True, "use_hf_tokenizer_chat_template": True}, None),
+        fails=(None, "chat.jinja", None, False, None, None),
+        passes=(
+            None,
+            "chat.jinja",
+            None,
+            False,
+            {"chat": True, "use_hf_tokenizer_chat_template": True},
+            None,
+        ),
     ),
     rule(
         "D102",

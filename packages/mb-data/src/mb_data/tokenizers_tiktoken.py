@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import tiktoken
@@ -105,6 +106,25 @@ class TikTokenizer:
         """Convert text to token ids, without an end-of-document token."""
         ids: list[int] = self._encoding.encode_ordinary(text)
         return ids
+
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """Texts of the special tokens."""
+        return tuple(self._names)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text that contains special tokens, and start and end of each in characters.
+
+        Tokens that are parts of one character have its position.
+        """
+        ids: list[int] = self._encoding.encode(text, allowed_special="all")
+        pieces = self._encoding.decode_tokens_bytes(ids)
+        ends = accumulate(len(piece) for piece in pieces)
+        character = [number for number, each in enumerate(text) for _ in each.encode()]
+        return ids, [
+            (character[end - len(piece)], character[end - 1] + 1)
+            for end, piece in zip(ends, pieces, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert token ids to text, including special tokens. Ids beyond the vocabulary are skipped."""

@@ -50,6 +50,7 @@ NO_PATHS = {
     },
     "validation": {"validation_set_names"},
     "dataset": {
+        "json_key",
         "split",
         "sequences_per_dataset",  # its keys are prefixes as in data_path, which is a path
         "fim_extra_tokens",

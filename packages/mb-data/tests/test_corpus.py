@@ -1,3 +1,5 @@
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,8 @@ from mb_data import (
 )
 from mb_data.cache_dir import commit_build, resolve_cache_dir
 from mb_data.corpus import _load, fingerprint
-from mb_data.errors import CorpusError
-from mb_data.sources import read_sources, split_files, verify_sources
+from mb_data.errors import BadDocumentError, CorpusError
+from mb_data.sources import read_documents, read_sources, split_documents, verify_sources
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 
@@ -123,8 +125,9 @@ def test_a_moved_folder_is_the_same_corpus(config, text_folder, tmp_path):
 
 def test_a_new_file_does_not_change_the_split_of_others(config, text_folder):
     def splits():
-        found = split_files(read_sources(config)[0], config)
-        return {file.name: split for split, files in found.items() for file in files}
+        files, _ = read_sources(config)
+        found = split_documents(files, config)
+        return {document.name: found.split(document.name) for document in read_documents(files, config)}
 
     before = splits()
     (text_folder / "new.txt").write_text("new")
@@ -198,7 +201,7 @@ def test_a_split_without_a_file_is_rejected(config, tmp_path):
     (tmp_path / "single.txt").write_text("alone")
     config.sources = [str(tmp_path / "single.txt")]
     for refusing in (prepare_corpus, verify_sources):
-        with pytest.raises(CorpusError, match=r"1 file\(s\) are too few for train, valid and test"):
+        with pytest.raises(CorpusError, match=r"1 document\(s\) are too few for train, valid and test"):
             refusing(config)
 
 
@@ -241,5 +244,71 @@ def test_three_files_are_enough_for_three_splits(config, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(name)
     config.sources = [str(tmp_path / f"{name}.txt") for name in "abc"]
-    splits = split_files(read_sources(config)[0], config)
-    assert sorted(len(files) for files in splits.values()) == [1, 1, 1]
+    found = split_documents(read_sources(config)[0], config)
+    assert sorted(map(found.split, ("a.txt", "b.txt", "c.txt"))) == ["test", "train", "valid"]
+
+
+LINES = [f"line {number}: {'to be or not to be ' * 4}" for number in range(40)]
+
+
+def write_rows(folder, suffix):
+    """Write the lines in a format, and a text file next to them. Return the key of the text."""
+    file = folder / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"body": LINES, "other": LINES[::-1]}), file)
+    elif suffix == ".csv":
+        file.write_text("other,body\n" + "".join(f"x,{line}\n" for line in LINES))
+    else:
+        content = "".join(json.dumps({"body": line}) + "\n" for line in LINES).encode()
+        file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    (folder / "b.json").write_text(
+        json.dumps({"a": "settings of a program, not a document of lines"}, indent=1)
+    )
+    return "body"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".csv", ".parquet"])
+def test_every_line_or_row_is_a_document(config, tmp_path, suffix):
+    (tmp_path / "rows").mkdir()
+    config.json_key = write_rows(tmp_path / "rows", suffix)
+    config.sources = [str(tmp_path / "rows")]
+    verify_sources(config)
+    corpus = prepare_corpus(config)
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    texts = [
+        text
+        for prefix in (corpus.train, corpus.valid, corpus.test)
+        for text in tokenizer.decode(np.fromfile(f"{prefix}.bin", np.uint16)).split("<|endoftext|>")
+        if text
+    ]
+    assert sorted(texts) == sorted([*LINES, (tmp_path / "rows" / "b.json").read_text()])
+    assert min(corpus.files[split] for split in SPLITS) >= 1
+    assert prepare_corpus(config).reused
+
+
+def test_another_key_of_the_text_is_another_corpus(config, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "body": "b"}\n' * 3)
+    config.sources = [str(tmp_path / "rows.jsonl")]
+    first = tokenize_corpus(config, ByteTokenizer())
+    config.json_key = "body"
+    assert tokenize_corpus(config, ByteTokenizer()).train != first.train
+    config.json_key = "none"
+    with pytest.raises(BadDocumentError, match=r"rows.jsonl:1: has no key 'none' \(found keys text, body\)"):
+        tokenize_corpus(config, ByteTokenizer())
+
+
+def test_lines_may_be_too_few_for_the_splits(config, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    config.sources = [str(tmp_path / "rows.jsonl")]
+    with pytest.raises(CorpusError, match=r"2 document\(s\) are too few for train, valid and test"):
+        tokenize_corpus(config, ByteTokenizer())
+
+
+def test_a_format_that_cannot_be_read_is_named(config, tmp_path):
+    (tmp_path / "rows.zip").write_bytes(b"PK")
+    config.sources = [str(tmp_path / "rows.zip")]
+    for refusing in (prepare_corpus, verify_sources):
+        with pytest.raises(BadDocumentError, match=r"rows.zip: .zip files are not supported"):
+            refusing(config)

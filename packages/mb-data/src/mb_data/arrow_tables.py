@@ -76,5 +76,5 @@ def _require_columns(path: Path, found: Sequence[str], columns: Sequence[str] | 
     if missing:
         raise BadDocumentError(
             f"{path}: has no column {missing[0]!r} (found columns {', '.join(found) or 'none'}). Pass the name of the "
-            "column with the text: --json-key (json_key in Python)."
+            "column with the text: --json-key (dataset.json_key in a run)."
         )

@@ -181,6 +181,11 @@ def train_bpe(
     Raises:
         TokenizerError: `vocab_size` is below 257, or the text does not contain enough pairs to merge.
     """
+    return train_bpe_on_texts(_read_texts(files, progress), vocab_size=vocab_size, out=out)
+
+
+def train_bpe_on_texts(texts: Iterator[str], *, vocab_size: int, out: str | Path) -> FileTokenizer:
+    """Train a tokenizer on texts; see `train_bpe`."""
     if vocab_size < BYTE_ENTRIES:
         raise TokenizerError(
             f"vocab_size: {vocab_size} is below {BYTE_ENTRIES}; the vocabulary always contains the 256 bytes and the "
@@ -194,12 +199,12 @@ def train_bpe(
         show_progress=False,
     )
     with _single_threaded():
-        tokenizer.train_from_iterator(_read_texts(files, progress), trainer, length=len(files))
+        tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise TokenizerError(
-            f"vocab_size: {vocab_size} entries requested, but {len(files)} file(s) yield "
-            f"{tokenizer.get_vocab_size()}; no pair of tokens is left to merge. Provide more text, or set vocab_size "
-            f"(dataset.vocab_size in a run) to {tokenizer.get_vocab_size()} or less."
+            f"vocab_size: {vocab_size} entries requested, but the text yields {tokenizer.get_vocab_size()}; no pair of "
+            "tokens is left to merge. Provide more text, or set vocab_size (dataset.vocab_size in a run) to "
+            f"{tokenizer.get_vocab_size()} or less."
         )
     tokenizer.save(str(out))
     return FileTokenizer(out)

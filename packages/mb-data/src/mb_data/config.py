@@ -188,14 +188,18 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
 @accept_sequence_length
 @dataclass(kw_only=True)
 class TextCorpusConfig(GPTDatasetConfig):
-    """Section for plain text files, split by file.
+    """Section for text, split by document.
 
-    The files are tokenized once, by the tokenizer of the run or by one trained on them, and cached.
+    The documents are tokenized once, by the tokenizer of the run or by one trained on them, and cached.
     """
 
     sources: list[str] | None = None
-    """Files and folders of UTF-8 text, one document per file. None: the Python files of the interpreter's standard
-    library."""
+    """Files and folders. A document is a file of UTF-8 text, a line of a `.jsonl` file, or a row of a `.csv`, `.tsv`,
+    `.parquet` or `.arrow` file. A `.json` file has lines if the first one is an object with `json_key`. Files may be
+    compressed. None: the Python files of the interpreter's standard library."""
+
+    json_key: str = "text"
+    """Key of the text in the lines of JSON files, and its column in tables."""
 
     vocab_size: int = 4096
     """Exact number of entries of the byte-level BPE tokenizer that is trained: 256 bytes, the end-of-document token,
@@ -205,13 +209,14 @@ class TextCorpusConfig(GPTDatasetConfig):
     """Parent folder of prepared corpora. None: `$MB_CACHE_DIR`, or else `~/.cache/mb-trainer`."""
 
     validation_fraction: float = 0.05
-    """Fraction of the files that is held out for validation; 0: none."""
+    """Fraction of the documents that is held out for validation; 0: none."""
 
     test_fraction: float = 0.05
-    """Fraction of the files that is held out for the test split; 0: none."""
+    """Fraction of the documents that is held out for the test split; 0: none."""
 
     split_seed: int = 1234
-    """Seed of the split. The split of a file depends only on its relative path and this seed."""
+    """Seed of the split. The split of a document depends only on the relative path of its file, the number of its line
+    or row, and this seed."""
 
     reset_position_ids: bool | None = False
     """Restart position ids after each end-of-document token."""

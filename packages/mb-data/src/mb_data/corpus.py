@@ -1,4 +1,4 @@
-"""Preparation of a text corpus: split by file, then tokenized, with a trained or a given tokenizer.
+"""Preparation of a text corpus: split by document, then tokenized, with a trained or a given tokenizer.
 
 A prepared corpus is a folder of the cache that is named by a fingerprint of the texts and the settings; see
 `mb_data.cache_dir`.
@@ -6,7 +6,8 @@ A prepared corpus is a folder of the cache that is named by a fingerprint of the
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ from mb_data.config import TextCorpusConfig
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.indexed import IndexedWriter, token_dtype, verify_prefix
 from mb_data.progress import Progress
-from mb_data.sources import SourceFile, read_sources, split_files
+from mb_data.sources import DocumentSplits, SourceFile, read_documents, read_sources, split_documents
 from mb_data.tokenizers import Tokenizer, is_read_from
 
 FORMAT_VERSION = 1
@@ -40,7 +41,7 @@ class TokenizedCorpus:
     tokens: Mapping[str, int]
     """Number of tokens of train, valid and test."""
     files: Mapping[str, int]
-    """Number of files of train, valid and test, and `skipped`: files that are not UTF-8 text."""
+    """Number of documents of train, valid and test, and `skipped`: files that are not UTF-8 text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +64,20 @@ def prepare_corpus(config: TextCorpusConfig, *, progress: Progress | None = None
 
     Raises:
         DataPathError: A source does not exist.
-        CorpusError: The sources contain no text, or too few files for the splits with a fraction above 0.
+        CorpusError: The sources contain no text, or too few documents for the splits with a fraction above 0.
+        BadDocumentError: A line or row is not a document.
         TokenizerError: There is too little text for the vocabulary.
         ModuleNotFoundError: The `tokenizers` library is not installed.
     """
     sources, skipped = read_sources(config)
-    splits = split_files(sources, config)
 
     def build(folder: Path) -> None:
         bpe = import_module("mb_data.bpe")  # a cached corpus loads without the library
-        tokenizer = bpe.train_bpe(
-            [file.path for file in splits["train"]],
-            vocab_size=config.vocab_size,
-            out=folder / _TOKENIZER,
-            progress=progress,
+        splits = split_documents(sources, config)
+        tokenizer = bpe.train_bpe_on_texts(
+            _training_texts(sources, splits, progress), vocab_size=config.vocab_size, out=folder / _TOKENIZER
         )
-        _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
+        _tokenize(sources, splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
     return load_or_build(_folder(sources, config), load=_load_with_tokenizer, build=build)
 
@@ -103,10 +102,10 @@ def tokenize_corpus(
     own = _load_with_tokenizer(_folder(sources, config), reused=True)
     if own is not None and is_read_from(tokenizer, own.tokenizer):
         return own
-    splits = split_files(sources, config)
 
     def build(folder: Path) -> None:
-        _tokenize(splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
+        splits = split_documents(sources, config)
+        _tokenize(sources, splits, tokenizer, folder=folder, skipped=skipped, progress=progress)
 
     return load_or_build(_folder(sources, config, tokenizer=tokenizer), load=_load, build=build)
 
@@ -115,13 +114,15 @@ def fingerprint(
     files: list[SourceFile], config: TextCorpusConfig, *, tokenizer: Tokenizer | None = None
 ) -> str:
     """Return a hash of everything that a corpus depends on: file names, contents, tokenizer, settings and format."""
-    settings = [
+    settings: list[Any] = [
         FORMAT_VERSION,
         config.vocab_size if tokenizer is None else tokenizer.fingerprint,
         config.validation_fraction,
         config.test_fraction,
         config.split_seed,
     ]
+    if any(file.has_rows for file in files):
+        settings.append(config.json_key)
     described = json.dumps([settings, [(file.name, file.digest) for file in files]])
     return hashlib.sha256(described.encode()).hexdigest()[:24]
 
@@ -130,28 +131,42 @@ def _folder(files: list[SourceFile], config: TextCorpusConfig, *, tokenizer: Tok
     return resolve_cache_dir(config.cache_dir) / "corpora" / fingerprint(files, config, tokenizer=tokenizer)
 
 
+def _training_texts(
+    files: list[SourceFile], splits: DocumentSplits, progress: Progress | None
+) -> Iterator[str]:
+    for number, file in enumerate(files, start=1):
+        for document in read_documents([file], splits.config):
+            if splits.split(document.name) == "train":
+                yield document.text
+        if progress is not None:
+            progress("train tokenizer", number, len(files))
+
+
 def _tokenize(
-    splits: Mapping[str, list[SourceFile]],
+    files: list[SourceFile],
+    splits: DocumentSplits,
     tokenizer: Tokenizer,
     *,
     folder: Path,
     skipped: int,
     progress: Progress | None,
 ) -> None:
-    done, total = 0, sum(map(len, splits.values()))
-    tokens = dict.fromkeys(SPLITS, 0)
-    for split, files in splits.items():
-        if not files:
-            continue
-        with IndexedWriter(folder / split, dtype=token_dtype(tokenizer.vocab_size)) as writer:
-            for file in files:
-                writer.add_document([*tokenizer.encode(file.path.read_bytes().decode()), tokenizer.eod])
-                done += 1
-                if progress is not None:
-                    progress("tokenize", done, total)
-        tokens[split] = writer.summary.tokens
-    files_of = {split: len(files) for split, files in splits.items()} | {"skipped": skipped}
-    (folder / _RECORD).write_text(json.dumps({"tokens": tokens, "files": files_of}, indent=1))
+    documents = dict.fromkeys(SPLITS, 0)
+    writers: dict[str, IndexedWriter] = {}
+    with ExitStack() as stack:
+        for done, file in enumerate(files, start=1):
+            for document in read_documents([file], splits.config):
+                split = splits.split(document.name)
+                if split not in writers:
+                    dtype = token_dtype(tokenizer.vocab_size)
+                    writers[split] = stack.enter_context(IndexedWriter(folder / split, dtype=dtype))
+                writers[split].add_document([*tokenizer.encode(document.text), tokenizer.eod])
+                documents[split] += 1
+            if progress is not None:
+                progress("tokenize", done, len(files))
+    tokens = {split: writers[split].summary.tokens if split in writers else 0 for split in SPLITS}
+    record = {"tokens": tokens, "files": documents | {"skipped": skipped}}
+    (folder / _RECORD).write_text(json.dumps(record, indent=1))
 
 
 def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:

@@ -99,7 +99,7 @@ def _require_header(path: Path, header: list[str], columns: Sequence[str] | None
     if missing and header:
         raise BadDocumentError(
             f"{path}: has no column {missing[0]!r} (the first line names {', '.join(header)}). Pass the name of the "
-            "column with the text: --json-key (json_key in Python)."
+            "column with the text: --json-key (dataset.json_key in a run)."
         )
 
 

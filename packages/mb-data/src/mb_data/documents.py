@@ -212,14 +212,14 @@ def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:
     if json_key not in values:
         raise BadDocumentError(
             f"{location}: has no key {json_key!r} (found keys {', '.join(values)}). Correct the line, or pass "
-            "the key of the text: --json-key (json_key in Python)."
+            "the key of the text: --json-key (dataset.json_key in a run)."
         )
     text = values[json_key]
     if not isinstance(text, str):
         raise BadDocumentError(
             f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
             "tokenized. Put it in quotes, or pass another --json-key "
-            "(json_key in Python)."
+            "(dataset.json_key in a run)."
         )
     return require_encodable(text, location=location)
 

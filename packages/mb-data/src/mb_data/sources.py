@@ -1,17 +1,28 @@
-"""Source files of a text corpus, and their assignment to splits."""
+"""Source files of a text corpus, their documents, and the assignment of documents to splits."""
 
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
 from mb_data.blend import SPLITS
+from mb_data.compressed import decompressed, strip_compression
 from mb_data.config import TextCorpusConfig
-from mb_data.documents import visible_files
-from mb_data.errors import CorpusError, DataPathError
+from mb_data.document_rows import is_table, reject_unsupported
+from mb_data.documents import (
+    DocumentChunk,
+    decode_texts,
+    is_json,
+    parse_object,
+    read_chunks,
+    visible_files,
+)
+from mb_data.errors import BadDocumentError, CorpusError, DataPathError
+
+_BLOCK = 1 << 20
 
 _EXCLUDED_FOLDERS = {
     "test",
@@ -28,13 +39,71 @@ _EXCLUDED_FOLDERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """Text file of a corpus."""
+    """File of a corpus."""
 
     path: Path
     name: str
     """Path relative to its source, identical on every machine."""
     digest: str
     """Hash of the content."""
+    has_rows: bool = False
+    """Whether every line or row is a document, instead of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Document of a corpus."""
+
+    name: str
+    """Name of its file; for a line or row also its number."""
+    file: SourceFile
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentSplits:
+    """Assignment of documents to train, valid and test, by a hash of their names and the seed only.
+
+    A new document therefore does not change the split of any other. A split without documents whose fraction is not 0
+    takes the first document of the largest split.
+    """
+
+    config: TextCorpusConfig
+    moved: Mapping[str, str]
+    """Name of a document -> the split that would be empty without it."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], config: TextCorpusConfig) -> "DocumentSplits":
+        """Return the assignment of documents with these names.
+
+        Raises:
+            CorpusError: There are fewer documents than splits.
+        """
+        counts = dict.fromkeys(SPLITS, 0)
+        first: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for name in names:
+            split = _split_of(name, config)
+            counts[split] += 1
+            if len(first[split]) < len(SPLITS):
+                first[split].append(name)
+        wanted = _held_out_splits(config)
+        if sum(counts.values()) <= len(wanted):
+            raise CorpusError(
+                f"dataset.sources: {sum(counts.values())} document(s) are too few for train, {' and '.join(wanted)}; a "
+                "document is never divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 "
+                "or both."
+            )
+        moved = {}
+        for split in ("train", *wanted):
+            if counts[split] == 0:
+                largest = max(SPLITS, key=lambda each: counts[each])
+                moved[first[largest].pop(0)] = split
+                counts[largest], counts[split] = counts[largest] - 1, 1
+        return cls(config=config, moved=moved)
+
+    def split(self, name: str) -> str:
+        """Return the split of the document with this name."""
+        return self.moved.get(name) or _split_of(name, self.config)
 
 
 def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
@@ -43,8 +112,9 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
     Raises:
         DataPathError: A source does not exist.
         CorpusError: No file contains text.
+        BadDocumentError: The format of a file is not supported.
     """
-    found = [_read_source(path, name) for path, name in _source_paths(config)]
+    found = [_read_source(path, name, config) for path, name in _source_paths(config)]
     files = [file for file in found if file is not None]
     if not files:
         raise CorpusError(
@@ -55,42 +125,61 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
 
 
 def verify_sources(config: TextCorpusConfig) -> None:
-    """Check that there is a file for every split, reading only as many files as necessary.
+    """Check that there is a document for every split, reading only as many files as necessary.
+
+    The documents in files of lines or rows are not counted: one such file is sufficient.
 
     Raises:
         DataPathError: A source does not exist.
-        CorpusError: No file contains text, or there are fewer files than splits.
+        CorpusError: No file contains text, or there are fewer documents than splits.
+        BadDocumentError: The format of a file is not supported.
     """
     needed = 1 + len(_held_out_splits(config))
-    read = (_read_source(path, name) for path, name in _source_paths(config))
-    if len(list(islice(filter(None, read), needed))) < needed:
-        files, _ = read_sources(config)
-        split_files(files, config)
+    read = filter(None, (_read_source(path, name, config) for path, name in _source_paths(config)))
+    first = []
+    for file in read:
+        first.append(file)
+        if file.has_rows or len(first) == needed:
+            return
+    files, _ = read_sources(config)
+    DocumentSplits.of((file.name for file in files), config)
 
 
-def split_files(files: list[SourceFile], config: TextCorpusConfig) -> dict[str, list[SourceFile]]:
-    """Assign each file to train, valid or test, by a hash of its name and the seed only.
-
-    A new file therefore does not change the split of any other file. A split without files whose fraction is not 0
-    takes the first file of the largest split.
+def split_documents(files: Sequence[SourceFile], config: TextCorpusConfig) -> DocumentSplits:
+    """Return the assignment of the documents of a corpus. Files of lines or rows are read to count their documents.
 
     Raises:
-        CorpusError: There are fewer files than splits.
+        CorpusError: There are fewer documents than splits.
+        BadDocumentError: A line or row is not a document.
     """
-    wanted = _held_out_splits(config)
-    if len(files) <= len(wanted):
-        raise CorpusError(
-            f"dataset.sources: {len(files)} file(s) are too few for train, {' and '.join(wanted)}; a file is never "
-            "divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 or both."
-        )
-    splits: dict[str, list[SourceFile]] = {name: [] for name in SPLITS}
+    names = (
+        (document.name for document in read_documents([file], config)) if file.has_rows else (file.name,)
+        for file in files
+    )
+    return DocumentSplits.of(chain.from_iterable(names), config)
+
+
+def read_documents(files: Iterable[SourceFile], config: TextCorpusConfig) -> Iterator[Document]:
+    """Yield the documents of a corpus, in the order of the files.
+
+    Raises:
+        BadDocumentError: A line or row is not a document.
+        FormatLibraryError: The library that reads a format is not installed.
+    """
     for file in files:
-        splits[_split_of(file.name, config)].append(file)
-    for name in ("train", *wanted):
-        if not splits[name]:
-            largest = max(splits.values(), key=len)
-            splits[name].append(largest.pop(0))
-    return splits
+        number = 0
+        for chunk in read_chunks([file.path], columns=[config.json_key]) if file.has_rows else [_whole(file)]:
+            for text in decode_texts(chunk, json_key=config.json_key):
+                number += 1
+                name = f"{file.name}:{number}" if file.has_rows else file.name
+                yield Document(name=name, file=file, text=text)
+
+
+def _whole(file: SourceFile) -> DocumentChunk:
+    """Return a text file as one document, whatever its suffix."""
+    with file.path.open("rb") as raw, decompressed(raw, file.path) as stream:
+        content = stream.read()
+    return DocumentChunk(path=file.path, first_line=None, documents=[content], read_bytes=len(content))
 
 
 def _held_out_splits(config: TextCorpusConfig) -> list[str]:
@@ -122,8 +211,13 @@ def _library_files(library: Path) -> Iterator[tuple[str, ...]]:
         yield from ((*parent, name) for name in names if name.endswith(".py"))
 
 
-def _read_source(path: Path, name: str) -> SourceFile | None:
-    content = path.read_bytes()
+def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile | None:
+    """Return a hashed file; None if it is empty or not UTF-8 text."""
+    reject_unsupported(path)
+    if is_table(path) or strip_compression(path).suffix == ".jsonl" or _has_json_lines(path, config):
+        return SourceFile(path=path, name=name, digest=_digest(path), has_rows=True)
+    with path.open("rb") as raw, decompressed(raw, path) as stream:
+        content = stream.read()
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -131,6 +225,26 @@ def _read_source(path: Path, name: str) -> SourceFile | None:
     if not content or b"\0" in content:
         return None
     return SourceFile(path=path, name=name, digest=hashlib.sha256(content).hexdigest())
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _has_json_lines(path: Path, config: TextCorpusConfig) -> bool:
+    """Return whether the first line of a `.json` file is an object with the key of the text."""
+    if not is_json(path):
+        return False
+    with path.open("rb") as raw, decompressed(raw, path) as stream:
+        first = stream.readline()
+    try:
+        return config.json_key in (parse_object(first, location=str(path)) or {})
+    except BadDocumentError:
+        return False
 
 
 def _split_of(name: str, config: TextCorpusConfig) -> str:

@@ -70,6 +70,15 @@ def test_override(make, override, path, value):
     assert (found, type(found)) == (value, type(value))
 
 
+def test_a_mapping_that_is_spelled_out_may_have_new_keys(make, kinds):
+    config = make(dataset=kinds["TextData"](seq_length=8, weights={"books": 1.0}), env_vars={"A": "1"})
+    apply_overrides(config, ["dataset.weights={books: 0.5, web: 0.5}"])
+    assert config.dataset.weights == {"books": 0.5, "web": 0.5}
+    for override in ("dataset.weights.wbe=1", "env_vars={B: 2}"):
+        with pytest.raises(UnknownKeyError, match=r"no such field"):
+            apply_overrides(config, [override])
+
+
 @pytest.mark.parametrize(
     ("override", "error", "message"),
     [

@@ -43,7 +43,8 @@ def apply_overrides(
 ) -> Provenance:
     """Apply overrides in Hydra's grammar to `config` in place, in order.
 
-    `a.b=c` changes a field; a section that is None is created with its defaults. `+a.b=c` adds a field or key that is
+    `a.b=c` changes a field; a section that is None is created with its defaults. `a.b={c: d}` sets keys of a
+    field that is a mapping, which may be new. `+a.b=c` adds a field or key that is
     not set, and `++a.b=c` changes or adds. `~a.b` deletes: an optional field becomes None, another field its default,
     and the key of a mapping is removed.
 
@@ -127,6 +128,8 @@ class _SectionEditor:
     adding: bool = False
     text: str | None = None
     path: str = field(default="", init=False)
+    mapping: str | None = field(default=None, init=False)
+    """Path of the field to which an override assigns a mapping, whose keys may be new."""
 
     def apply(self, config: Any, override: Override) -> None:
         """Apply one override."""
@@ -135,6 +138,8 @@ class _SectionEditor:
             return
         self.adding = override.kind in ("add", "force")
         self.text = override.text
+        is_field = len(override.keys) > 1  # a section may be a mapping, too, but its keys are known
+        self.mapping = override.path if is_field and isinstance(override.value, Mapping) else None
         if override.kind == "add" and _lookup(config, override.keys) is not None:
             raise OverrideError("is already set; use = or ++ instead of +", path=override.path)
         data: Any = override.value
@@ -188,7 +193,8 @@ class _SectionEditor:
             raise ConfigReadError(str(error)) from error
 
     def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
-        if key not in target and not (self.adding or free):
+        is_spelled_out = self.mapping is not None and path.startswith(f"{self.mapping}.")
+        if key not in target and not (self.adding or free or is_spelled_out):
             error = unknown_key_error(path, target, self.reader.root)
             error.message += f"; write +{path}=... to add it"
             raise error

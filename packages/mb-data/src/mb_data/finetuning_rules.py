@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         _OPTIONS,
         _bad_options,
         why="the keys are options that control how lines become samples; the run determines the number of samples",
-        fix="Correct the option.",
+        fix="Correct the option, or remove it, on a command line as ~dataset.dataset_kwargs.prompt_template.",
         fails=({"max_num_samples": 100}, False),
         passes=({"prompt_template": "Q: {input}\nA: {output}"}, False),
     ),

@@ -1,4 +1,4 @@
-"""Crash-consistent checkpoints for trainers on Megatron Core.
+"""Crash-consistent checkpoints for PyTorch and Megatron Core.
 
 A checkpoint becomes visible only when it is complete, and the trackers are updated last:
 
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
     from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
     from mb_checkpoint.select import select_checkpoint as select_checkpoint
+    from mb_checkpoint.torch_checkpointer import TorchCheckpointer as TorchCheckpointer
     from mb_checkpoint.train_state import read_train_state as read_train_state
     from mb_checkpoint.trust import trusted as trusted
 
@@ -124,6 +125,7 @@ _HOMES = {
     "SelectedCheckpoint": "select",
     "SkippedCheckpoint": "select",
     "StoredTensor": "inspection",
+    "TorchCheckpointer": "torch_checkpointer",
     "TrainStateError": "errors",
     "UnsafeCheckpointError": "errors",
     "apply_peft_adapter_filter_to_state_dict": "adapters",

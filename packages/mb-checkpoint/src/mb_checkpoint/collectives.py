@@ -1,12 +1,16 @@
-"""Work on one or every rank, with result and failure sent to all ranks, so that none blocks on a failed one."""
+"""Work on one or every rank, with result and failure sent to all ranks, so that none blocks on a failed one.
+
+A process without a process group is a single rank.
+"""
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from mb_checkpoint.errors import cause_of
+from mb_checkpoint.errors import CheckpointReadError, cause_of
 
 T = TypeVar("T")
 
@@ -24,12 +28,24 @@ def require_process_group() -> None:
         )
 
 
+def own_rank() -> int:
+    """Return the rank of this process in the default group; 0 without a group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def number_of_ranks() -> int:
+    """Return the number of processes in the default group; 1 without a group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def on_rank_zero(work: Callable[[], T]) -> T:
     """Run `work` on global rank 0 and return its result on every rank; its exception is raised on every rank.
 
     Collective over the default group. Result and exception are sent as pickles; an exception that cannot be pickled is
     raised on the other ranks as a RuntimeError with its text.
     """
+    if not dist.is_initialized():
+        return work()
     outcome: list[object] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -71,8 +87,30 @@ def on_every_rank(work: Callable[[], T]) -> T:
     return results[0]
 
 
+def read_on_all_ranks(path: Path, read: Callable[[], T], *, after: str = "nothing was changed") -> T:
+    """Read on every rank; if one rank fails, raise on all ranks, which would otherwise wait for it. Collective.
+
+    Args:
+        path: Folder of the checkpoint.
+        read: Reads on this rank; not collective.
+        after: State of the run after a failure, for the message.
+
+    Raises:
+        CheckpointReadError: A rank could not read it.
+    """
+    try:
+        return on_every_rank(read)
+    except RanksFailedError as error:
+        raise CheckpointReadError(
+            f"{path}: could not be read ({error}), and {after}. See that every rank reaches the folder, look at it "
+            "with verify_checkpoint, or load another checkpoint."
+        ) from error
+
+
 def gather(value: T) -> list[T]:
     """Return the value of each rank, in rank order. Collective over the default group."""
+    if not dist.is_initialized():
+        return [value]
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values  # type: ignore[return-value]  # every entry is filled

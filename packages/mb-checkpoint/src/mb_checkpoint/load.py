@@ -7,7 +7,7 @@ from typing import Any
 
 from mb_checkpoint import fsdp, mcore
 from mb_checkpoint.adapters import KeyFilter, all_but
-from mb_checkpoint.collectives import require_process_group
+from mb_checkpoint.collectives import read_on_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import read_dataloader_state
@@ -15,7 +15,7 @@ from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
 from mb_checkpoint.local import LocalStoreLike, load_local
 from mb_checkpoint.mcore_groups import CheckpointGroups
-from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents, read_on_all_ranks
+from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
 from mb_checkpoint.restore_shards import ShardRestorer

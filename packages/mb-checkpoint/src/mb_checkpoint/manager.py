@@ -2,17 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from mb_checkpoint.async_save import AsyncSave
 from mb_checkpoint.background_writer import BackgroundWriter
-from mb_checkpoint.collectives import on_every_rank
-from mb_checkpoint.commit_barrier import CommitBarrier
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
@@ -30,46 +28,17 @@ from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save import (
     PlannerLike,
-    cleaned_up,
     destination,
     new_planner,
     plan_save,
     save_checkpoint,
     writing_group,
 )
+from mb_checkpoint.save_plan import BackgroundWriterLike, start_in_background
 from mb_checkpoint.sources import find_checkpoint
 from mb_checkpoint.verified_cache import VerifiedCache
-from mb_checkpoint.worker import JobResult, WriterJob
-from mb_checkpoint.writing import DataFile
 
 logger = logging.getLogger(__name__)
-
-
-class BackgroundWriterLike(Protocol):
-    """Background writer; `background_writer.BackgroundWriter` matches."""
-
-    @property
-    def staged_bytes(self) -> int:
-        """Size in bytes of the host memory allocated for copies."""
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the writer."""
-
-    def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Copy the tensors and submit a job that writes them."""
-
-    def submit(self, job: WriterJob) -> None:
-        """Submit the next job."""
-
-    def result(self) -> JobResult | None:
-        """Return the result of the last job, once."""
-
-    def stop(self) -> None:
-        """Kill the process; the next job starts another one."""
-
-    def close(self) -> None:
-        """Kill the process and release its resources."""
 
 
 class DefaultCheckpointManager:
@@ -244,24 +213,8 @@ class DefaultCheckpointManager:
         self, ctx: CheckpointSaveContext, writer: BackgroundWriterLike, options: dict[str, Any]
     ) -> ScheduledSave:
         plan = plan_save(ctx, self._config, **options)
-        job, rank = plan.job, dist.get_rank()
-        with cleaned_up(job.root, job.step, job.staging):
-            on_every_rank(lambda: writer.write(job.staging, rank, plan.files))
-        barrier = CommitBarrier(
-            dist.distributed_c10d._get_default_store() if job.world_size > 1 else None,
-            rank=rank,
-            world_size=job.world_size,
-            name=job.staging.name,
-        )
-        self._pending = AsyncSave(
-            job, began=plan.began, is_rank_zero=rank == 0, writer=writer, barrier=barrier, clock=self._clock
-        )
-        return ScheduledSave(
-            root=job.root,
-            step=job.step,
-            seconds=self._clock() - plan.began,
-            staged_bytes=writer.staged_bytes,
-        )
+        self._pending, scheduled = start_in_background(plan, writer, clock=self._clock)
+        return scheduled
 
     def _destination(self, ctx: CheckpointSaveContext) -> Path:
         is_local = ctx.non_persistent_ckpt and self._config.non_persistent_ckpt_type == "local"

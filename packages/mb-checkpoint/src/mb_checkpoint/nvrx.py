@@ -22,10 +22,10 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
     CliqueReplicationStrategy,
 )
 
+from mb_checkpoint.collectives import read_on_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.local_state import LocalState
-from mb_checkpoint.metadata import read_on_all_ranks
 from mb_checkpoint.trust import is_trusted
 from mb_checkpoint.unpickling import reject_code, weights_only
 

@@ -22,8 +22,8 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.device_sync import wait_for_current_device
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
-from mb_checkpoint.mcore_plan import WritePlan
 from mb_checkpoint.worker import JobResult, WriterJob
+from mb_checkpoint.write_plan import WritePlan
 from mb_checkpoint.writing import DataFile
 
 FAILURES = (OSError, RuntimeError, CheckpointException, CheckpointingException)

@@ -6,12 +6,13 @@ from typing import Any
 
 from mb_checkpoint import fsdp, main_params, mcore
 from mb_checkpoint.adapters import reject_empty_selection
+from mb_checkpoint.collectives import read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.mcore_groups import CheckpointGroups
-from mb_checkpoint.metadata import read_on_all_ranks
 from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rebuilt
-from mb_checkpoint.restore import StateRestorer, check_shapes, merge_over_ranks
+from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.rng import restore_rng_state
+from mb_checkpoint.shape_check import check_shapes, merge_over_ranks
 from mb_checkpoint.shards import Shard, read_entries
 
 

@@ -4,7 +4,8 @@
    state of all ranks at this step.
 2. **Stage** (`plan_save` here): create the hidden folder `.saving_iter_*` (`commit.open_staging`), assign each piece of
    the state to one rank (`mcore_plan.py`, `save_shards.py`), and write the small files. A background save also copies
-   the tensors to host memory (`staging_buffer.py`), so that training can change them.
+   the tensors to host memory (`staging_buffer.py`), so that training can change them. A run without Megatron Core has
+   its own steps 1 and 2 (`torch_state.py`, `torch_checkpointer.py`); the others are the same (`save_plan.py`).
 3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
    save does this in the writer process (`background_writer.py`, `worker.py`).
 4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of
@@ -22,9 +23,8 @@ A process that dies before step 8 leaves the previous checkpoint current.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,21 +32,22 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from mb_checkpoint import fsdp, mcore_plan
-from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero
-from mb_checkpoint.commit import discard, open_staging
+from mb_checkpoint.collectives import on_every_rank, on_rank_zero
+from mb_checkpoint.commit import open_staging
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike, describe_failure
+from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike
 from mb_checkpoint.dataloader import encode_position, position_file_name, positioned
-from mb_checkpoint.errors import CheckpointSaveError, cause_of
-from mb_checkpoint.finalize import FinalizeJob, finalize_save
+from mb_checkpoint.finalize import FinalizeJob
 from mb_checkpoint.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots
 from mb_checkpoint.manifest import Manifest
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.save_plan import SavePlan, cleaned_up, write_and_commit
 from mb_checkpoint.save_shards import ShardSavePlanner
 from mb_checkpoint.save_state import SaveState, collect_state
 from mb_checkpoint.train_state import encode_train_state
 from mb_checkpoint.verified_cache import VerifiedCache
-from mb_checkpoint.writing import DataFile, Piece, write_files, write_result
+from mb_checkpoint.write_plan import WritePlan
+from mb_checkpoint.writing import DataFile, Piece
 
 KEPT_NON_PERSISTENT = 2
 """Number of non-persistent checkpoints to keep if all persistent ones are kept."""
@@ -59,20 +60,8 @@ class PlannerLike(Protocol):
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
-    ) -> mcore_plan.WritePlan:
+    ) -> WritePlan:
         """Return the data that this rank writes. Collective."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
-    """Save that depends on the running training only through its tensors."""
-
-    job: FinalizeJob
-    """Destination and commit."""
-    files: tuple[DataFile, ...]
-    """Data that this rank writes; the tensors are those of the training."""
-    began: float
-    """Start time on the clock of the save."""
 
 
 def save_checkpoint(
@@ -110,19 +99,7 @@ def save_checkpoint(
         ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
     plan = plan_save(ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock)
-    job = replace(plan.job, contents=False)
-    with cleaned_up(job.root, job.step, job.staging):
-        on_every_rank(
-            lambda: write_result(job.staging, dist.get_rank(), write_files(job.staging, plan.files))
-        )
-        done = on_rank_zero(lambda: finalize_save(job, verified))
-    return SavedCheckpoint(
-        path=done.path,
-        step=job.step,
-        seconds=clock() - plan.began,
-        total_bytes=done.total_bytes,
-        pruned=done.pruned,
-    )
+    return write_and_commit(plan, clock=clock, verified=verified)
 
 
 def save_model_weights(
@@ -237,20 +214,6 @@ def writing_group(config: CheckpointConfig, groups: CheckpointGroups) -> Any | N
     if not config.fully_parallel_save:
         return None
     return groups.sharing(config.ckpt_fully_parallel_save_process_group)
-
-
-@contextmanager
-def cleaned_up(root: Path, step: int, staging: Path | None = None) -> Iterator[None]:
-    """If the block fails, remove the staging folder, and convert an OSError to a CheckpointSaveError."""
-    try:
-        yield
-    except BaseException as error:
-        if staging is not None and dist.get_rank() == 0:
-            discard(staging)
-        if not isinstance(error, OSError):
-            raise
-        reason = str(error) if isinstance(error, RanksFailedError) else cause_of(error)
-        raise CheckpointSaveError(describe_failure(root, step, reason)) from error
 
 
 def _write_small_files(

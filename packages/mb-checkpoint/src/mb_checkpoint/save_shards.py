@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from mb_checkpoint.collectives import own_rank
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.mcore_plan import WritePlan, split_by_size
 from mb_checkpoint.shards import ShardPlanner, content
+from mb_checkpoint.write_plan import WritePlan, split_by_size
 from mb_checkpoint.writing import DataFile, Piece
 
 
@@ -44,7 +43,7 @@ class ShardSavePlanner:
         shares = [share for share in split_by_size(items, self._writers) if share]
         files = [
             DataFile(
-                name=f"__{dist.get_rank()}_{number}.distcp",
+                name=f"__{own_rank()}_{number}.distcp",
                 pieces=tuple(Piece(index=item.index, data=content(state[item.index.fqn])) for item in share),
             )
             for number, share in enumerate(shares)

@@ -6,7 +6,7 @@ communication is needed, and a rank without elements of a tensor need not know a
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from mb_checkpoint.collectives import gather, on_rank_zero
+from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
 from mb_checkpoint.unpickling import SafeFileSystemReader, load_object, read_metadata
 
 
@@ -95,9 +95,12 @@ class ShardPlanner:
         return self._assigned, self._index
 
     def _divided(self, own: SavePlan) -> list[WriteItem]:
-        first = dist.get_rank() == 0
-        plans: list[Any] | None = [None] * dist.get_world_size() if first else None
-        dist.gather_object(own, plans)
+        first, alone = own_rank() == 0, not dist.is_initialized()
+        plans: list[Any] | None = [None] * number_of_ranks() if first else None
+        if alone:
+            plans = [own]
+        else:
+            dist.gather_object(own, plans)
         shares: list[SavePlan] = []
 
         def divide() -> None:
@@ -105,8 +108,9 @@ class ShardPlanner:
             shares.extend(found)
 
         on_rank_zero(divide)
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, shares if first else None)
+        mine: list[Any] = shares if alone else [None]
+        if not alone:
+            dist.scatter_object_list(mine, shares if first else None)
         assigned: SavePlan = mine[0]
         return list(assigned.items)
 
@@ -137,21 +141,25 @@ def content(entry: Any) -> torch.Tensor | bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredIndex:
-    """Names and shapes of the entries of a torch distributed checkpoint."""
+    """Names, shapes and types of the entries of a torch distributed checkpoint."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each tensor."""
     objects: frozenset[str]
     """Names of all entries that are not tensors."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Type of each tensor."""
 
 
 def read_index(folder: Path) -> StoredIndex:
-    """Read the names and shapes of the entries of a checkpoint."""
+    """Read the names, shapes and types of the entries of a checkpoint."""
     entries = read_metadata(folder).state_dict_metadata
-    shapes = {
-        name: tuple(each.size) for name, each in entries.items() if isinstance(each, TensorStorageMetadata)
-    }
-    return StoredIndex(shapes=shapes, objects=frozenset(entries.keys() - shapes.keys()))
+    tensors = {name: each for name, each in entries.items() if isinstance(each, TensorStorageMetadata)}
+    return StoredIndex(
+        shapes={name: tuple(each.size) for name, each in tensors.items()},
+        objects=frozenset(entries.keys() - tensors.keys()),
+        dtypes={name: each.properties.dtype for name, each in tensors.items()},
+    )
 
 
 def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:

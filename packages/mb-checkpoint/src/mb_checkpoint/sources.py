@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import torch.distributed as dist
-
-from mb_checkpoint.collectives import gather, on_rank_zero
+from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError, file_problem, first_of
 from mb_checkpoint.foreign_formats import is_readable_here, is_same_folder, recognize_foreign, why_no_source
@@ -66,7 +64,7 @@ def _damage(path: Path, *, contents: bool) -> str | None:
         if manifest is None:
             return []
         return find_hash_mismatches(
-            path, files_of_rank(manifest, rank=dist.get_rank(), world_size=dist.get_world_size())
+            path, files_of_rank(manifest, rank=own_rank(), world_size=number_of_ranks())
         )
 
     try:

@@ -1,0 +1,53 @@
+"""Comparison of the tensors that a run requests with those of a checkpoint, before anything is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mb_checkpoint.collectives import gather
+from mb_checkpoint.errors import CheckpointShapeError, first_of
+
+
+def check_shapes(
+    wanted: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    *,
+    path: Path,
+    may_lack: bool = False,
+    may_have_more: bool = False,
+) -> None:
+    """Compare the tensors that all ranks request with those that a checkpoint holds.
+
+    Args:
+        wanted: Global shape of each tensor that any rank requests (`merge_over_ranks`), so that all ranks reject
+            together.
+        stored: Shapes in the checkpoint.
+        path: Its folder, for the message.
+        may_lack: The checkpoint need not hold all of them.
+        may_have_more: The checkpoint may hold other tensors.
+
+    Raises:
+        CheckpointShapeError: A tensor has another shape, or is missing on one side; the message names the first ones.
+    """
+    lines = []
+    for key in sorted(wanted.keys() | stored.keys()):
+        here, there = wanted.get(key), stored.get(key)
+        left = (there is None and may_lack) or (here is None and may_have_more)
+        if here != there and not left:
+            lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
+    if lines:
+        raise CheckpointShapeError(
+            f"{path}: made by a model of another shape: {first_of(lines)}. Set the model as in "
+            "that checkpoint's run_config.yaml, or load another checkpoint."
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else str(list(shape))
+
+
+def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that any rank requests. Collective."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for shapes in gather(own):
+        wanted |= shapes
+    return wanted

@@ -1,0 +1,242 @@
+"""Parts of the state of a PyTorch run: modules, random states, and other objects; optimizers are in torch_optimizer.
+
+A part knows the names of its entries in a checkpoint, and how they are restored.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mb_checkpoint.collectives import gather, number_of_ranks, own_rank
+from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.rng import collect_rng_state, restore_rng_state
+from mb_checkpoint.shards import Shard, StoredIndex, content
+from mb_checkpoint.torch_tensors import shard_of
+from mb_checkpoint.unpickling import load_object
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Object with a state, such as a learning-rate scheduler, a gradient scaler or a data loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Restore the state."""
+        ...
+
+
+class StatePart(Protocol):
+    """Part of the state, which one object of the user holds."""
+
+    def entries(self) -> dict[str, Any]:
+        """Return what this rank stores: tensors and objects by name. Collective."""
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return the entries that a checkpoint must have: the shape of each tensor, None for an object."""
+
+    def owns(self, name: str) -> bool:
+        """Return whether an entry of a checkpoint belongs to this part."""
+
+    def objects(self, index: StoredIndex) -> list[str]:
+        """Return the names of the stored objects to read on this rank."""
+
+    def restore(self, read: Mapping[str, Any]) -> None:
+        """Restore the objects that were read; the tensors have been."""
+
+
+class ModulePart:
+    """State dict of a module. Data parallelism and compilation are not part of the names."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name, self._module = name, module
+
+    def parameter_names(self) -> dict[int, str]:
+        """Return the name of each parameter by its identity."""
+        return {id(parameter): self._stored(raw) for raw, parameter in self._module.named_parameters()}
+
+    def entries(self) -> dict[str, Any]:
+        """Return the state dict. Buffers are those of rank 0, as data parallelism keeps them."""
+        buffers = {raw for raw, _ in self._module.named_buffers()}
+        return {
+            self._stored(raw): value
+            for raw, value in self._module.state_dict().items()
+            if raw not in buffers or isinstance(value, DTensor) or own_rank() == 0
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return the shapes of the state dict."""
+        return {
+            key: tuple(value.shape) if isinstance(value, Tensor) else None for key, _, value in self._items()
+        }
+
+    def owns(self, name: str) -> bool:
+        """Return whether an entry is one of the module's state dict."""
+        return name.startswith(f"{self._name}.")
+
+    def objects(self, index: StoredIndex) -> list[str]:
+        """Return the extra states."""
+        return [
+            key for key, _, value in self._items() if not isinstance(value, Tensor) and key in index.objects
+        ]
+
+    def tensors(self, index: StoredIndex) -> dict[str, Shard]:
+        """Return the parameters and buffers that receive stored values."""
+        return {
+            key: shard_of(value)
+            for key, _, value in self._items()
+            if isinstance(value, Tensor) and key in index.shapes
+        }
+
+    def restore(self, read: Mapping[str, Any]) -> None:
+        """Restore the extra states."""
+        extra = {
+            raw: read[key]
+            for key, raw, value in self._items()
+            if not isinstance(value, Tensor) and key in read
+        }
+        if extra:
+            self._module.load_state_dict(extra, strict=False)
+
+    def _items(self) -> Iterator[tuple[str, str, Any]]:
+        for raw, value in self._module.state_dict().items():
+            yield self._stored(raw), raw, value
+
+    def _stored(self, raw: str) -> str:
+        if isinstance(self._module, nn.parallel.DistributedDataParallel):
+            raw = raw.removeprefix("module.")
+        for wrapper in _WRAPPERS:
+            raw = raw.replace(wrapper, "")
+        return f"{self._name}.{raw}"
+
+
+class ObjectPart:
+    """State dict of any other object: stored once if it is equal on all ranks, otherwise by every rank."""
+
+    def __init__(self, name: str, each: Stateful) -> None:
+        self._name, self._object = name, each
+
+    def entries(self) -> dict[str, Any]:
+        """Return the state dict. Collective.
+
+        Raises:
+            CheckpointLayoutError: It could be stored, but not loaded without executing code of it.
+        """
+        state = self._object.state_dict()
+        digest = _digest(state, name=self._name)
+        is_shared = all(each == digest for each in gather(digest))
+        return {self._name if is_shared else rank_name(self._name): state}
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return the name of the object."""
+        return {self._name: None}
+
+    def owns(self, name: str) -> bool:
+        """Return whether an entry is the state, or that of a rank."""
+        return name == self._name or name.startswith(f"{self._name}.rank_")
+
+    def objects(self, index: StoredIndex) -> list[str]:
+        """Return the state, or that of this rank.
+
+        Raises:
+            CheckpointLayoutError: It was stored by another number of ranks.
+        """
+        if self._name in index.objects:
+            return [self._name]
+        stored = ranks_of(self._name, index)
+        if stored and stored != number_of_ranks():
+            raise CheckpointLayoutError(
+                f"state.{self._name}: differs between the {stored} ranks that stored it, and this run has "
+                f"{number_of_ranks()}. Use the same number of ranks, or leave it out."
+            )
+        return [rank_name(self._name)] if stored else []
+
+    def restore(self, read: Mapping[str, Any]) -> None:
+        """Restore the state."""
+        for key in (self._name, rank_name(self._name)):
+            if key in read:
+                self._object.load_state_dict(read[key])
+
+
+class RandomPart:
+    """Random states of Python, NumPy and torch, of every rank."""
+
+    name = "rng"
+
+    def entries(self) -> dict[str, Any]:
+        """Return the random states of this rank."""
+        return {rank_name(self.name): collect_rng_state()}
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return nothing: a checkpoint without random states can be loaded."""
+        return {}
+
+    def owns(self, name: str) -> bool:
+        """Return whether an entry is a random state."""
+        return name.startswith(f"{self.name}.rank_")
+
+    def objects(self, index: StoredIndex) -> list[str]:
+        """Return the random states of this rank, if as many ranks stored theirs."""
+        return [rank_name(self.name)] if ranks_of(self.name, index) == number_of_ranks() else []
+
+    def restore(self, read: Mapping[str, Any]) -> None:
+        """Restore the random states."""
+        if rank_name(self.name) in read:
+            restore_rng_state(read[rank_name(self.name)])
+
+
+def rank_name(name: str) -> str:
+    """Return the name of an entry that only this rank has."""
+    return f"{name}.rank_{own_rank():05d}"
+
+
+def ranks_of(name: str, index: StoredIndex) -> int:
+    """Return the number of ranks that stored an entry each."""
+    return sum(key.startswith(f"{name}.rank_") for key in index.objects)
+
+
+def _digest(state: Any, *, name: str) -> str:
+    """Return a hash of a state, after loading it once as a load would."""
+    stored = content(state)
+    try:
+        load_object(io.BytesIO(stored), path=Path(name))  # type: ignore[arg-type]  # no shard
+    except Exception as error:
+        raise CheckpointLayoutError(
+            f"state.{name}: its state could not be loaded again ({type(error).__name__}: {error}). Let state_dict "
+            "return tensors, numbers, text, lists and dictionaries."
+        ) from error
+    return hashlib.sha256(stored).hexdigest()  # type: ignore[arg-type]
+
+
+def require_supported(name: str, each: Any) -> None:
+    """Check that an object has a state, under a usable name.
+
+    Raises:
+        CheckpointLayoutError: It has none, or the name is reserved.
+    """
+    if not name.isidentifier() or name == RandomPart.name:
+        raise CheckpointLayoutError(
+            f"state: {name!r} cannot name an object, because names of entries begin with it. Use an identifier other "
+            f"than {RandomPart.name!r}."
+        )
+    if not isinstance(each, Stateful):
+        raise CheckpointLayoutError(
+            f"state.{name}: a {type(each).__name__} has no state_dict and load_state_dict, so that nothing of it could "
+            "be stored. Pass an object that has both."
+        )
+    if isinstance(each, nn.Module) and any(
+        isinstance(part, torch.distributed.fsdp.FullyShardedDataParallel) for part in each.modules()
+    ):
+        raise CheckpointLayoutError(
+            f"state.{name}: is wrapped by FullyShardedDataParallel, whose parameters are flattened. Use fully_shard."
+        )

@@ -1,0 +1,371 @@
+"""Checkpoints of PyTorch loops without Megatron Core: exact resumes, resharding, kills, and rejected states."""
+
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mb_checkpoint import (
+    CheckpointConfig,
+    CheckpointConfigError,
+    CheckpointLayoutError,
+    CheckpointNotFoundError,
+    CheckpointSaveError,
+    CheckpointShapeError,
+    FailedSave,
+    ScheduledSave,
+    TorchCheckpointer,
+    describe_checkpoint,
+    list_checkpoints,
+    read_train_state,
+    verify_checkpoint,
+)
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2_loop.py"
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "capturable": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.01), foreach=False),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
+}
+
+
+def build(optimizer="adamw", *, seed=0):
+    """Return a run: a network with buffers, its optimizer and scheduler."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 8))
+    made = OPTIMIZERS[optimizer](model.parameters())
+    return {"model": model, "optimizer": made, "scheduler": torch.optim.lr_scheduler.StepLR(made, 3)}
+
+
+def train(run, steps):
+    losses = []
+    for _ in range(steps):
+        batch = torch.randn(4, 8)
+        loss = (run["model"](batch) - batch).square().mean()
+        loss.backward()
+        run["optimizer"].step()
+        run["scheduler"].step()
+        run["optimizer"].zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def checkpointer(folder, run, **options):
+    return TorchCheckpointer(folder, run, log=lambda _line: None, **options)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
+    run = build(optimizer)
+    train(run, 4)
+    saved = checkpointer(tmp_path, run).save(4, tokens=123)
+    after = train(run, 4)
+    again = build(optimizer, seed=1)
+    loaded = checkpointer(tmp_path, again)
+    assert (loaded.load(), loaded.loaded.path) == (4, saved.path)
+    assert train(again, 4) == after
+    assert read_train_state(saved.path / "train_state.pt") == {"step": 4, "tokens": 123}
+    assert verify_checkpoint(saved.path) == {saved.path: []}
+
+
+def test_wrappers_are_not_part_of_the_names(tmp_path):
+    run = build()
+    train(run, 2)
+    checkpointer(tmp_path, run).save(2)
+    other = build(seed=1)
+    compiled = torch.compile(other["model"], backend="eager")
+    checkpointer(tmp_path, {**other, "model": compiled}).load()
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(run["model"].parameters(), other["model"].parameters(), strict=True)
+    )
+
+
+def test_a_save_in_the_background_has_the_state_of_its_step(tmp_path):
+    run = build()
+    train(run, 2)
+    with checkpointer(tmp_path, run, async_save=True) as saves:
+        assert isinstance(saves.save(2), ScheduledSave)
+        after = train(run, 3)
+        assert saves.poll(blocking=True).step == 2
+        assert saves.poll() is None
+    again = build(seed=1)
+    assert checkpointer(tmp_path, again).load() == 2
+    assert train(again, 3) == after
+
+
+def test_old_checkpoints_are_deleted_and_a_damaged_one_is_skipped(tmp_path):
+    run = build()
+    saves = checkpointer(tmp_path, run, most_recent_k=2)
+    for step in range(1, 5):
+        saves.save(step)
+    assert [each.step for each in list_checkpoints(tmp_path)] == [4, 3]
+    (data,) = (tmp_path / "iter_0000004").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    lines = []
+    again = TorchCheckpointer(tmp_path, build(), log=lines.append)
+    assert again.load() == 3
+    assert any("iter_0000004" in line and "differs from the manifest" in line for line in lines)
+    assert TorchCheckpointer(tmp_path, build(), log=lines.append, ckpt_step=3).load() == 3
+
+
+def test_without_a_checkpoint_a_run_starts_at_zero(tmp_path):
+    run = checkpointer(tmp_path / "none", build())
+    assert (run.load(), run.loaded.source) == (0, "nothing")
+    with pytest.raises(CheckpointNotFoundError, match="exit_on_missing_checkpoint"):
+        checkpointer(tmp_path / "none", build(), exit_on_missing_checkpoint=True).load()
+
+
+def test_a_failed_save_leaves_the_earlier_one(tmp_path, monkeypatch):
+    run = build()
+    saves = checkpointer(tmp_path, run)
+    saves.save(1)
+
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mb_checkpoint.save_plan.write_files", full)
+    failed = saves.save(2)
+    assert isinstance(failed, FailedSave)
+    assert "No space left on device" in failed.message
+    with pytest.raises(CheckpointSaveError, match="No space left"):
+        checkpointer(tmp_path, run, on_save_error="raise").save(2)
+    monkeypatch.undo()
+    assert checkpointer(tmp_path, build()).load() == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["iter_0000001"]
+
+
+def test_a_run_with_other_objects_or_shapes_is_rejected_before_anything_changes(tmp_path):
+    checkpointer(tmp_path, build()).save(1)
+    run = build(seed=1)
+    wider = {"model": nn.Sequential(nn.Linear(8, 17)), "optimizer": None}
+    wider["optimizer"] = torch.optim.AdamW(wider["model"].parameters())
+    fewer = torch.optim.AdamW([*run["model"].parameters()][:2])
+    before = [parameter.clone() for parameter in run["model"].parameters()]
+    for state, message in (
+        (wider, r"model\.0\.weight: \[16, 8\] in the checkpoint, \[17, 8\] in the run"),
+        ({**run, "sampler": run["scheduler"]}, "sampler: not in the checkpoint"),
+        ({"model": run["model"]}, "optimizer.groups: only in the checkpoint"),
+        ({**run, "optimizer": fewer}, "the parameter groups of 'optimizer'"),
+    ):
+        with pytest.raises(CheckpointShapeError, match=message):
+            checkpointer(tmp_path, state).load()
+    assert all(map(torch.equal, before, run["model"].parameters()))
+    partial = checkpointer(tmp_path, {"model": run["model"], "sampler": run["scheduler"]})
+    assert partial.load(strict=False) == 1
+    assert "left unchanged: sampler: not in the checkpoint" in partial.loaded.notes
+
+
+class WithExtra(nn.Linear):
+    """Layer with an extra state."""
+
+    extra = 0
+
+    def get_extra_state(self):
+        return {"extra": self.extra}
+
+    def set_extra_state(self, state):
+        self.extra = state["extra"]
+
+
+def test_extra_states_of_modules_are_restored(tmp_path):
+    model = WithExtra(2, 2)
+    model.extra = 7
+    checkpointer(tmp_path, {"model": model}).save(1)
+    again = WithExtra(2, 2)
+    checkpointer(tmp_path, {"model": again}).load()
+    assert (again.extra, again.weight.tolist()) == (7, model.weight.tolist())
+
+
+class Holder:
+    """Object whose state is what it holds."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"rng": Holder({})}, "'rng' cannot name an object"),
+        ({"a.b": Holder({})}, "'a.b' cannot name an object"),
+        ({"values": [1]}, "a list has no state_dict and load_state_dict"),
+    ],
+)
+def test_what_cannot_be_stored_is_rejected(tmp_path, state, message):
+    with pytest.raises(CheckpointLayoutError, match=message):
+        checkpointer(tmp_path, state)
+
+
+def test_a_state_that_could_not_be_loaded_is_rejected_when_it_is_saved(tmp_path):
+    with pytest.raises(CheckpointLayoutError, match=r"state.path: its state could not be loaded again"):
+        checkpointer(tmp_path, {"path": Holder({"value": Holder})}).save(1)
+    stranger = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    with pytest.raises(CheckpointLayoutError, match="belongs to no module"):
+        checkpointer(tmp_path, {"model": nn.Linear(1, 1), "optimizer": stranger}).save(1)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_options_of_other_layouts_are_rejected(tmp_path):
+    with pytest.raises(CheckpointConfigError, match="non_persistent_save_interval=5: would have no effect"):
+        checkpointer(tmp_path, {}, non_persistent_save_interval=5)
+    with pytest.raises(CheckpointConfigError, match="most_recent_k=0"):
+        checkpointer(tmp_path, {}, most_recent_k=0)
+    with pytest.raises(ValueError, match=r"checkpoint.save: not set"):
+        TorchCheckpointer(CheckpointConfig(load=str(tmp_path)), {}).save(1)
+
+
+def test_a_checkpoint_of_another_program_is_named(tmp_path):
+    saved = checkpointer(tmp_path, build()).save(1)
+    (saved.path / "manifest.json").unlink()
+    with pytest.raises(Exception, match="manifest"):
+        checkpointer(tmp_path, build()).load()
+
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("megatron", "transformer_engine"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+import torch
+from mb_checkpoint import TorchCheckpointer
+model = torch.nn.Linear(2, 2)
+state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+with TorchCheckpointer(sys.argv[1], state, async_save=True) as checkpointer:
+    assert checkpointer.load() == 0
+    checkpointer.save(1)
+with TorchCheckpointer(sys.argv[1], state) as checkpointer:
+    assert checkpointer.load() == 1
+assert not any(name.partition(".")[0] == "megatron" for name in sys.modules)
+"""
+
+
+def test_megatron_is_not_needed(tmp_path):
+    subprocess.run([sys.executable, "-c", BLOCKED, str(tmp_path / "checkpoints")], check=True, timeout=120)
+
+
+class Ranks:
+    """The example on several ranks, without a launcher that would survive them."""
+
+    def __init__(self, folder, *options, ranks=2, steps=12):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(EXAMPLE), str(folder), "--steps", str(steps), *options],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(ranks)
+        ]
+
+    def kill(self, *, after_step):
+        """Kill all ranks when the first one has printed a step."""
+        for line in self.processes[0].stdout:
+            if line.startswith(f"rank 0 step {after_step} "):
+                break
+        for process in self.processes:
+            process.kill()
+        self.output()
+
+    def output(self):
+        """Return the output of all ranks at their end."""
+        return "".join(process.communicate(timeout=120)[0] for process in self.processes)
+
+
+def losses(text):
+    found = re.findall(r"^rank (\d+) step (\d+) loss (\S+)$", text, re.MULTILINE)
+    return {(int(rank), int(step)): loss for rank, step, loss in found}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    output = Ranks(tmp_path_factory.mktemp("whole")).output()
+    found = losses(output)
+    assert len(found) == 24, output[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("options", [(), ("--background",)], ids=["at once", "in the background"])
+def test_a_sharded_loop_that_is_killed_resumes_bit_for_bit(uninterrupted, tmp_path, options):
+    at = random.Random(str(options)).randint(5, 10)
+    Ranks(tmp_path, *options).kill(after_step=at)
+    output = Ranks(tmp_path, *options).output()
+    found = losses(output)
+    assert (0, 12) in found, output[-3000:]
+    assert "resumed from" in output
+    assert (0, 1) not in found
+    assert all(uninterrupted[key] == loss for key, loss in found.items())
+
+
+def test_another_number_of_ranks_loads_the_shards(uninterrupted, tmp_path):
+    Ranks(tmp_path, steps=4).output()
+    output = Ranks(tmp_path, ranks=1, steps=6).output()
+    assert "random state: stored for another number of ranks" in output
+    assert "resumed from" in output
+    assert (0, 6) in losses(output)
+
+
+DIFFERENT = """
+import sys
+import torch
+import torch.distributed as dist
+from mb_checkpoint import CheckpointLayoutError, TorchCheckpointer
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+class Loader:
+    position = rank
+    def state_dict(self):
+        return {"position": self.position}
+    def load_state_dict(self, state):
+        self.position = state["position"]
+state = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "loader": Loader()}
+saved = TorchCheckpointer(sys.argv[1], state).save(1)
+state["loader"].position = -1
+assert TorchCheckpointer(sys.argv[1], state).load() == 1
+assert state["loader"].position == rank
+with torch.no_grad():
+    model.module.weight += rank
+try:
+    TorchCheckpointer(sys.argv[1], state).save(2)
+except CheckpointLayoutError as error:
+    print("rejected:", error)
+dist.destroy_process_group()
+"""
+
+
+def test_replicas_must_be_equal_and_other_objects_may_differ(tmp_path, monkeypatch):
+    (tmp_path / "run.py").write_text(DIFFERENT)
+    monkeypatch.setattr(f"{__name__}.EXAMPLE", tmp_path / "run.py")
+    output = Ranks(tmp_path / "checkpoints").output()
+    assert output.count("rejected: state: model.weight: the tensors of rank") == 2, output
+    stored = describe_checkpoint(tmp_path / "checkpoints" / "iter_0000001").tensors
+    assert {*stored} == {"model.weight", "model.bias"}
+    model = nn.Linear(2, 2)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "loader": Holder({})}
+    with pytest.raises(
+        CheckpointLayoutError, match="differs between the 2 ranks that stored it, and this run has 1"
+    ):
+        checkpointer(tmp_path / "checkpoints", state).load()

@@ -1,7 +1,7 @@
 """Injection of a fault at each file operation of a save or a load, and check of the remaining checkpoints.
 
 Imports torch and Megatron once and forks the ranks of every run. As a program it prints a JSON summary.
-Usage: fault_driver.py FOLDER RANKS:[fsdp-]sync|async|load:STRIDE ... (stride 1: every operation)
+Usage: fault_driver.py FOLDER RANKS:[fsdp-|torch-]sync|async|load:STRIDE ... (stride 1: every operation)
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import fault_points  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from fsdp_state import FsdpRun  # noqa: E402
 from tiny_state import TinyStateRun  # noqa: E402
+from torch_run import TorchRun  # noqa: E402
 
 from mb_checkpoint import select_checkpoint  # noqa: E402
 from mb_checkpoint.manifest import find_hash_mismatches, read_manifest  # noqa: E402
@@ -80,10 +81,8 @@ class Matrix:
 
     def __init__(self, world, mode, stride, folder):
         self.world, self.stride, self.folder = world, stride, folder
-        self.make, self.mode = (
-            FsdpRun if mode.startswith("fsdp-") else TinyStateRun,
-            mode.removeprefix("fsdp-"),
-        )
+        layout, _, self.mode = mode.rpartition("-")
+        self.make = {"": TinyStateRun, "fsdp": FsdpRun, "torch": TorchRun}[layout]
         self.template, self.root = folder / "template", folder / "root"
         self.section = (
             {"async_save": True, "async_write_results_mp_mode": "fork"} if self.mode == "async" else {}

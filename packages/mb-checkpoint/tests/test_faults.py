@@ -10,6 +10,14 @@ import fault_points
 
 ALL = "MB_ALL_FAULTS" in os.environ
 PART = {"1:sync": 61, "1:async": 61, "1:load": 41, "2:sync": 131, "2:async": 131, "2:load": 71}
+TORCH = {
+    "1:torch-sync": 131,
+    "1:torch-async": 131,
+    "2:torch-sync": 211,
+    "2:torch-async": 211,
+    "2:torch-load": 131,
+}
+"""Without Megatron, in a loop of PyTorch."""
 FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"2:fsdp-sync": 211}
 """Under Megatron-FSDP other tensors are planned and the same code writes them; a point costs twenty times as much."""
 
@@ -17,7 +25,7 @@ FSDP = {"2:fsdp-sync": 61, "2:fsdp-async": 61, "2:fsdp-load": 61} if ALL else {"
 def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed_is_lost(
     fork_server, tmp_path
 ):
-    plain = {name: 1 if ALL else stride for name, stride in PART.items()}
+    plain = {name: 1 if ALL else stride for name, stride in (PART | TORCH).items()}
     wanted = [f"{name}:{stride}" for name, stride in (plain | FSDP).items()]
     found = fork_server.call(
         fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 300

@@ -9,7 +9,7 @@ from mb_config._unusable_paths import unusable_path
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG]
+    "number", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG]
 )
 def test_the_message_has_the_path_and_the_reason(number):
     error = OSError(number, os.strerror(number), "some/path")

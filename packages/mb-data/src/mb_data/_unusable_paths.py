@@ -10,7 +10,7 @@ import os
 
 _NUMBERS = frozenset(
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR", "EEXIST")
+    for name in ("EACCES", "EPERM", "EROFS", "ENOENT", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR", "EEXIST")
 )
 
 

@@ -1,6 +1,7 @@
 """Benchmark of `build_indexed` with one and two workers, compared with Megatron's builder in one thread.
 
-The three variants tokenize the same JSON lines (the Python files of the standard library) with the same tokenizer, in
+Another row is the bare `encode_batch` of the tokenizers library with its threads on all cores, without reading and
+writing files. All tokenize the same JSON lines (the Python files of the standard library) with the same tokenizer, in
 alternation, and the best round of each counts. On a shared machine only the ratios are meaningful.
 
     python packages/mb-data/benchmarks/bench_build.py [--rounds 3]
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from tokenizers import Tokenizer
 
 from mb_data import TextCorpusConfig, build_indexed, train_bpe, verify_prefix
 from mb_data.sources import read_sources
@@ -37,7 +39,8 @@ def seconds(action):
 
 
 def candidates(lines, *, tokenizer, folder):
-    """Return the three variants as functions without arguments."""
+    """Return the variants as functions without arguments."""
+    library, texts = Tokenizer.from_file(str(folder / "tokenizer.json")), read_texts(lines)
     variants = {
         "Megatron's builder, one thread": partial(
             build_with_megatron, lines, tokenizer=tokenizer, prefix=folder / "megatron"
@@ -47,7 +50,12 @@ def candidates(lines, *, tokenizer, folder):
         variants[f"build_indexed, workers={workers}"] = partial(
             build_indexed, [lines], tokenizer=tokenizer, prefix=folder / f"ours{workers}", workers=workers
         )
+    variants["bare encode_batch, all cores"] = lambda: [each.ids for each in library.encode_batch(texts)]
     return variants
+
+
+def read_texts(lines):
+    return [json.loads(line)["text"] for line in lines.open()]
 
 
 def main():

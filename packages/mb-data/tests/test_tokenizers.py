@@ -14,10 +14,11 @@ from mb_data import (
     TokenizerError,
     load_tokenizer,
 )
-from mb_data.tokenizers import decode_stream
+from mb_data.tokenizers import decode_stream, encode_texts
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 from mb_data import train_bpe
+from mb_data.bpe import FileTokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog. Die heiße Quelle läuft über. " * 20
 
@@ -72,6 +73,26 @@ class TestTrained:
     @given(text=st.text())
     def test_any_text_round_trips(self, trained, text):
         assert trained[0].decode(trained[0].encode(text)) == text
+
+    @given(texts=st.lists(st.text(), max_size=5))
+    def test_several_texts_have_the_ids_of_each(self, trained, texts):
+        tokenizer, _ = trained
+        expected = [tokenizer.encode(text) for text in [*texts, "a<|endoftext|>b"]]
+        for each in (
+            tokenizer,
+            SentinelTokenizer(tokenizer, sentinels=2),
+            pickle.loads(pickle.dumps(tokenizer)),
+        ):
+            assert encode_texts(each, [*texts, "a<|endoftext|>b"]) == expected
+
+    def test_a_tokenizer_that_encodes_in_another_way_encodes_each_text(self, trained):
+        class Reversed(FileTokenizer):
+            def encode(self, text):
+                return super().encode(text)[::-1]
+
+        tokenizer = Reversed(trained[1])
+        assert encode_texts(tokenizer, [TEXT, "ab"]) == [tokenizer.encode(TEXT), tokenizer.encode("ab")]
+        assert encode_texts(ByteTokenizer(), ["ab", ""]) == [[97, 98], []]
 
     def test_the_same_files_give_the_same_tokenizer(self, trained, tmp_path):
         tokenizer, folder = trained

@@ -12,7 +12,7 @@ from mb_data.documents import DocumentChunk, decode_texts, input_files, read_chu
 from mb_data.errors import CorpusError
 from mb_data.indexed import IndexedSummary, IndexedWriter, token_dtype
 from mb_data.progress import Progress
-from mb_data.tokenizers import Tokenizer
+from mb_data.tokenizers import Tokenizer, encode_texts
 from mb_data.workers import map_in_order
 
 
@@ -40,9 +40,8 @@ class ChunkEncoder:
             BadDocumentError: A document cannot be read.
         """
         end = [self.tokenizer.eod] if self.append_eod else []
-        documents = [
-            self.tokenizer.encode(text) + end for text in decode_texts(chunk, json_key=self.json_key)
-        ]
+        texts = list(decode_texts(chunk, json_key=self.json_key))
+        documents = [ids + end for ids in encode_texts(self.tokenizer, texts)]
         dtype = token_dtype(self.tokenizer.vocab_size)
         return EncodedChunk(
             tokens=np.concatenate([np.array(ids, dtype) for ids in documents])

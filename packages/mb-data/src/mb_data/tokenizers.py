@@ -43,6 +43,24 @@ class TokenLookup(Protocol):
         """Return the id of an entry; None if it does not exist."""
 
 
+@runtime_checkable
+class BatchTokenizer(Protocol):
+    """Tokenizer that encodes several texts faster than one after the other."""
+
+    def encode_batch(self, texts: Sequence[str], /) -> list[list[int]]:
+        """Convert each text to token ids, as `encode` does."""
+        ...
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Convert each text to token ids, together if the tokenizer can."""
+    if type(tokenizer).encode is TokenizerWithAdditions.encode:  # encodes as its base does
+        return encode_texts(tokenizer.base, texts)  # type: ignore[attr-defined]
+    if isinstance(tokenizer, BatchTokenizer):
+        return tokenizer.encode_batch(texts)
+    return [tokenizer.encode(text) for text in texts]
+
+
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield each piece of text as soon as the bytes of its ids form complete characters."""
     pending: list[int] = []

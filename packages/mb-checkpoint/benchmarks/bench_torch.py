@@ -1,4 +1,4 @@
-"""Saves of a plain PyTorch loop compared with those of torch.distributed.checkpoint, in turn, in one run of about a minute.
+"""Saves of a plain PyTorch loop compared with those of torch.distributed.checkpoint, in turn, in about a minute.
 
 One process, a network of about 50 million parameters with AdamW on the CPU. Both programs save the same tensors, force
 the files to the disk, and delete their previous checkpoint. TorchCheckpointer also computes the checksum of every file.

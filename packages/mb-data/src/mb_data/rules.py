@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
         "D04",
         within("dataset", "sources data_path blend blend_per_split split"),
         _check_corpus_paths,
-        why="a text corpus is tokenized and split by file from its sources",
+        why="a text corpus is tokenized and split from its sources",
         fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
         fails=(["/text"], "/data/a", None, None, None),
         passes=(["/text"], None, None, None, None),

@@ -334,3 +334,26 @@ def master_weights(folder, shape, section):
         sorted(each.tolist() for each in values) == sorted(map(torch.Tensor.tolist, found))
         for values in wanted
     ]
+
+
+def draw_after_a_plain_load(folder):
+    """Return what Megatron's random states give after a save of TorchCheckpointer, and after its load."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+
+    from mb_checkpoint import TorchCheckpointer
+
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1234)
+    checkpointer = TorchCheckpointer(folder, {"model": torch.nn.Linear(2, 2)})
+
+    def draw():
+        with get_cuda_rng_tracker().fork():
+            return torch.rand(3).tolist()
+
+    checkpointer.save(1)
+    first = draw()
+    assert draw() != first
+    checkpointer.load()
+    return first, draw()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rank_work
 import torch
 from torch import nn
 
@@ -162,6 +163,11 @@ def test_a_run_with_other_objects_or_shapes_is_rejected_before_anything_changes(
     partial = checkpointer(tmp_path, {"model": run["model"], "sampler": run["scheduler"]})
     assert partial.load(strict=False) == 1
     assert "left unchanged: sampler: not in the checkpoint" in partial.loaded.notes
+
+
+def test_the_random_states_of_megatron_are_restored(one_rank, tmp_path):
+    ((before, after),) = one_rank.run(rank_work.draw_after_a_plain_load, str(tmp_path))
+    assert before == after
 
 
 class WithExtra(nn.Linear):

@@ -5,7 +5,9 @@ A part knows the names of its entries in a checkpoint, and how they are restored
 
 import hashlib
 import io
+import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from mb_checkpoint.collectives import gather, number_of_ranks, own_rank
 from mb_checkpoint.errors import CheckpointLayoutError
-from mb_checkpoint.rng import collect_rng_state, restore_rng_state
+from mb_checkpoint.rng import RngTracker, collect_rng_state, restore_rng_state
 from mb_checkpoint.shards import Shard, StoredIndex, content
 from mb_checkpoint.torch_tensors import shard_of
 from mb_checkpoint.unpickling import load_object
@@ -169,13 +171,13 @@ class ObjectPart:
 
 
 class RandomPart:
-    """Random states of Python, NumPy and torch, of every rank."""
+    """Random states of Python, NumPy and torch, of every rank, and those of Megatron Core's tracker if it is in use."""
 
     name = "rng"
 
     def entries(self) -> dict[str, Any]:
         """Return the random states of this rank."""
-        return {rank_name(self.name): collect_rng_state()}
+        return {rank_name(self.name): collect_rng_state(_tracker())}
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Return nothing: a checkpoint without random states can be loaded."""
@@ -191,8 +193,17 @@ class RandomPart:
 
     def restore(self, read: Mapping[str, Any]) -> None:
         """Restore the random states."""
-        if rank_name(self.name) in read:
-            restore_rng_state(read[rank_name(self.name)])
+        state = read.get(rank_name(self.name))
+        if state is not None:
+            restore_rng_state(state, _tracker() if state["rng_tracker_states"] else None)
+
+
+def _tracker() -> RngTracker | None:
+    """Return Megatron Core's tracker, which dropout of its layers uses, if the process has imported that."""
+    if "megatron.core.tensor_parallel.random" not in sys.modules:
+        return None
+    tracker: RngTracker = import_module("mb_checkpoint.mcore").MegatronRng()
+    return tracker
 
 
 def rank_name(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.spawn import ChildProcess, FreshInterpreter, fork
 from mb_checkpoint.staging_buffer import StagingBuffer
 from mb_checkpoint.worker import JobResult, WorkerSettings, WriteJob, WriterJob, serve
@@ -185,3 +186,15 @@ class BackgroundWriter:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def new_writer(config: CheckpointConfig) -> BackgroundWriter | None:
+    """Return the writer that a section requests; None without `async_save`."""
+    if not config.async_save:
+        return None
+    return BackgroundWriter(
+        start_method=config.async_write_results_mp_mode,
+        nice=config.async_ckpt_cpu_priority,
+        io_class=config.async_ckpt_io_priority,
+        hang_seconds=config.async_hang_seconds,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mb_checkpoint.async_save import AsyncSave
-from mb_checkpoint.background_writer import BackgroundWriter
+from mb_checkpoint.background_writer import BackgroundWriter, new_writer
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
@@ -76,7 +76,7 @@ class DefaultCheckpointManager:
         self._log_outcomes = log_outcomes
         self._validated = False
         self._planner: PlannerLike | None = None
-        self._writer: BackgroundWriterLike | None = _writer(checkpoint_config)
+        self._writer: BackgroundWriterLike | None = new_writer(checkpoint_config)
         self._pending: AsyncSave | None = None
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
@@ -241,14 +241,3 @@ class DefaultCheckpointManager:
         if self._events is not None:
             self._events.fire("on_checkpoint_failed", failed)
         return failed
-
-
-def _writer(config: CheckpointConfig) -> BackgroundWriter | None:
-    if not config.async_save:
-        return None
-    return BackgroundWriter(
-        start_method=config.async_write_results_mp_mode,
-        nice=config.async_ckpt_cpu_priority,
-        io_class=config.async_ckpt_io_priority,
-        hang_seconds=config.async_hang_seconds,
-    )

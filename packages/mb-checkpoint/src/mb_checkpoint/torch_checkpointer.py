@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from mb_checkpoint.async_save import AsyncSave
-from mb_checkpoint.background_writer import BackgroundWriter
+from mb_checkpoint.background_writer import new_writer
 from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_on_all_ranks
 from mb_checkpoint.commit import open_staging
 from mb_checkpoint.config import CheckpointConfig
@@ -121,7 +121,7 @@ class TorchCheckpointer:
         self._log = log if own_rank() == 0 else _ignore
         self._clock = clock
         self._planner = ShardSavePlanner(self._config)
-        self._writer = _writer(self._config)
+        self._writer = new_writer(self._config)
         self._pending: AsyncSave | None = None
         self._verified = VerifiedCache()
         self.loaded: LoadedCheckpoint | None = None
@@ -319,14 +319,3 @@ def _reject_unread(config: CheckpointConfig) -> None:
             f"checkpoint: {', '.join(given)}: would have no effect, because only checkpoints of Megatron Core models "
             "have these options. Leave them at their defaults."
         )
-
-
-def _writer(config: CheckpointConfig) -> BackgroundWriter | None:
-    if not config.async_save:
-        return None
-    return BackgroundWriter(
-        start_method=config.async_write_results_mp_mode,
-        nice=config.async_ckpt_cpu_priority,
-        io_class=config.async_ckpt_io_priority,
-        hang_seconds=config.async_hang_seconds,
-    )

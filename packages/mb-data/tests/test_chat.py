@@ -230,6 +230,49 @@ def test_prompt_formats_are_those_of_megatron(folder, name):
         assert ours.loss_mask == (target != module.IGNORE_INDEX).tolist()
 
 
+TURNS = {"chat": True}
+
+
+def test_turns_without_a_chat_template():
+    row = {
+        "system": "Be short.",
+        "conversations": [
+            {"from": "User", "value": "Hi"},
+            {"from": "Assistant", "value": "Hello"},
+            {"from": "User", "value": "Bye"},
+            {"from": "Assistant", "value": "See you"},
+        ],
+    }
+    tokens = {
+        "system_turn_start": "<0>",
+        "turn_start": "<1>",
+        "label_start": "<2>",
+        "end_of_turn": "|",
+        "end_of_name": ":",
+    }
+    encoder = ChatEncoder.of(ByteTokenizer(), read_options({**TURNS, "special_tokens": tokens}))
+    (sample,) = encoder(row, location="a.jsonl:1")
+    text = ByteTokenizer().decode(sample.ids)
+    assert text == "<0>System:Be short.|<1>User:Hi|<1>Assistant:Hello|<1>User:Bye|<1>Assistant:See you|<1>"
+    assert marked(ByteTokenizer(), sample) == ["Hello|<1>", "See you|<1>"]
+    (default,) = ChatEncoder.of(ByteTokenizer(), read_options(TURNS))(row, location="a.jsonl:1")
+    assert (
+        ByteTokenizer()
+        .decode(default.ids)
+        .startswith("<extra_id_0>System\nBe short.\n<extra_id_1>User\nHi\n")
+    )
+
+
+@pytest.mark.parametrize("extra", [{"type": "VALUE_TO_TEXT"}, {"mask": "Assistant"}])
+def test_labels_of_turns_are_rejected(extra):
+    row = {
+        "conversations": [{"from": "User", "value": "Hi"}, {"from": "Assistant", "value": "Hello"}],
+        **extra,
+    }
+    with pytest.raises(BadDocumentError, match=r"a.jsonl:1: has type=.* and mask="):
+        ChatEncoder.of(ByteTokenizer(), read_options(TURNS))(row, location="a.jsonl:1")
+
+
 def test_a_prompt_format_rejects_a_role_that_it_does_not_have(folder):
     section = TokenizerConfig(
         tokenizer_type="HuggingFaceTokenizer",

@@ -383,7 +383,12 @@ def test_addition_problems_are_generated_and_none_is_in_two_files(tmp_path):
     ("given", "message"),
     [
         ({"chats": True}, "chats is not one of answer_only_loss"),
-        ({"chat": True}, "chat is True without use_hf_tokenizer_chat_template=true"),
+        (
+            {"chat": True, "special_tokens": {"turn_start": "<1>"}},
+            "which is not a text for each of system_turn_start",
+        ),
+        ({"chat": True, "tool_schemas": "[]"}, "no effect with chat=true: special_tokens decide"),
+        ({**CHAT, "special_tokens": {}}, "no effect with chat=true: the chat template decides"),
         ({"sample_per_assistant_turn": True}, "has no effect without chat=true"),
         (CHAT | {"add_eos": False}, "add_eos is False, which has no effect with chat=true"),
         (CHAT | {"tool_schemas": "{"}, "tool_schemas is '{', which is not JSON"),

@@ -15,6 +15,7 @@ from mb_data.chat_template import ChatTemplates
 from mb_data.encoded_sample import EncodedSample
 from mb_data.errors import BadDocumentError, ChatTemplateError, TokenizerError
 from mb_data.finetuning_options import FinetuningOptions
+from mb_data.prompt_formats import turn_template
 from mb_data.tokenizers import Tokenizer
 
 Span = tuple[int, int]
@@ -37,7 +38,10 @@ class ChatEncoder:
             TokenizerError: The tokenizer has no chat template, or cannot encode its special tokens.
             ChatTemplateError: The template cannot be parsed, or jinja2 is not installed.
         """
-        templates = chat_templates_of(tokenizer)
+        if options.use_hf_tokenizer_chat_template:
+            templates = chat_templates_of(tokenizer)
+        else:
+            templates = ChatTemplates(templates={"default": turn_template(options.special_tokens)})
         if not templates.templates:
             raise TokenizerError(
                 "dataset.dataset_kwargs.chat: the tokenizer has no chat template, which renders the conversations. Set "
@@ -59,6 +63,8 @@ class ChatEncoder:
         Raises:
             BadDocumentError: The row is not a conversation, or the template rejects it.
         """
+        if not self.options.use_hf_tokenizer_chat_template:
+            _require_plain_turns(row, location=location)
         conversation = parse_conversation(row, location=location, tools=self.options.tools)
         try:
             if self.options.sample_per_assistant_turn:
@@ -176,3 +182,12 @@ def _compile(template: str) -> Any:
             'pip install "mb-data[chat]".'
         ) from error
     return rendering.compile_chat_template(template)
+
+
+def _require_plain_turns(row: Mapping[str, Any], *, location: str) -> None:
+    """Reject a row with labels or with other masked senders, which turns without a chat template do not have."""
+    if row.get("type") is not None or row.get("mask", "User") not in ("User", "user", "human"):
+        raise BadDocumentError(
+            f"{location}: has type={row.get('type')!r} and mask={row.get('mask')!r}; turns have no labels, and the "
+            "loss covers the assistant. Remove both keys, or render the labels into the texts."
+        )

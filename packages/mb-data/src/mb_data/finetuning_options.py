@@ -6,6 +6,15 @@ from dataclasses import dataclass, field, fields
 from string import Formatter
 from typing import Any, Literal
 
+TURN_TOKENS: Mapping[str, str] = {
+    "system_turn_start": "<extra_id_0>",
+    "turn_start": "<extra_id_1>",
+    "label_start": "<extra_id_2>",
+    "end_of_turn": "\n",
+    "end_of_name": "\n",
+}
+"""Texts around the turns of a conversation, as in Megatron-Bridge."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuningOptions:
@@ -48,7 +57,11 @@ class FinetuningOptions:
     """Read every line as a conversation, and render it with the chat template of the tokenizer."""
 
     use_hf_tokenizer_chat_template: bool = False
-    """Must be true with `chat`: the only format of conversations is the Jinja template of the tokenizer."""
+    """With `chat`: render conversations with the Jinja template of the tokenizer. False: as turns between the tokens of
+    `special_tokens`."""
+
+    special_tokens: dict[str, str] = field(default_factory=lambda: dict(TURN_TOKENS))
+    """Texts around the turns of conversations without a chat template."""
 
     sample_per_assistant_turn: bool = False
     """Create one sample for each message of the assistant, of the conversation up to it, with the loss on it. False:
@@ -95,10 +108,12 @@ _NOT_WITH_CHAT = (
 )
 _ONLY_WITH_CHAT = (
     "use_hf_tokenizer_chat_template",
+    "special_tokens",
     "sample_per_assistant_turn",
     "tool_schemas",
     "chat_template_kwargs",
 )
+_ONLY_WITH_TEMPLATE = ("tool_schemas", "chat_template_kwargs")
 
 _COUNTED = (
     "the run determines the number of samples; set dataset.max_train_samples to use the first ones only"
@@ -120,10 +135,6 @@ REJECTED_OPTIONS: Mapping[str, tuple[object, str]] = {
     "return_cu_seqlen": (True, "packs always contain cu_seqlens"),
     "sanity_check_dist_workers": (True, "samples are built on rank 0 and loaded by the others"),
     "seed": (None, "set dataset.seed"),
-    "special_tokens": (
-        None,
-        "conversations are rendered by a chat template; set tokenizer.chat_template_path",
-    ),
     "tokens_to_generate": (0, "no text is generated from these samples"),
     "virtual_tokens": (0, "prompt tuning is not supported"),
 }
@@ -180,16 +191,15 @@ def _bad_chat(options: FinetuningOptions, chosen: Mapping[str, Any]) -> str | No
     if not options.chat:
         idle = [name for name in changed if name in _ONLY_WITH_CHAT]
         return f"{idle[0]} is {chosen[idle[0]]!r}, which has no effect without chat=true" if idle else None
-    if not options.use_hf_tokenizer_chat_template:
-        return (
-            "chat is True without use_hf_tokenizer_chat_template=true, but conversations are rendered by the chat "
-            "template of the tokenizer only"
-        )
-    idle = [name for name in changed if name in _NOT_WITH_CHAT]
+    has_template = options.use_hf_tokenizer_chat_template
+    unread = _NOT_WITH_CHAT + (("special_tokens",) if has_template else _ONLY_WITH_TEMPLATE)
+    idle = [name for name in changed if name in unread]
     if idle:
-        return (
-            f"{idle[0]} is {chosen[idle[0]]!r}, which has no effect with chat=true: the chat template decides"
-        )
+        decides = "the chat template decides" if has_template else "special_tokens decide"
+        return f"{idle[0]} is {chosen[idle[0]]!r}, which has no effect with chat=true: {decides}"
+    given = options.special_tokens
+    if given.keys() != TURN_TOKENS.keys() or not all(isinstance(each, str) for each in given.values()):
+        return f"special_tokens is {given!r}, which is not a text for each of {', '.join(TURN_TOKENS)}"
     try:
         tools = options.tools
     except ValueError as error:

@@ -4,6 +4,7 @@
 error.
 """
 
+import json
 from collections.abc import Mapping
 
 _OTHER_ROLE = (
@@ -39,3 +40,34 @@ PROMPT_FORMATS: Mapping[str, str | None] = {
     ),
 }
 """Name of a prompt format -> its template; None: the template of the tokenizer's files."""
+
+
+_TURNS = (
+    "{{ system_start ~ 'System' ~ end_of_name }}"
+    "{{ messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n') }}"
+    "{{ end ~ start }}"
+    "{% for turn in messages | rejectattr('role', 'equalto', 'system') %}"
+    "{{ turn.role | capitalize ~ end_of_name }}"
+    "{% if turn.role == 'assistant' and not loop.first %}"
+    "{% generation %}{{ turn.content ~ end ~ start }}{% endgeneration %}"
+    "{% else %}{{ turn.content ~ end ~ start }}{% endif %}{% endfor %}"
+)
+
+
+def turn_template(tokens: Mapping[str, str]) -> str:
+    """Return the template of conversations as turns between tokens, as in Megatron-Bridge without a chat template.
+
+    The loss covers the text of the assistant, the end of its turn, and the start of the next one, which ends the
+    answer.
+
+    Args:
+        tokens: Texts by the names of `mb_data.finetuning_options.TURN_TOKENS`.
+    """
+    variables = {
+        "system_start": "system_turn_start",
+        "start": "turn_start",
+        "end": "end_of_turn",
+        "end_of_name": "end_of_name",
+    }
+    assigned = (f"{{% set {name} = {json.dumps(tokens[key])} %}}" for name, key in variables.items())
+    return "".join(assigned) + _TURNS

@@ -99,7 +99,8 @@ def _unused_template(
     given = {"chat_template_path": path, "tokenizer_prompt_format": form}
     found = ["chat_template"] * (text is not None)
     found += [f"{name}={value}" for name, value in given.items() if value is not None]
-    is_unused = pretraining is not None or (finetuning is not None and not chat_requested(options))
+    is_read = chat_requested(options) and options.get("use_hf_tokenizer_chat_template") is True
+    is_unused = pretraining is not None or (finetuning is not None and not is_read)
     return f"{found[0]} is set" if found and is_unused else None
 
 

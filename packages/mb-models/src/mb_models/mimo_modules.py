@@ -129,7 +129,7 @@ class MimoModules:
                 language_rank_offset=0,
                 vision_tensor_model_parallel_size=None,  # both are in the groups
                 moe_token_dispatcher_type="alltoall",  # others reject parts of unequal length
-                transformer={**config.transformer, "variable_seq_lengths": True},
+                variable_seq_lengths=True,
             ),
             vision_tensor_parallel_size=groups.ranks[VISION].tensor_parallel_size,
             layer_spec=layer_spec,

@@ -288,6 +288,20 @@ def test_every_line_or_row_is_a_document(config, tmp_path, suffix):
     assert prepare_corpus(config).reused
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "table.csv"])
+def test_other_lines_in_a_folder_are_text(config, tmp_path, name):
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.py").write_text(f"print({number})")
+    (folder / name).write_text('{"event": 1}\n{"event": 2}\n' if name.endswith("jsonl") else "a,b\n1,2\n")
+    config.sources = [str(folder)]
+    assert sum(tokenize_corpus(config, ByteTokenizer()).files.values()) == 4
+    config.sources = [str(folder / name)]
+    with pytest.raises(BadDocumentError, match=r"has no (key|column) 'text'"):
+        tokenize_corpus(config, ByteTokenizer())
+
+
 def test_another_key_of_the_text_is_another_corpus(config, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "body": "b"}\n' * 3)
     config.sources = [str(tmp_path / "rows.jsonl")]

@@ -168,7 +168,7 @@ def plan_save(
         contents=config.verify_integrity,
     )
     files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
-    return SavePlan(job=job, files=files, began=began)
+    return SavePlan(job=job, files=files, rank=dist.get_rank(), began=began)
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:

@@ -28,6 +28,8 @@ class SavePlan:
     """Destination and commit."""
     files: tuple[DataFile, ...]
     """Data that this rank writes; the tensors are those of the training."""
+    rank: int
+    """This rank."""
     began: float
     """Start time on the clock of the save."""
 
@@ -74,7 +76,7 @@ def write_and_commit(
     """
     job = replace(plan.job, contents=False)
     with cleaned_up(job.root, job.step, job.staging):
-        on_every_rank(lambda: write_result(job.staging, own_rank(), write_files(job.staging, plan.files)))
+        on_every_rank(lambda: write_result(job.staging, plan.rank, write_files(job.staging, plan.files)))
         done = on_rank_zero(lambda: finalize_save(job, verified))
     return SavedCheckpoint(
         path=done.path,
@@ -101,7 +103,7 @@ def start_in_background(
     Raises:
         CheckpointSaveError: A writer could not be started.
     """
-    job, rank = plan.job, own_rank()
+    job, rank = plan.job, plan.rank
     with cleaned_up(job.root, job.step, job.staging):
         on_every_rank(lambda: writer.write(job.staging, rank, plan.files))
     barrier = CommitBarrier(

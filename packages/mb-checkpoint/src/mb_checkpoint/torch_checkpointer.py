@@ -290,7 +290,7 @@ class TorchCheckpointer:
             contents=config.verify_integrity,
         )
         files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
-        return SavePlan(job=job, files=files, began=began)
+        return SavePlan(job=job, files=files, rank=own_rank(), began=began)
 
     def _report(self, saved: SavedCheckpoint) -> None:
         self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")

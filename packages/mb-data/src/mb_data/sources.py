@@ -23,6 +23,8 @@ from mb_data.documents import (
 from mb_data.errors import BadDocumentError, CorpusError, DataPathError
 
 _BLOCK = 1 << 20
+_TEXT_TABLES = {".csv": ",", ".tsv": "\t"}
+"""Suffix of a table of text -> what separates its columns."""
 
 _EXCLUDED_FOLDERS = {
     "test",
@@ -214,7 +216,7 @@ def _library_files(library: Path) -> Iterator[tuple[str, ...]]:
 def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile | None:
     """Return a hashed file; None if it is empty or not UTF-8 text."""
     reject_unsupported(path)
-    if is_table(path) or strip_compression(path).suffix == ".jsonl" or _has_json_lines(path, config):
+    if _has_rows(path, config):
         return SourceFile(path=path, name=name, digest=_digest(path), has_rows=True)
     with path.open("rb") as raw, decompressed(raw, path) as stream:
         content = stream.read()
@@ -235,16 +237,29 @@ def _digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def _has_json_lines(path: Path, config: TextCorpusConfig) -> bool:
-    """Return whether the first line of a `.json` file is an object with the key of the text."""
-    if not is_json(path):
+def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
+    """Return whether the lines or rows of a file are documents.
+
+    A folder of programs may contain JSON and CSV files of another kind, which are text: only a file that the section
+    names must have the key.
+    """
+    suffix = strip_compression(path).suffix
+    is_named = str(path) in {str(Path(source)) for source in config.sources or ()}
+    if is_table(path) and (is_named or suffix not in _TEXT_TABLES):
+        return True
+    if is_named and suffix == ".jsonl":
+        return True
+    if not (is_json(path) or is_table(path)):
         return False
     with path.open("rb") as raw, decompressed(raw, path) as stream:
         first = stream.readline()
     try:
-        return config.json_key in (parse_object(first, location=str(path)) or {})
-    except BadDocumentError:
+        if is_json(path):
+            return config.json_key in (parse_object(first, location=str(path)) or {})
+        names = first.decode().strip().split(_TEXT_TABLES[suffix])
+    except (BadDocumentError, UnicodeDecodeError):
         return False
+    return config.json_key in [name.strip('"') for name in names]
 
 
 def _split_of(name: str, config: TextCorpusConfig) -> str:

@@ -200,10 +200,16 @@ def test_stacks_go_to_stderr_without_a_folder(tmp_path, capfd):
         print(text, file=sys.stderr)
         logged.append(text)
 
+    written = []
+
+    def has_stack():
+        written.append(capfd.readouterr().err)
+        return "in wait_until" in "".join(written)
+
     with HangReporter(seconds=0.2, folder=tmp_path / "later", log=log):
-        wait_until(lambda: logged)
+        wait_until(has_stack)
     assert "full stacks" not in logged[0]
-    report, _, stacks = capfd.readouterr().err.partition("most recent call first")
+    report, _, stacks = "".join(written).partition("most recent call first")
     assert report.startswith("no progress for ")  # the report precedes the stacks
     assert "in wait_until" in stacks
 

@@ -191,7 +191,7 @@ def test_the_batch_ramps_up_and_a_checkpoint_comes_before_each_increase(override
 
 def test_data_that_cannot_be_used_leaves_no_run_folder(overrides, tmp_path):
     (tmp_path / "single.txt").write_text("one file for three splits")
-    with pytest.raises(CorpusError, match=r"1 file\(s\) are too few for train, valid and test"):
+    with pytest.raises(CorpusError, match=r"1 document\(s\) are too few for train, valid and test"):
         train_here([*overrides, f"dataset.sources=[{tmp_path}/single.txt]"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

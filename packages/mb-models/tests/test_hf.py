@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from hf_models import EXPORTED, KINDS, make
 from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
@@ -19,39 +20,6 @@ from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
 
 transformers = pytest.importorskip("transformers")
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-KINDS = {
-    "llama": ("Llama", {}),
-    "llama-tied-llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
-    "llama-linear": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-    ),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "mixtral": ("Mixtral", {"num_local_experts": 4}),
-}
-
-
-def make(kind, folder, *, shard="1GB", dtype=torch.float32):
-    """Save a random transformers model, and return it."""
-    family, settings = KINDS[kind]
-    torch.manual_seed(5)
-    config = getattr(transformers, f"{family}Config")(**SMALL, **settings)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    for parameter in model.parameters():  # norms and biases are constant: random values reveal mistakes
-        parameter.data.add_(0.05 * torch.randn_like(parameter))
-    model = model.to(dtype)
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model
 
 
 def imported(folder, groups, dtype="float32"):
@@ -85,7 +53,7 @@ def weights(folder):
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *EXPORTED])
 def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, groups, tmp_path):
     model = make(kind, tmp_path / "in")
     section, chunk = imported(tmp_path / "in", groups)
@@ -93,7 +61,15 @@ def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, gr
     with torch.no_grad():
         ours, theirs = chunk(TOKENS, positions, None), model(TOKENS).logits
     assert (ours - theirs).abs().max() < 1e-5
-    save_hf_model(chunk, tmp_path / "out", config=section, pg_collection=groups)
+    model_type = read_config(tmp_path / "in")["model_type"]
+    save_hf_model(
+        chunk,
+        tmp_path / "out",
+        config=section,
+        pg_collection=groups,
+        model_type=model_type if kind in EXPORTED else None,
+    )
+    assert read_config(tmp_path / "out")["model_type"] == model_type
     assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
     again = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -109,6 +85,18 @@ LAYOUTS = {
     "llama-tied PP": ("llama-tied-llama3", {SIZES[1]: 2}),
     "qwen2 TP SP": ("qwen2", {SIZES[0]: 2, "sequence_parallel": True}),
     "qwen3 PP": ("qwen3", {SIZES[1]: 2}),
+    "mistral TP": ("mistral-window", {SIZES[0]: 2}),
+    "phi3 TP": ("phi3", {SIZES[0]: 2}),
+    "qwen2-moe EP": ("qwen2-moe", {SIZES[2]: 2}),
+    "qwen3-moe TP EP": (
+        "qwen3-moe",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "deepseek-v3 TP EP": (
+        "deepseek-v3",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "deepseek-v2 PP": ("deepseek-v2", {SIZES[1]: 2, "num_layers_in_first_pipeline_stage": 2}),
     "mixtral EP": ("mixtral", {SIZES[2]: 2}),
     "mixtral TP EP": (
         "mixtral",
@@ -192,7 +180,7 @@ def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "only llama, qwen2, qwen3, mixtral can be converted"),
+        ({"model_type": "gpt2"}, "only llama, mistral, qwen2, qwen3, mixtral, .*, phi3 can be converted"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' cannot be converted"),
         ({"sliding_window": 8}, "sliding_window=8 cannot be converted"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rotary embedding .*yarn.* cannot"),
@@ -206,7 +194,10 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
         section_of(read_config(tmp_path), dtype="float32")
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mixtral"])
+@pytest.mark.parametrize(
+    "family",
+    ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV3", "Phi3"],
+)
 def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
     whole = getattr(transformers, f"{family}Config")().to_dict()
     least = {key: whole[key] for key in ("model_type", *REQUIRED)}
@@ -271,6 +262,7 @@ def test_a_folder_without_weights_or_with_a_broken_file_is_rejected(tmp_path):
 def test_an_unconvertible_model_is_not_exported(groups, tmp_path):
     make("llama", tmp_path)
     section = section_of(read_config(tmp_path), dtype="float32")
-    section.activation_func, section.rotary_percent = "gelu", 0.5
-    with pytest.raises(HuggingFaceError, match=r"model.rotary_percent=0.5, model.activation_func='gelu'"):
+    section.activation_func, section.rotary_interleaved = "gelu", True
+    wrong = r"model.activation_func='gelu', model.rotary_interleaved=True: cannot be exported"
+    with pytest.raises(HuggingFaceError, match=wrong):
         config_of(section, vocab_size=96, dtype="float32")

@@ -19,6 +19,7 @@ from mb_models.config import GPTModelConfig
 from mb_models.families import family_of
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.load import named_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.transformer import DTYPES
@@ -28,7 +29,7 @@ NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 def section_of_folder(folder: Path) -> GPTModelConfig:
-    """Return the model section of a Llama, Qwen or Mixtral folder, with the floating-point type of its weights.
+    """Return the model section of a folder in the Hugging Face format, with the floating-point type of its weights.
 
     Raises:
         HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
@@ -59,7 +60,7 @@ def require_gpt(section: object, *, source: Path) -> GPTModelConfig:
     """
     if not isinstance(section, GPTModelConfig):
         raise HuggingFaceError(
-            f"{source}: is a {type(section).__name__}, because Llama, Qwen and Mixtral are GPTs. Export a GPT."
+            f"{source}: is a {type(section).__name__}, because only GPTs can be converted. Export a GPT."
         )
     return section
 
@@ -94,7 +95,8 @@ def memory_mapped_model(
             tokenizer_vocab_size=tokenizer_vocab_size,
         )
         [chunk] = provider.provide_chunks(groups)
-        chunk.to(dtype or weights_dtype(section))
+        for value in chunk.parameters():  # not buffers: the biases of routers are float32 in every model
+            value.data = value.data.to(dtype or weights_dtype(section))
         memory_map_parameters([chunk], Path(pages))
         yield chunk
 
@@ -109,7 +111,7 @@ def load_by_kind(chunk: Any, load: Callable[[Callable[[str], bool]], object]) ->
         chunk: the model.
         load: called once per kind with a predicate of parameter names; loads the selected parameters.
     """
-    for kind in dict.fromkeys(_kind(name) for name, _ in chunk.named_parameters()):
+    for kind in dict.fromkeys(_kind(name) for name, _ in named_weights(chunk)):
         load(_is_of(kind))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
-from mb_models.hf.config_json import config_of
-from mb_models.hf.conversion import dtype_name, load_by_kind, weights_dtype
+from mb_models.hf.config_json import family_of_section
+from mb_models.hf.conversion import load_by_kind
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import PEFT
 from mb_models.peft.hugging_face import save_adapters
@@ -23,6 +23,7 @@ def export_model(
     pg_collection: ProcessGroupCollection,
     peft: PEFT | None = None,
     adapters_only: bool = False,
+    model_type: str | None = None,
 ) -> None:
     """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
 
@@ -36,20 +37,28 @@ def export_model(
         pg_collection: groups of one rank each.
         peft: section of the adapters; None: the checkpoint has none.
         adapters_only: write only the adapters, in the format of peft.
+        model_type: family of `mb_models.hf.families`; None: the first that computes the same as the section.
 
     Raises:
         HuggingFaceError: no supported transformers model computes the same result.
         PeftError: adapters are requested of a checkpoint that has none, or have a user-defined class.
     """
     if adapters_only:
-        rows = chunk.embedding.word_embeddings.weight.shape[0]
-        # rejects unsupported features before anything is loaded
-        config_of(section, vocab_size=rows, dtype=dtype_name(weights_dtype(section)))
+        family_of_section(
+            section, model_type=model_type
+        )  # rejects unsupported features before anything is loaded
         adapters = load_adapted(peft, [chunk], load)
-        save_adapters(chunk, folder, section=adapters, config=section, pg_collection=pg_collection)
+        save_adapters(
+            chunk,
+            folder,
+            section=adapters,
+            config=section,
+            pg_collection=pg_collection,
+            model_type=model_type,
+        )
         return
     if peft is None:
         load_by_kind(chunk, load)
     else:
         load_merged(peft, [chunk], load)
-    save_hf_model(chunk, folder, config=section, pg_collection=pg_collection)
+    save_hf_model(chunk, folder, config=section, pg_collection=pg_collection, model_type=model_type)

@@ -12,9 +12,13 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_models.hf.config_json import read_config
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.families import FAMILIES
+from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.safetensors_files import TensorFolder
-from mb_models.hf.tensor_names import EMBEDDING, TensorOrigin, origin_of
+from mb_models.hf.tensor_names import origin_of
+from mb_models.hf.weight_tables import OUTPUT
 
 
 def load_hf_weights(
@@ -36,30 +40,25 @@ def load_hf_weights(
         HuggingFaceError: a tensor is missing, is unused, or has another shape than the model expects.
     """
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
+    family = FAMILIES[read_config(Path(folder))["model_type"]]
     taken: set[str] = set()
     with TensorFolder(Path(folder)) as stored:
-        for parameter, value, origin in parameter_origins(chunks, groups):
+        for parameter, value, origin in parameter_origins(chunks, groups, family):
             ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
-            rows = value.shape[0] if origin.tensors[0] in VOCABULARY else None
-            parts = [
-                _part(stored, name, origin, rank=ranks.rank(), size=ranks.size(), rows=rows)
-                for name in origin.tensors
-            ]
+            parts = read_parts(
+                stored, origin, value.shape, config=chunks[0].config, rank=ranks.rank(), size=ranks.size()
+            )
             source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
-            _copy(value, source, parameter=parameter, padded=rows is not None)
+            _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             taken.update(origin.tensors)
         left = {name for name in stored.names() - taken if not name.endswith("rotary_emb.inv_freq")}
     if chunks[0].share_embeddings_and_output_weights:
-        left.discard("lm_head.weight")
+        left.discard(OUTPUT)
     if left and groups.pp.size() == groups.ep.size() == 1:
         raise HuggingFaceError(
             f"{folder}: {', '.join(sorted(left)[:4])} ({len(left)} tensors) belong to no parameter of the model, "
             "because it is of another kind than its config.json. Build the model from that file."
         )
-
-
-VOCABULARY = (EMBEDDING, "lm_head.weight")
-"""Tensors with a row for each token."""
 
 
 def groups_of_chunks(chunks: Sequence[Any]) -> ProcessGroupCollection:
@@ -79,42 +78,85 @@ def groups_of_chunks(chunks: Sequence[Any]) -> ProcessGroupCollection:
 
 
 def parameter_origins(
-    chunks: Sequence[Any], groups: ProcessGroupCollection
-) -> Iterator[tuple[str, torch.nn.Parameter, TensorOrigin]]:
-    """Yield each parameter of the chunks with its name and the tensors it is made of."""
+    chunks: Sequence[Any], groups: ProcessGroupCollection, family: HuggingFaceFamily
+) -> Iterator[tuple[str, torch.Tensor, TensorOrigin]]:
+    """Yield each weight of the chunks with its name and the tensors it is made of."""
     for chunk in chunks:
         numbers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
         first = (chunk.config.num_moe_experts or 0) // groups.ep.size() * groups.ep.rank()
         tied = bool(chunk.share_embeddings_and_output_weights)
-        for name, value in chunk.named_parameters():
-            yield (
-                name,
-                value,
-                origin_of(
-                    name,
-                    layer=numbers.__getitem__,
-                    expert=partial(add, first),
-                    tied=tied,
-                ),
+        for name, value in named_weights(chunk):
+            origin = origin_of(
+                name, family=family, layer=numbers.__getitem__, expert=partial(add, first), tied=tied
             )
+            yield name, value, origin
 
 
-def _part(
-    stored: TensorFolder, name: str, origin: TensorOrigin, *, rank: int, size: int, rows: int | None
-) -> torch.Tensor:
-    """Read this rank's part of a tensor: at most `rows` rows, or an even share if that is None."""
-    if origin.split is None:
-        return stored.part(name, split=None, start=0, stop=0)
-    length = stored.shape(name)[origin.split]
-    if rows is None and length % size:
+def named_weights(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters of a chunk, and the biases of its routers, which Megatron keeps in buffers."""
+    yield from chunk.named_parameters()
+    yield from ((name, value) for name, value in chunk.named_buffers() if name.endswith(".expert_bias"))
+
+
+def read_parts(
+    stored: TensorFolder, origin: TensorOrigin, shape: Sequence[int], *, config: Any, rank: int, size: int
+) -> list[torch.Tensor]:
+    """Read this rank's parts of a parameter, in the order of the fusion.
+
+    Args:
+        stored: the folder.
+        origin: tensors of the parameter.
+        shape: shape of the parameter on this rank.
+        config: Megatron's configuration of the model.
+        rank: rank in the tensor-parallel group.
+        size: ranks of that group.
+
+    Raises:
+        HuggingFaceError: a tensor is missing, or cannot be shared evenly.
+    """
+    if not origin.packed:
+        return [_part(stored, name, origin, shape, rank=rank, size=size) for name in origin.tensors]
+    (name,) = origin.tensors
+    parts, start = [], 0
+    for length in packed_rows(origin, config, rows=stored.shape(name)[0]):
+        each = _share(length, size, name)
+        parts.append(stored.part(name, split=0, start=start + rank * each, stop=start + (rank + 1) * each))
+        start += length
+    return parts
+
+
+def packed_rows(origin: TensorOrigin, config: Any, *, rows: int) -> list[int]:
+    """Return the numbers of rows of the parts of a packed tensor."""
+    if origin.form == "glu":
+        return [rows // 2, rows - rows // 2]
+    keys = config.num_query_groups * config.kv_channels
+    return [config.num_attention_heads * config.kv_channels, keys, keys]
+
+
+def _share(length: int, size: int, name: str) -> int:
+    if length % size:
         raise HuggingFaceError(
             f"{name}: {length} is not divisible by tensor_model_parallel_size={size}, because each rank holds an equal "
             "part. Use a smaller one."
         )
-    each = length // size if rows is None else rows
+    return length // size
+
+
+def _part(
+    stored: TensorFolder, name: str, origin: TensorOrigin, shape: Sequence[int], *, rank: int, size: int
+) -> torch.Tensor:
+    """Read this rank's part of a tensor: an even share, at most the rows of `shape` of a vocabulary, or all of it."""
+    split = origin.split
+    # layers of Transformer Engine replicate down projections that local layers share
+    if split is None or (
+        origin.form == "plain" and not origin.vocabulary and stored.shape(name)[split] == shape[split]
+    ):
+        return stored.part(name, split=None, start=0, stop=0)
+    length = stored.shape(name)[split]
+    each = shape[0] if origin.vocabulary else _share(length, size, name)
     start = min(rank * each, length)
     stop = length if rank == size - 1 else min(start + each, length)
-    return stored.part(name, split=origin.split, start=start, stop=stop)
+    return stored.part(name, split=split, start=start, stop=stop)
 
 
 def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size: int) -> torch.Tensor:

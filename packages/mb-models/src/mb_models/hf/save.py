@@ -10,9 +10,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.config import GPTModelConfig
 from mb_models.hf.config_json import config_of
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.families import FAMILIES
+from mb_models.hf.family import TensorOrigin
 from mb_models.hf.load import groups_of_chunks, parameter_origins
 from mb_models.hf.safetensors_files import ShardWriter
-from mb_models.hf.tensor_names import TensorOrigin
 
 SHARD_BYTES = 2 * 2**30
 """Maximum size of a file, unless one tensor is larger."""
@@ -25,6 +26,7 @@ def save_hf_model(
     config: GPTModelConfig,
     pg_collection: ProcessGroupCollection | None = None,
     shard_bytes: int = SHARD_BYTES,
+    model_type: str | None = None,
 ) -> None:
     """Write config.json and the weights of a complete model; the index or the single file is written last.
 
@@ -36,6 +38,7 @@ def save_hf_model(
         config: the section that the chunk was built from.
         pg_collection: groups of one rank each; None: those that the model was built with.
         shard_bytes: maximum size of a file.
+        model_type: family of `mb_models.hf.families`; None: the first that computes the same as the section.
 
     Raises:
         HuggingFaceError: no model in that format computes the same, or the model is distributed over several ranks.
@@ -51,7 +54,7 @@ def save_hf_model(
     target = Path(folder)
     dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
     vocab_size = chunk.embedding.word_embeddings.weight.shape[0]
-    content = config_of(config, vocab_size=vocab_size, dtype=dtype)
+    content = config_of(config, vocab_size=vocab_size, dtype=dtype, model_type=model_type)
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):
         raise FileExistsError(
@@ -59,11 +62,18 @@ def save_hf_model(
         )
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
-    for _, value, origin in parameter_origins([chunk], groups):
-        parts = split_parts(value.detach(), config, origin)
-        for name, part in zip(origin.tensors, parts, strict=True):
+    for _, value, origin in parameter_origins([chunk], groups, FAMILIES[content["model_type"]]):
+        for name, part in zip(origin.tensors, stored_tensors(value.detach(), config, origin), strict=True):
             writer.add(name, part)
     writer.finish()
+
+
+def stored_tensors(
+    parameter: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin
+) -> list[torch.Tensor]:
+    """Return the tensors of a folder that a parameter of a complete model is written to."""
+    parts = split_parts(parameter, config, origin)
+    return [torch.cat(parts)] if origin.packed else parts
 
 
 def split_parts(parameter: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin) -> list[torch.Tensor]:

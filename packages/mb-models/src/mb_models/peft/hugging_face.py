@@ -11,11 +11,13 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
+from mb_models.hf.config_json import family_of_section
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.family import TensorOrigin
 from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import ShardWriter
-from mb_models.hf.save import split_parts
-from mb_models.hf.tensor_names import TensorOrigin, origin_of
+from mb_models.hf.save import stored_tensors
+from mb_models.hf.tensor_names import origin_of
 from mb_models.peft.adapted_linear import adapted_layers
 from mb_models.peft.config import DoRA, LoRA
 
@@ -28,6 +30,7 @@ def save_adapters(
     config: GPTModelConfig,
     pg_collection: ProcessGroupCollection | None = None,
     base: str = "",
+    model_type: str | None = None,
 ) -> None:
     """Write the adapters of a complete model in the format of `peft.PeftModel.from_pretrained`.
 
@@ -40,10 +43,11 @@ def save_adapters(
         config: section of the model.
         pg_collection: groups of one rank each; None: those that the model was built with.
         base: path of the base model, for adapter_config.json.
+        model_type: family of the base model; None: the first that computes the same as the section.
 
     Raises:
-        HuggingFaceError: the model is distributed over ranks, or experts have adapters, which the format does not
-        support.
+        HuggingFaceError: the model is distributed over ranks, or experts or single parts of a tensor have adapters,
+            which the format does not support.
     """
     groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
@@ -52,6 +56,7 @@ def save_adapters(
             f"save_adapters: the model is distributed over {sizes} ranks (tensor, pipeline, expert). Load its "
             "checkpoint into a model on one rank."
         )
+    family = family_of_section(config, model_type=model_type)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(target, shard_bytes=2**62)
@@ -61,7 +66,14 @@ def save_adapters(
             raise HuggingFaceError(
                 f"{name}: adapters on experts are not supported by the format. Merge them, or exclude experts."
             )
-        origin = origin_of(f"{name}.weight", layer=partial(add, 0), expert=partial(add, 0), tied=False)
+        origin = origin_of(
+            f"{name}.weight", family=family, layer=partial(add, 0), expert=partial(add, 0), tied=False
+        )
+        if origin.packed and "main" not in layer.adapter:
+            raise HuggingFaceError(
+                f"{name}: adapters on single parts are not supported, because they are one tensor in a "
+                f"{family.model_type}. Merge them, or export another model_type."
+            )
         for tensor, value in adapter_tensors(layer, origin, config):
             writer.add(f"base_model.model.{tensor}", value)
             modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
@@ -106,11 +118,11 @@ def adapter_tensors(
         names, pairs = [name for name, _ in adapted], [layer.adapter[part] for _, part in adapted]
         b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
     else:
-        b_parts = split_parts(fused_pair.lora_b, config, origin)
+        b_parts = stored_tensors(fused_pair.lora_b, config, origin)
         a_parts = [fused_pair.lora_a] * len(b_parts)
     for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):
         yield f"{name}.lora_A.weight", a_RI
         yield f"{name}.lora_B.weight", b_OR
     if hasattr(layer.adapter, "magnitude"):
-        for name, part in zip(names, split_parts(layer.adapter.magnitude, config, origin), strict=True):
+        for name, part in zip(names, stored_tensors(layer.adapter.magnitude, config, origin), strict=True):
             yield f"{name}.lora_magnitude_vector", part

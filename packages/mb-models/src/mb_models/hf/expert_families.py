@@ -1,0 +1,169 @@
+"""Families with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3. No torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_models.config import GPTModelConfig
+from mb_models.hf import latent_fields as latent
+from mb_models.hf import weight_tables as tables
+from mb_models.hf.family import HuggingFaceFamily
+from mb_models.hf.layer_fields import expert_layers, layer_frequency, read_window, write_window
+
+
+def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
+    loss = content["router_aux_loss_coef"]
+    return {
+        "num_moe_experts": content["num_local_experts"],
+        "moe_router_topk": content["num_experts_per_tok"],
+        "moe_aux_loss_coeff": loss,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+
+
+def _write_experts(config: GPTModelConfig) -> dict[str, Any]:
+    loss = config.moe_aux_loss_coeff
+    return {
+        "num_local_experts": config.num_moe_experts,
+        "num_experts_per_tok": config.moe_router_topk,
+        "router_aux_loss_coef": loss[0] if isinstance(loss, list) else loss,
+    }
+
+
+def _read_mixtral(content: Mapping[str, Any]) -> dict[str, Any]:
+    return _read_experts(content) | read_window(content)
+
+
+def _write_mixtral(config: GPTModelConfig) -> dict[str, Any]:
+    return _write_experts(config) | write_window(config)
+
+
+def _read_qwen(content: Mapping[str, Any]) -> dict[str, Any]:
+    dense, every = content["mlp_only_layers"] or [], content["decoder_sparse_step"]
+    layers = range(content["num_hidden_layers"])
+    shared = content.get("shared_expert_intermediate_size")
+    return {
+        **_read_experts(content),
+        **read_window(content),
+        "moe_layer_freq": layer_frequency([i not in dense and (i + 1) % every == 0 for i in layers]),
+        "moe_ffn_hidden_size": content["moe_intermediate_size"],
+        "moe_router_pre_softmax": not content["norm_topk_prob"],
+        **({"moe_shared_expert_intermediate_size": shared, "moe_shared_expert_gate": True} if shared else {}),
+    }
+
+
+def _write_qwen(config: GPTModelConfig) -> dict[str, Any]:
+    shared = config.moe_shared_expert_intermediate_size
+    return {
+        **_write_experts(config),
+        "num_experts": config.num_moe_experts,
+        "moe_intermediate_size": config.moe_ffn_hidden_size,
+        "mlp_only_layers": [layer for layer, flag in enumerate(expert_layers(config)) if not flag],
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": not config.moe_router_pre_softmax,
+        **({} if shared is None else {"shared_expert_intermediate_size": shared}),
+    }
+
+
+QWEN_DEFAULTS: Mapping[str, object] = {
+    "max_position_embeddings": 32768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.001,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+"""Fields of Qwen's families with experts, and the values that transformers uses if they are missing."""
+
+NO_WINDOW: Mapping[str, tuple[object, ...]] = {"use_sliding_window": (False, None)}
+
+MIXTRAL = HuggingFaceFamily(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    layers=tables.MIXTRAL,
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+    },
+    must_be={"router_jitter_noise": (0, None)},
+    read=_read_mixtral,
+    write=_write_mixtral,
+)
+
+QWEN2_MOE = HuggingFaceFamily(
+    model_type="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    layers=tables.QWEN2_MOE,
+    section={"add_qkv_bias": True},
+    defaults={
+        **QWEN_DEFAULTS,
+        "num_key_value_heads": 16,
+        "num_local_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "layer_types": None,
+    },
+    must_be={**NO_WINDOW, "qkv_bias": (True, None)},
+    aliases={"num_experts": "num_local_experts"},
+    read=_read_qwen,
+    write=_write_qwen,
+)
+
+QWEN3_MOE = HuggingFaceFamily(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    layers=tables.QWEN3_MOE,
+    section={"qk_layernorm": True},
+    defaults={
+        **QWEN_DEFAULTS,
+        "num_key_value_heads": 4,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    must_be=NO_WINDOW,
+    aliases={"num_experts": "num_local_experts"},
+    read=_read_qwen,
+    write=_write_qwen,
+)
+
+_LATENT: Mapping[str, object] = {
+    "multi_latent_attention": True,
+    "qk_layernorm": True,
+    "moe_router_dtype": "fp32",
+}
+_EXPERT_ALIASES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
+
+DEEPSEEK_V2 = HuggingFaceFamily(
+    model_type="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    layers=tables.DEEPSEEK,
+    section=_LATENT,
+    defaults=latent.DEFAULTS_V2,
+    must_be=latent.MUST_BE_V2,
+    aliases=_EXPERT_ALIASES,
+    read=latent.read_deepseek,
+    write=latent.write_deepseek,
+)
+
+DEEPSEEK_V3 = HuggingFaceFamily(
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    layers=tables.DEEPSEEK,
+    section=_LATENT,
+    defaults=latent.DEFAULTS_V3,
+    must_be=latent.MUST_BE_V3,
+    aliases=_EXPERT_ALIASES,
+    read=latent.read_deepseek,
+    write=latent.write_deepseek,
+)
+
+EXPERT_FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
+"""All of them, in the order in which an export tries them."""

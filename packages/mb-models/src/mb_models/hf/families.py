@@ -1,0 +1,104 @@
+"""Families of Hugging Face models that can be converted, one record each. No torch.
+
+A further family is a record here, a table of weights in `mb_models.hf.weight_tables` unless its names are known, and
+an entry in the test's list of models.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mb_models.config import GPTModelConfig
+from mb_models.hf import weight_tables as tables
+from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.expert_families import EXPERT_FAMILIES
+from mb_models.hf.family import HuggingFaceFamily
+from mb_models.hf.layer_fields import read_window, write_layer_windows, write_window
+
+QWEN_DEFAULTS: Mapping[str, object] = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+
+
+def _read_biases(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether all linear layers have biases; Megatron Core has one switch for attention and MLP."""
+    biases = {name: bool(content.get(name)) for name in ("attention_bias", "mlp_bias")}
+    if len(set(biases.values())) > 1:
+        raise HuggingFaceError(
+            f"config.json: attention_bias={biases['attention_bias']}, mlp_bias={biases['mlp_bias']} cannot be "
+            "converted, because Megatron Core has output biases in both attention and MLP, or in none."
+        )
+    return {"add_bias_linear": biases["mlp_bias"]}
+
+
+def _write_biases(config: GPTModelConfig) -> dict[str, Any]:
+    return dict.fromkeys(("attention_bias", "mlp_bias"), config.add_bias_linear)
+
+
+def _write_phi(config: GPTModelConfig) -> dict[str, Any]:
+    # the default of transformers, 32000, is outside of small vocabularies
+    return {**write_window(config), "pad_token_id": None}
+
+
+LLAMA = HuggingFaceFamily(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    layers=tables.LLAMA,
+    defaults={"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
+    read=_read_biases,
+    write=_write_biases,
+)
+
+MISTRAL = HuggingFaceFamily(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    layers=tables.LLAMA,
+    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    read=read_window,
+    write=write_window,
+)
+
+QWEN2 = HuggingFaceFamily(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    layers=tables.LLAMA,
+    section={"add_qkv_bias": True},
+    defaults=QWEN_DEFAULTS,
+    read=read_window,
+    write=write_layer_windows,
+)
+
+QWEN3 = HuggingFaceFamily(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    layers={**tables.LLAMA, **tables.HEAD_NORMS},
+    section={"qk_layernorm": True},
+    defaults={**QWEN_DEFAULTS, "head_dim": 128},
+    read=read_window,
+    write=write_layer_windows,
+)
+
+PHI3 = HuggingFaceFamily(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    layers=tables.PHI3,
+    defaults={
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "original_max_position_embeddings": 4096,
+    },
+    must_be={"resid_pdrop": (0, None), "embd_pdrop": (0, None)},
+    partial_rotation=True,
+    read=read_window,
+    write=_write_phi,
+)
+
+FAMILIES: Mapping[str, HuggingFaceFamily] = {
+    family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, *EXPERT_FAMILIES, PHI3)
+}
+"""model_type of config.json -> family; an export takes the first that computes the same as the section."""

@@ -1,0 +1,148 @@
+"""Description of a family of Hugging Face models as data: fields of config.json and names of weights. No torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mb_models.config import GPTModelConfig
+
+Form = Literal["plain", "qkv", "glu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorOrigin:
+    """Tensors that a parameter is made of, and their fusion."""
+
+    tensors: tuple[str, ...]
+    """Names in the folder, in the order of the fusion, with {layer} and {expert} for their numbers."""
+    form: Form = "plain"
+    split: int | None = None
+    """Dimension of each tensor that tensor-parallel ranks share; None: the tensors are replicated."""
+    packed: bool = False
+    """Whether the parts of the fusion are consecutive rows of a single tensor."""
+    vocabulary: bool = False
+    """Whether the tensor has a row for each token."""
+
+
+def _nothing(_values: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceFamily:
+    """One architecture of transformers, as the differences from Llama.
+
+    Every field of config.json is in `COMMON_FIELDS`, `defaults`, `must_be` or `WITHOUT_EFFECT`; others are rejected.
+    """
+
+    model_type: str
+    """Name in config.json."""
+    architecture: str
+    """Class of transformers."""
+    layers: Mapping[str, TensorOrigin]
+    """Pattern of a parameter's name after `decoder.layers.N.` -> its origin."""
+    section: Mapping[str, object] = field(default_factory=dict)
+    """Values of the model section that all models of the family have."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Further fields that are read, and values that transformers uses for missing fields."""
+    must_be: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Fields with their convertible values; a missing field has the value in `defaults`, or None."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other spelling of a field -> its name here."""
+    partial_rotation: bool = False
+    """Whether only a part of each head may be rotated."""
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    """Function from config.json to further fields of the section."""
+    write: Callable[[GPTModelConfig], dict[str, Any]] = _nothing
+    """Function from a section without unset sizes to further fields of config.json."""
+
+
+COMMON_FIELDS: Mapping[str, str] = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "rms_norm_eps": "layernorm_epsilon",
+    "tie_word_embeddings": "share_embeddings_and_output_weights",
+    "initializer_range": "init_method_std",
+    "attention_dropout": "attention_dropout",
+}
+"""Field of config.json -> field of the section with the same meaning, in all families."""
+
+ROTARY_FIELDS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
+"""Fields of the rotary embedding; the first is that of transformers 5."""
+
+REQUIRED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+"""Fields of config.json that determine the shapes of the weights; they have no defaults."""
+
+COMMON_DEFAULTS: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+    "attention_dropout": 0.0,
+    "num_key_value_heads": None,
+    "head_dim": None,
+}
+"""Values that transformers uses for missing fields, in most families."""
+
+WITHOUT_EFFECT = frozenset(
+    [
+        "model_type",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "tokenizer_class",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "unk_token_id",
+        "decoder_start_token_id",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        "return_dict",
+        "return_dict_in_generate",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "output_scores",
+        "chunk_size_feed_forward",
+        "pretraining_tp",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "num_beams",
+        "repetition_penalty",
+        "max_window_layers",
+        "classifier_dropout",
+        "ep_size",
+        "aux_loss_alpha",
+        "seq_aux",
+        "num_nextn_predict_layers",
+        "is_encoder_decoder",
+        "torchscript",
+        "tf_legacy_loss",
+        "keys_to_ignore_at_inference",
+    ]
+)
+"""Fields that do not change the logits; those of generation, of losses and of additional heads among them.
+
+is_encoder_decoder is fixed by the architecture. Layers for further tokens (num_nextn_predict_layers) are rejected
+where their weights are found.
+"""

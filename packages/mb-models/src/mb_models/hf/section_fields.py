@@ -1,0 +1,113 @@
+"""Comparison of model sections by what their models compute. No torch."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from mb_models.config import (
+    GPTModelConfig,
+    KernelFields,
+    MoEFields,
+    OverlapFields,
+    ParallelFields,
+    PrecisionFields,
+)
+from mb_models.hf.layer_fields import expert_layers, windowed_layers
+from mb_models.variant_fields import LatentAttentionFields, YarnFields
+
+_TRAINING = frozenset(
+    [
+        "init_method_std",
+        "perform_initialization",
+        "use_cpu_initialization",
+        "hidden_dropout",
+        "attention_dropout",
+        "seq_length",
+        "qk_clip",
+        "qk_clip_alpha",
+        "qk_clip_threshold",
+        "log_max_attention_logit",
+        "attention_softmax_in_fp32",
+        "fp32_residual_connection",
+        "apply_query_key_layer_scaling",
+        "make_vocab_size_divisible_by",
+        "parallel_output",
+        "fp16_lm_cross_entropy",
+        "vocab_size",
+        "max_position_embeddings",
+        "mtp_loss_scaling_factor",
+        "mtp_use_repeated_layer",
+        "mtp_detach_heads",
+        "mla_down_proj_fusion",
+        "moe_shared_expert_overlap",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_router_dtype",
+        "moe_router_bias_update_rate",
+        "moe_token_dispatcher_type",
+        "moe_pad_expert_input_to_capacity",
+        "moe_token_drop_policy",
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
+        "moe_router_fusion",
+        "moe_per_layer_logging",
+    ]
+)
+"""Fields of training, of speed and of precision, which do not change the function that a model computes."""
+
+
+def _names(*kinds: type) -> set[str]:
+    return {item.name for kind in kinds for item in fields(kind)}
+
+
+_IRRELEVANT = _names(ParallelFields, PrecisionFields, OverlapFields, KernelFields) | _TRAINING
+_LATENT = _names(LatentAttentionFields) - {"multi_latent_attention"}
+_EXPERTS = _names(MoEFields) - {"num_moe_experts"}
+_SCALING = {"rotary_scaling_factor", "original_max_position_embeddings", *("beta_fast", "beta_slow")}
+
+
+def with_sizes(config: GPTModelConfig) -> GPTModelConfig:
+    """Return a copy of a section with all sizes that follow from others."""
+    width = config.ffn_hidden_size or 4 * config.hidden_size
+    return replace(
+        config,
+        num_query_groups=config.num_query_groups or config.num_attention_heads,
+        kv_channels=config.kv_channels or config.hidden_size // config.num_attention_heads,
+        ffn_hidden_size=width,
+        moe_ffn_hidden_size=config.moe_ffn_hidden_size or width,
+        max_position_embeddings=config.max_position_embeddings or config.seq_length,
+        window_attn_skip_freq=windowed_layers(config) if config.window_size else None,
+        moe_layer_freq=1 if config.num_moe_experts is None else expert_layers(config),
+    )
+
+
+def differences(config: GPTModelConfig, other: GPTModelConfig) -> list[str]:
+    """Return the fields, with their values in `config`, by which two models compute different results."""
+    config, other = with_sizes(config), with_sizes(other)
+    return [
+        f"model.{name}={getattr(config, name)!r}"
+        for name in _compared(config)
+        if _normal(getattr(config, name)) != _normal(getattr(other, name))
+    ]
+
+
+def _compared(config: GPTModelConfig) -> list[str]:
+    """Return the fields that determine what the model of a section computes."""
+    unused = set(_IRRELEVANT)
+    if config.num_moe_experts is None:
+        unused |= _EXPERTS
+    if config.multi_latent_attention:
+        # each token has as many keys as queries, and both have the width of two latent fields
+        unused |= {"num_query_groups", "kv_channels", "position_embedding_type"}
+        unused |= _SCALING | {"mscale", "mscale_all_dim"} if config.rope_type == "rope" else set()
+    else:
+        unused |= _LATENT
+    if config.multi_latent_attention or config.position_embedding_type != "yarn":
+        unused |= _names(YarnFields)
+    if not config.rope_scaling:
+        unused.add("rope_scaling_factor")
+    return [item.name for item in fields(config) if item.name not in unused]
+
+
+def _normal(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,33 @@
+"""Well-known architectures that cannot be converted, and what is missing. No torch."""
+
+from collections.abc import Mapping
+
+_GEMMA = "Megatron Core 0.19 has no norms after attention and MLP, no soft cap of scores"
+_PARALLEL = "Megatron Core has no layers whose attention and MLP read the same input"
+_POSITIONS = "Megatron Core rotates all layers with the same frequencies"
+
+UNSUPPORTED: Mapping[str, str] = {
+    "gemma": "Megatron Core scales embeddings only under maximal update parametrisation, which is rejected, and its "
+    "local layers have no norm with weights around zero",
+    "gemma2": f"{_GEMMA}, and scales embeddings only under maximal update parametrisation",
+    "gemma3": f"{_GEMMA}, and one rotary base for all layers",
+    "gemma3_text": f"{_GEMMA}, and one rotary base for all layers",
+    "gpt_oss": "Megatron Core's local layers fail in training with biases of experts",
+    "mamba2": "names of weights of Mamba layers are not implemented",
+    "nemotron_h": "names of weights of Mamba layers are not implemented",
+    "bamba": "names of weights of Mamba layers are not implemented",
+    "zamba2": "Megatron Core has no layers that share weights",
+    "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",
+    "qwen3_next": "names of weights of gated-delta layers are not implemented",
+    "llama4": f"{_POSITIONS}, and has no chunked attention",
+    "cohere": _PARALLEL,
+    "cohere2": _PARALLEL,
+    "phi": _PARALLEL,
+    "gpt_neox": _PARALLEL,
+    "gptj": _PARALLEL,
+    "falcon": _PARALLEL,
+    "olmo2": "Megatron Core has no norms after attention and MLP in place of those before",
+    "olmoe": "Megatron Core normalises queries and keys head by head, not over all heads",
+    "smollm3": "Megatron Core's local layers rotate all layers or none",
+}
+"""model_type of config.json -> what Megatron Core, or this package, does not compute."""

@@ -1,0 +1,141 @@
+"""Names of weights in transformers' folders, by the names of Megatron's parameters. No torch.
+
+Megatron fuses query, key and value group by group, and concatenates gate and up projection; in both, a
+tensor-parallel rank's part is the fusion of its parts of the single tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from mb_models.hf.family import TensorOrigin
+
+LAYER = "model.layers.{layer}."
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
+
+OUTSIDE: Mapping[str, TensorOrigin] = {
+    "embedding.word_embeddings.weight": TensorOrigin(tensors=(EMBEDDING,), split=0, vocabulary=True),
+    "output_layer.weight": TensorOrigin(tensors=(OUTPUT,), split=0, vocabulary=True),
+    "decoder.final_layernorm.weight": TensorOrigin(tensors=("model.norm.weight",)),
+}
+"""Parameter outside the layers -> its origin, in all families."""
+
+_EXPERT = r"mlp\.experts\.local_experts\.(?P<expert>\d+)\."
+
+
+def one(name: str, *, split: int | None = None) -> TensorOrigin:
+    """Return the origin of a parameter that is one tensor of a layer."""
+    return TensorOrigin(tensors=(LAYER + name,), split=split)
+
+
+def norms(pattern: str, fused: str, name: str) -> dict[str, TensorOrigin]:
+    """Return the origins of a norm, which Transformer Engine fuses with the linear layer that follows."""
+    return {
+        rf"{pattern}\.weight": one(f"{name}.weight"),
+        rf"{fused}\.layer_norm_weight": one(f"{name}.weight"),
+    }
+
+
+def gated_mlp(pattern: str, names: Sequence[str]) -> dict[str, TensorOrigin]:
+    """Return the origins of an MLP with a gate; `names` are those of gate, up and down projection."""
+    gate, up, down = (LAYER + name for name in names)
+    return {
+        rf"{pattern}linear_fc1\.{kind}": TensorOrigin(
+            tensors=(f"{gate}.{kind}", f"{up}.{kind}"), form="glu", split=0
+        )
+        for kind in ("weight", "bias")
+    } | {
+        rf"{pattern}linear_fc2\.weight": TensorOrigin(tensors=(f"{down}.weight",), split=1),
+        rf"{pattern}linear_fc2\.bias": TensorOrigin(tensors=(f"{down}.bias",)),
+    }
+
+
+def projections(stem: str) -> tuple[str, str, str]:
+    """Return the names of gate, up and down projection in most families."""
+    return f"{stem}gate_proj", f"{stem}up_proj", f"{stem}down_proj"
+
+
+NORMS: Mapping[str, TensorOrigin] = {
+    **norms("input_layernorm", r"self_attention\.linear_qkv", "input_layernorm"),
+    **norms("pre_mlp_layernorm", r"mlp\.linear_fc1", "post_attention_layernorm"),
+}
+"""Norms before attention and MLP."""
+
+ATTENTION: Mapping[str, TensorOrigin] = {
+    **{
+        rf"self_attention\.linear_qkv\.{kind}": TensorOrigin(
+            tensors=tuple(f"{LAYER}self_attn.{part}_proj.{kind}" for part in "qkv"), form="qkv", split=0
+        )
+        for kind in ("weight", "bias")
+    },
+    r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
+    r"self_attention\.linear_proj\.bias": one("self_attn.o_proj.bias"),
+}
+"""Attention with separate query, key and value."""
+
+HEAD_NORMS: Mapping[str, TensorOrigin] = {
+    rf"self_attention\.{part}_layernorm\.weight": one(f"self_attn.{part}_norm.weight") for part in "qk"
+}
+"""Norms of queries and keys, head by head."""
+
+DENSE: Mapping[str, TensorOrigin] = gated_mlp(r"mlp\.", projections("mlp."))
+"""MLP of dense layers."""
+
+LLAMA: Mapping[str, TensorOrigin] = {**NORMS, **ATTENTION, **DENSE}
+
+
+def experts(stem: str, *, router: str, names: Sequence[str] | None = None) -> dict[str, TensorOrigin]:
+    """Return the origins of experts and router; `stem` is the name of the experts with {expert}."""
+    return {
+        r"mlp\.router\.weight": one(f"{router}.weight"),
+        **gated_mlp(_EXPERT, names or projections(f"{stem}{{expert}}.")),
+    }
+
+
+PHI3: Mapping[str, TensorOrigin] = {
+    **NORMS,
+    r"self_attention\.linear_qkv\.weight": TensorOrigin(
+        tensors=(LAYER + "self_attn.qkv_proj.weight",), form="qkv", split=0, packed=True
+    ),
+    r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
+    r"mlp\.linear_fc1\.weight": TensorOrigin(
+        tensors=(LAYER + "mlp.gate_up_proj.weight",), form="glu", split=0, packed=True
+    ),
+    r"mlp\.linear_fc2\.weight": one("mlp.down_proj.weight", split=1),
+}
+
+MIXTRAL: Mapping[str, TensorOrigin] = {
+    **NORMS,
+    **ATTENTION,
+    **experts(
+        "",
+        router="block_sparse_moe.gate",
+        names=[f"block_sparse_moe.experts.{{expert}}.{name}" for name in ("w1", "w3", "w2")],
+    ),
+}
+
+QWEN3_MOE: Mapping[str, TensorOrigin] = {**LLAMA, **HEAD_NORMS, **experts("mlp.experts.", router="mlp.gate")}
+
+QWEN2_MOE: Mapping[str, TensorOrigin] = {
+    **LLAMA,
+    **experts("mlp.experts.", router="mlp.gate"),
+    **gated_mlp(r"mlp\.shared_experts\.", projections("mlp.shared_expert.")),
+    r"mlp\.shared_experts\.gate_weight": one("mlp.shared_expert_gate.weight"),
+}
+
+DEEPSEEK: Mapping[str, TensorOrigin] = {
+    **NORMS,
+    **DENSE,
+    **experts("mlp.experts.", router="mlp.gate"),
+    r"mlp\.router\.expert_bias": one("mlp.gate.e_score_correction_bias"),
+    **gated_mlp(r"mlp\.shared_experts\.", projections("mlp.shared_experts.")),
+    r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
+    r"self_attention\.linear_q_proj\.weight": one("self_attn.q_proj.weight", split=0),
+    r"self_attention\.linear_q_down_proj\.weight": one("self_attn.q_a_proj.weight", split=0),
+    r"self_attention\.linear_q_up_proj\.weight": one("self_attn.q_b_proj.weight", split=0),
+    r"self_attention\.linear_kv_down_proj\.weight": one("self_attn.kv_a_proj_with_mqa.weight", split=0),
+    r"self_attention\.linear_kv_up_proj\.weight": one("self_attn.kv_b_proj.weight", split=0),
+    **norms(r"self_attention\.q_layernorm", r"self_attention\.linear_q_up_proj", "self_attn.q_a_layernorm"),
+    **norms(
+        r"self_attention\.kv_layernorm", r"self_attention\.linear_kv_up_proj", "self_attn.kv_a_layernorm"
+    ),
+}

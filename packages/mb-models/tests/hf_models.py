@@ -1,0 +1,102 @@
+"""Tiny random models of transformers, one for each family and for each option that changes the computation."""
+
+import torch
+from hf_ranks import SMALL
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+SCALED_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 16.0, "beta_slow": 2.0}
+QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+KINDS = {
+    "llama": ("Llama", {}),
+    "llama-tied-llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral-window": ("Mistral", {"sliding_window": 5, "head_dim": 12}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": SCALED_YARN | {"truncate": False}}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 7}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {**QWEN_EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-sparse": ("Qwen3Moe", {**QWEN_EXPERTS, "head_dim": 8, "decoder_sparse_step": 2}),
+    "deepseek-v2": ("DeepseekV2", DEEPSEEK),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK,
+            **GROUPS,
+            "topk_method": "group_limited_greedy",
+            "num_experts_per_tok": 2,
+            "rope_parameters": SCALED_YARN,
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS}),
+    "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
+}
+"""Name -> family of transformers, and its settings other than the sizes."""
+
+EXPORTED = {
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "phi3-partial-window": (
+        "Phi3",
+        {
+            "pad_token_id": 0,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+}
+"""Models whose family an export must be told, because an earlier one computes the same."""
+
+
+def make(kind, folder, *, shard="1GB", dtype=torch.float32):
+    """Save a random transformers model, and return it."""
+    import transformers
+
+    family, settings = (KINDS | EXPORTED)[kind]
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **settings})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # norms and biases are constant: random values reveal mistakes
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    for name, value in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            value.uniform_(-0.3, 0.3)
+    model = model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model

@@ -81,7 +81,7 @@ EXPORTED = {
     ),
     "mistral": ("Mistral", {"sliding_window": None}),
 }
-"""Models whose family an export must be told, because an earlier one computes the same."""
+"""Models whose family an export must name, because an earlier one computes the same."""
 
 
 def make(kind, folder, *, shard="1GB", dtype=torch.float32):

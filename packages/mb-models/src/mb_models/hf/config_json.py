@@ -176,8 +176,9 @@ def config_of(
             return content
         problems.append(wrong)
     names = ", ".join(family.model_type for family in tried)
+    fewest = min(problems, key=len)
     raise HuggingFaceError(
-        f"{', '.join(min(problems, key=len))}: cannot be exported, because no model of {names} computes the same."
+        f"{', '.join(fewest)}: cannot be exported, because no model of {names} computes the same."
     )
 
 

@@ -27,7 +27,7 @@ def read_window(content: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: layer_types={kinds!r} cannot be converted with sliding_window={width!r}, "
             f"num_hidden_layers={layers}, because each layer has full attention, or that window. Correct the file."
         )
-    if WINDOW not in kinds:
+    if width is None or WINDOW not in kinds:
         return {}
     flags = [int(kind == WINDOW) for kind in kinds]
     return {"window_size": (int(width) - 1, 0), "window_attn_skip_freq": None if all(flags) else flags}

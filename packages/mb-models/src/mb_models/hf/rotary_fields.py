@@ -43,7 +43,7 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     """
     rotary = dict(content.get("rope_parameters") or content.get("rope_scaling") or {})
     base = rotary.get("rope_theta", content["rope_theta"])
-    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    kind: Any = rotary.get("rope_type", rotary.get("type", "default"))
     share = rotary.get("partial_rotary_factor", content.get("partial_rotary_factor")) or 1.0
     if base != int(base) or (share != 1.0 and not partial):
         raise HuggingFaceError(

@@ -5,7 +5,8 @@ On two CPU cores:
     torchrun --nproc-per-node 2 fsdp2_loop.py checkpoints --steps 20
     torchrun --nproc-per-node 2 fsdp2_loop.py checkpoints --steps 20   # after a kill: resumes
 
-`--background` writes the checkpoints in another process while training continues.
+`--background` writes the checkpoints in another process while training continues. `--storage s3://bucket/run` copies
+them there; a run that finds an empty folder resumes from the storage. AWS_ENDPOINT_URL names a server other than AWS.
 """
 
 import argparse
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--background", action="store_true")
+    parser.add_argument("--storage")
     options = parser.parse_args()
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -39,7 +41,9 @@ def main() -> None:
     torch.manual_seed(dist.get_rank())  # another dropout and other data on each rank
 
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    checkpointer = TorchCheckpointer(options.folder, state, most_recent_k=2, async_save=options.background)
+    checkpointer = TorchCheckpointer(
+        options.folder, state, most_recent_k=2, async_save=options.background, storage=options.storage
+    )
     for step in range(checkpointer.load() + 1, options.steps + 1):
         batch = torch.randn(32, 64, device=device)
         loss = nn.functional.mse_loss(model(batch), batch.roll(1, dims=1))

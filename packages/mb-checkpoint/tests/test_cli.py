@@ -230,3 +230,17 @@ def test_a_trusted_folder_is_trusted_within_the_command_only(run):
 
     assert mb_checkpoint("ls", run, "--trust", run)[0] == 0
     assert not is_trusted(run)
+
+
+def test_checkpoints_are_copied_to_a_storage_and_back(run, tmp_path):
+    storage, copy = tmp_path / "storage", tmp_path / "copy"
+    assert mb_checkpoint("stored", storage) == (0, f"{storage}: no checkpoint\n")
+    code, out = mb_checkpoint("upload", run, storage)
+    assert code == 0
+    assert ": copied " in out
+    code, out = mb_checkpoint("stored", storage, "--json")
+    assert (code, [each["step"] for each in json.loads(out)]) == (0, [30])
+    assert mb_checkpoint("fetch", storage, copy) == (0, f"fetched {copy}/iter_0000030\n")
+    assert mb_checkpoint("ls", copy)[0] == 0
+    assert mb_checkpoint("fetch", storage, copy, "--step", "5")[0] == 2
+    assert mb_checkpoint("stored", "nonsense://bucket")[0] == 1

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import LocalStoreError as LocalStoreError
     from mb_checkpoint.errors import ManagerStateError as ManagerStateError
     from mb_checkpoint.errors import ManifestError as ManifestError
+    from mb_checkpoint.errors import StorageError as StorageError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
@@ -84,6 +85,10 @@ if TYPE_CHECKING:
     from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
     from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
     from mb_checkpoint.select import select_checkpoint as select_checkpoint
+    from mb_checkpoint.storage import Storage as Storage
+    from mb_checkpoint.storage import open_storage as open_storage
+    from mb_checkpoint.storage_checkpoints import upload_checkpoint as upload_checkpoint
+    from mb_checkpoint.storage_fetch import fetch_checkpoint as fetch_checkpoint
     from mb_checkpoint.torch_checkpointer import TorchCheckpointer as TorchCheckpointer
     from mb_checkpoint.train_state import read_train_state as read_train_state
     from mb_checkpoint.trust import trusted as trusted
@@ -124,6 +129,8 @@ _HOMES = {
     "ScheduledSave": "context",
     "SelectedCheckpoint": "select",
     "SkippedCheckpoint": "select",
+    "Storage": "storage",
+    "StorageError": "errors",
     "StoredTensor": "inspection",
     "TorchCheckpointer": "torch_checkpointer",
     "TrainStateError": "errors",
@@ -134,9 +141,11 @@ _HOMES = {
     "create_checkpoint_manager": "factory",
     "describe_checkpoint": "inspection",
     "diff_checkpoints": "difference",
+    "fetch_checkpoint": "storage_fetch",
     "list_checkpoints": "inspection",
     "load_checkpoint": "load",
     "load_model_weights": "load",
+    "open_storage": "storage",
     "position_callbacks": "position_copies",
     "prune": "retention",
     "read_dataloader_state": "dataloader",
@@ -149,6 +158,7 @@ _HOMES = {
     "save_model_weights": "save",
     "select_checkpoint": "select",
     "trusted": "trust",
+    "upload_checkpoint": "storage_checkpoints",
     "verify_checkpoint": "inspection",
     "verify_last_checkpoint": "completion",
     "verify_last_checkpoint_on_all_ranks": "completion",

@@ -126,3 +126,37 @@ def prune(
 ) -> None:
     """Delete old checkpoints; never one that a tracker names or that is being read."""
     _run("prune", root, keep=keep, retain_interval=retain_interval, dry_run=dry_run, as_json=json)
+
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="URL of a storage, such as s3://bucket/run, or a folder.", show_default=False
+    ),
+]
+
+
+@app.command(cls=CommandWithExample, epilog="s3://bucket/run")
+def stored(url: Url, json: AsJson = False) -> None:
+    """List the complete checkpoints in a storage, newest first."""
+    _run("stored", url, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny s3://bucket/run")
+def upload(checkpoint: Checkpoint, url: Url, step: Step = None, json: AsJson = False) -> None:
+    """Copy a checkpoint to a storage, as a run with checkpoint.storage does; nothing is deleted there."""
+    _run("upload", checkpoint, url, step=step, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="s3://bucket/run runs/copy/checkpoints")
+def fetch(
+    url: Url,
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run folder, or the checkpoints in it.", show_default=False),
+    ],
+    step: Step = None,
+    json: AsJson = False,
+) -> None:
+    """Copy the newest intact checkpoint of a storage into a folder, from which a run resumes."""
+    _run("fetch", url, folder, step=step, as_json=json)

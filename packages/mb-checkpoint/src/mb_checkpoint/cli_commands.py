@@ -24,6 +24,9 @@ from mb_checkpoint.inspection import (
 from mb_checkpoint.layout import checkpoints_in, has_checkpoint, is_iteration_directory
 from mb_checkpoint.retention import TRACKED
 from mb_checkpoint.retention import prune as prune_checkpoints
+from mb_checkpoint.storage import open_storage
+from mb_checkpoint.storage_checkpoints import list_stored, upload_checkpoint
+from mb_checkpoint.storage_fetch import fetch_checkpoint
 from mb_checkpoint.trackers import check_trackers
 
 MAX_TENSORS = 20
@@ -94,6 +97,39 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
     lines += [f"not counted {path}: {reason}" for path, reason in done.damaged]
     print_result(done, lines or ["nothing to delete"], as_json=as_json)
     return 1 if any(reason != TRACKED for _, reason in done.not_removed) else 0
+
+
+def stored(url: str, *, as_json: bool) -> int:
+    """Print one line per complete checkpoint in a storage. Return 0.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    found = list_stored(open_storage(url))
+    lines = [f"step {each.step}: {each.folder}, {format_bytes(each.manifest.total_bytes)}" for each in found]
+    summary = [
+        {"step": each.step, "folder": each.folder, "total_bytes": each.manifest.total_bytes} for each in found
+    ]
+    print_result(summary, lines or [f"{url}: no checkpoint"], as_json=as_json)
+    return 0
+
+
+def upload(folder: Path, url: str, *, step: int | None, as_json: bool) -> int:
+    """Copy an intact checkpoint to a storage. Return 0; raises as `describe_checkpoint` and `upload_checkpoint`."""
+    found = describe_checkpoint(_checkpoints_of(folder), step=step)
+    done = upload_checkpoint(found.path, open_storage(url))
+    size = f"{format_bytes(done.copied_bytes)} of {format_bytes(done.total_bytes)}"
+    print_result(
+        done, [*skipped_lines(found.skipped), f"{url}/{done.folder}: copied {size}"], as_json=as_json
+    )
+    return 0
+
+
+def fetch(url: str, folder: Path, *, step: int | None, as_json: bool) -> int:
+    """Copy a checkpoint of a storage into a folder of checkpoints. Return 0; raises as `fetch_checkpoint`."""
+    path = fetch_checkpoint(open_storage(url), checkpoints_in(folder), step=step)
+    print_result({"path": str(path)}, [f"fetched {path}"], as_json=as_json)
+    return 0
 
 
 def _checkpoints_of(folder: Path) -> Path:

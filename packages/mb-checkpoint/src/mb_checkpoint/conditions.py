@@ -1,12 +1,16 @@
 """Conditions of the rules: each returns None or a description of the problem with its values. Standard library only."""
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from mb_checkpoint.errors import StorageError
 from mb_checkpoint.foreign_formats import is_same_folder, why_no_source
 from mb_checkpoint.layout import NON_PERSISTENT, is_iteration_directory, steps_in, why_not_a_checkpoint
-from mb_checkpoint.paths import is_url
+from mb_checkpoint.paths import is_url, path_problem
+from mb_checkpoint.storage import open_storage
+from mb_checkpoint.value_types import is_secret_name
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 
@@ -55,9 +59,11 @@ def pretrained_has_checkpoint(pretrained: str | None, manager: str | None, _: ob
     return why_no_source(pretrained, resume=False)
 
 
-def step_exists(step: int | None, load: str | None, manager: str | None, _: object) -> str | None:
-    """Return why a run cannot start at `ckpt_step`."""
-    if step is None or load is None or manager is not None or is_url(load):
+def step_exists(
+    step: int | None, load: str | None, manager: str | None, _: object, storage: str | None = None
+) -> str | None:
+    """Return why a run cannot start at `ckpt_step`; a step that the storage may have is searched for by the load."""
+    if step is None or load is None or manager is not None or storage is not None or is_url(load):
         return None
     try:
         root = Path(load)
@@ -68,6 +74,36 @@ def step_exists(step: int | None, load: str | None, manager: str | None, _: obje
         return None  # the load reports the error
     listed = ", ".join(map(str, found)) or "none"
     return None if step in found else f"{load} has no step {step}; steps there: {listed}"
+
+
+def storage_can_be_opened(
+    address: str | None, options: Mapping[str, object], save: str | None, _: object
+) -> str | None:
+    """Return why `storage` cannot be used, as far as this is known without accessing it."""
+    if address is None:
+        return None
+    if not is_url(address):
+        problem = path_problem(address)
+        if problem is None and save is not None and Path(save).resolve() in _and_parents(address):
+            problem = f"{address} is the folder of checkpoint.save={save}, or in it"
+        if problem is not None:
+            return problem
+    try:
+        open_storage(address, options)
+    except StorageError as error:
+        return str(error)
+    return None
+
+
+def _and_parents(address: str) -> list[Path]:
+    here = Path(address).resolve()
+    return [here, *here.parents]
+
+
+def options_are_not_secret(options: Mapping[str, object]) -> str | None:
+    """Return the names of storage options that hold secrets."""
+    named = [name for name in options if name in ("key", "username") or is_secret_name(name)]
+    return f"{', '.join(named)} is a credential" if named else None
 
 
 def finetune_has_weights(finetune: bool, pretrained: str | None, load: str | None) -> str | None:

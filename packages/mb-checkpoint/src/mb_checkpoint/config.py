@@ -1,7 +1,7 @@
 """The `checkpoint` section: contents, location and interval of checkpoints, and the source that a run starts from."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.rules import reject_violations
@@ -57,6 +57,13 @@ class CheckpointConfig(StrictFields):
     on_save_error: Literal["continue", "raise"] = "continue"
     """Effect of a failed save: "continue" resumes training and saves again at the next interval; "raise" ends the
     run."""
+
+    storage: str | None = None
+    """URL, such as `s3://bucket/run`, or folder that receives a copy of each persistent checkpoint. A run whose `save`
+    lacks the newest one fetches it from there. None keeps checkpoints in `save` only."""
+    storage_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the fsspec file system of `storage`, such as `endpoint_url`; credentials come from the
+    environment."""
 
     # --- saving in the background
     async_save: bool = False

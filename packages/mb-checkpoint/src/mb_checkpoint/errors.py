@@ -96,6 +96,10 @@ class LocalStoreError(CheckpointError, RuntimeError):
     """Local checkpoints are enabled, and the library that writes them cannot be imported."""
 
 
+class StorageError(CheckpointError, OSError):
+    """A storage for copies of checkpoints cannot be opened, read or written."""
+
+
 class TrainStateError(DamagedCheckpointError, ValueError):
     """A train_state.pt file cannot be read or written."""
 

@@ -36,9 +36,15 @@ from mb_checkpoint.save import (
 )
 from mb_checkpoint.save_plan import BackgroundWriterLike, start_in_background
 from mb_checkpoint.sources import find_checkpoint
+from mb_checkpoint.storage_mirror import load_with_storage, new_mirror
 from mb_checkpoint.verified_cache import VerifiedCache
 
 logger = logging.getLogger(__name__)
+
+
+def _log_storage(line: str) -> None:
+    failed = line.startswith("error: ")
+    logger.log(logging.ERROR if failed else logging.INFO, "%s", line.removeprefix("error: "))
 
 
 class DefaultCheckpointManager:
@@ -81,6 +87,7 @@ class DefaultCheckpointManager:
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
         self._verified = VerifiedCache()
+        self._mirror = new_mirror(checkpoint_config, log=_log_storage)
         self._reported: set[tuple[Path, str]] = set()
         self.loaded: LoadedCheckpoint | None = None
 
@@ -125,7 +132,8 @@ class DefaultCheckpointManager:
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
-        self.loaded = load_checkpoint(ctx, self._config, local=self._local_store(ctx.pg_collection))
+        local = self._local_store(ctx.pg_collection)
+        self.loaded = load_with_storage(self._mirror, lambda: load_checkpoint(ctx, self._config, local=local))
         if self.loaded.path is not None and self._config.verify_integrity:
             self._verified.trust(self.loaded.path)
         for damaged in self.loaded.skipped:
@@ -156,6 +164,8 @@ class DefaultCheckpointManager:
         finally:
             if terminate and self._writer is not None and self._pending is None:
                 self._writer.stop()
+            if terminate and blocking and self._mirror is not None:
+                self._mirror.finish()
 
     def close(self) -> None:
         """Kill the background process; a save in flight is lost. For a run that ends with an error."""
@@ -163,6 +173,8 @@ class DefaultCheckpointManager:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._mirror is not None:
+            self._mirror.stop()
 
     def has_checkpoint(self) -> bool:
         """Return whether `load` would find a checkpoint on the shared file system. Not collective.
@@ -230,6 +242,8 @@ class DefaultCheckpointManager:
                 if (path, reason) not in self._reported:  # each save reports it again
                     logger.warning("checkpoint %s does not count as one to keep: %s", path, reason)
                 self._reported.add((path, reason))
+        if self._mirror is not None:
+            self._mirror.on_saved(saved.path)
         if self._events is not None:
             self._events.fire("on_checkpoint_save", saved)
 

@@ -1,11 +1,12 @@
 """Retention of checkpoints: selection and deletion of old ones."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mb_checkpoint.commit import remove_folder
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
+from mb_checkpoint.kept_steps import steps_to_remove
 from mb_checkpoint.layout import staging_directories, steps_in
 from mb_checkpoint.locks import try_exclusive_lock
 from mb_checkpoint.select import tracked_steps
@@ -22,65 +23,6 @@ class PruneResult:
     """Folders that should have been deleted, with the reason why they were not."""
     damaged: tuple[tuple[Path, str], ...] = ()
     """Folders that did not count among those to keep, because they are damaged, with the reason."""
-
-
-def steps_to_remove(
-    steps: Collection[int],
-    *,
-    keep: int,
-    protected: int,
-    retain_interval: int | None = None,
-    is_intact: Callable[[int], bool] = lambda _step: True,
-) -> list[int]:
-    """Return the steps beyond the `keep` newest intact ones, oldest first, never the protected one.
-
-    Only steps up to the protected one count: newer folders belong to another branch of the run. `keep=-1` removes
-    nothing. Multiples of `retain_interval` are kept as well.
-
-    Args:
-        steps: All existing steps.
-        keep: Number of intact steps to keep.
-        protected: Step that is kept in any case.
-        retain_interval: Multiples of it are kept; None disables this.
-        is_intact: Returns whether a step counts. Called only if there is a candidate for deletion, newest first, until
-            enough are found.
-
-    Raises:
-        ValueError: `keep` is 0 or below -1, or `retain_interval` is below 1.
-
-    >>> steps_to_remove([10, 20, 30, 40], keep=2, protected=40)
-    [10, 20]
-    >>> steps_to_remove([10, 20, 30, 40], keep=1, protected=40, retain_interval=20)
-    [10, 30]
-    >>> steps_to_remove([10, 20, 30, 40], keep=2, protected=40, is_intact=lambda step: step != 30)
-    [10]
-    """
-    _reject_invalid(keep, retain_interval)
-    candidates = sorted((step for step in steps if step <= protected), reverse=True)
-    may_go = {
-        step
-        for step in candidates
-        if step != protected and (retain_interval is None or step % retain_interval)
-    }
-    if keep == -1 or not may_go & set(candidates[keep:]):
-        return []
-    counted = 0
-    for index, step in enumerate(candidates):
-        counted += is_intact(step)
-        if counted == keep:
-            return sorted(may_go & set(candidates[index + 1 :]))
-    return []
-
-
-def _reject_invalid(keep: int, retain_interval: int | None) -> None:
-    if keep != -1 and keep < 1:
-        raise ValueError(
-            f"checkpoint.most_recent_k: {keep} would delete the newest one. Use -1, or 1 or more."
-        )
-    if retain_interval is not None and retain_interval < 1:
-        raise ValueError(
-            f"checkpoint.save_retain_interval: {retain_interval} is no spacing in steps. Use 1 or more."
-        )
 
 
 def prune(

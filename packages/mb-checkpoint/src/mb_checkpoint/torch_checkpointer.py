@@ -36,6 +36,7 @@ from mb_checkpoint.save_plan import SavePlan, cleaned_up, start_in_background, w
 from mb_checkpoint.save_shards import ShardSavePlanner
 from mb_checkpoint.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.sources import Source, intact_checkpoint
+from mb_checkpoint.storage_mirror import load_with_storage, new_mirror
 from mb_checkpoint.torch_state import TorchState
 from mb_checkpoint.train_state import encode_train_state, read_train_state
 from mb_checkpoint.verified_cache import VerifiedCache
@@ -60,6 +61,8 @@ READ_FIELDS = frozenset(
         "verify_integrity",
         "checksum",
         "on_save_error",
+        "storage",
+        "storage_options",
         "async_save",
         "async_hang_seconds",
         "async_write_results_mp_mode",
@@ -124,6 +127,7 @@ class TorchCheckpointer:
         self._writer = new_writer(self._config)
         self._pending: AsyncSave | None = None
         self._verified = VerifiedCache()
+        self._mirror = new_mirror(self._config, log=self._log)
         self.loaded: LoadedCheckpoint | None = None
 
     def load(self, *, strict: bool = True) -> int:
@@ -138,7 +142,20 @@ class TorchCheckpointer:
                 `exit_on_missing_checkpoint` is set.
             IncompleteCheckpointError: `ckpt_step` or the path names one checkpoint, and it is damaged.
             CheckpointShapeError, CheckpointLayoutError, CheckpointReadError: See `TorchState.load`.
+            StorageError: See `StorageMirror.load`.
         """
+        self.loaded = load_with_storage(self._mirror, lambda: self._find_and_read(strict=strict))
+        if self.loaded.path is not None:
+            self._verified.trust(self.loaded.path)
+            self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
+        for skipped in self.loaded.skipped:
+            self._verified.distrust(skipped.path, skipped.reason)
+            self._log(f"skipped {skipped.path}: {skipped.reason}")
+        for note in self.loaded.notes:
+            self._log(note)
+        return self.loaded.step
+
+    def _find_and_read(self, *, strict: bool) -> LoadedCheckpoint:
         config = self._config
 
         def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
@@ -153,18 +170,7 @@ class TorchCheckpointer:
             return ("nothing" if chosen is None else "resumed"), chosen
 
         with intact_checkpoint(find, config) as (_, chosen):
-            self.loaded = (
-                LoadedCheckpoint(source="nothing") if chosen is None else self._read(chosen, strict=strict)
-            )
-        if self.loaded.path is not None:
-            self._verified.trust(self.loaded.path)
-            self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
-        for skipped in self.loaded.skipped:
-            self._verified.distrust(skipped.path, skipped.reason)
-            self._log(f"skipped {skipped.path}: {skipped.reason}")
-        for note in self.loaded.notes:
-            self._log(note)
-        return self.loaded.step
+            return LoadedCheckpoint(source="nothing") if chosen is None else self._read(chosen, strict=strict)
 
     def save(self, step: int, **counters: int | float | bool) -> SavedCheckpoint | ScheduledSave | FailedSave:
         """Save the state after a step, or start to save it in the background.
@@ -214,9 +220,11 @@ class TorchCheckpointer:
         return done
 
     def close(self) -> None:
-        """Wait for the save in flight, and end the background process."""
+        """Wait for the save and the copy to a storage in flight, and end the background process."""
         try:
             self.poll(blocking=True)
+            if self._mirror is not None:
+                self._mirror.finish()
         finally:
             self._end_writer()
 
@@ -232,6 +240,8 @@ class TorchCheckpointer:
         else:
             self._pending = None
             self._end_writer()
+            if self._mirror is not None:
+                self._mirror.stop()
 
     def _end_writer(self) -> None:
         if self._writer is not None:
@@ -296,6 +306,8 @@ class TorchCheckpointer:
         self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")
         for path, reason in (*saved.pruned.not_removed, *saved.pruned.damaged):
             self._log(f"{path}: {reason}")
+        if self._mirror is not None:
+            self._mirror.on_saved(saved.path)
 
     def _report_failure(self, failed: FailedSave, *, cause: Exception | None) -> FailedSave:
         if self._config.on_save_error == "raise":

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch.distributed as dist
 import yaml
-from runs import events, exit_code_of, train_here
+from runs import events, exit_code_of, losses, train_here
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -157,3 +157,21 @@ def test_an_export_takes_the_newest_intact_checkpoint_and_reports_it(run, tmp_pa
     printed = capsys.readouterr()
     assert printed.out == f"weights of step 4 in {tmp_path / 'exported'}\n"
     assert printed.err.splitlines() == skipping_the_last(run)
+
+
+def test_a_run_whose_disk_is_lost_resumes_from_the_storage(words, base, tmp_path, capsys):
+    run, storage = tmp_path / "run", tmp_path / "storage"
+    words = [*words, f"checkpoint.storage={storage}"]
+    assert train_here(words, run).saved
+    remove(run)
+    remove(next(storage.glob("iter_0000006.*")))
+    capsys.readouterr()
+    outcome = train_here(words, run)
+    assert (outcome.reason, outcome.step, outcome.saved) == ("finished", 6, True)
+    assert f"resumed from {run}/checkpoints/iter_0000004 at step 4" in capsys.readouterr().out
+    assert losses(run) == {step: losses(base)[step] for step in (5, 6)}
+    assert sorted(folder.name.partition(".")[0] for folder in storage.glob("iter_*")) == [
+        "iter_0000002",
+        "iter_0000004",
+        "iter_0000006",
+    ]

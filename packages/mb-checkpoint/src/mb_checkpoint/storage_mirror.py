@@ -107,13 +107,14 @@ class StorageMirror:
         """Record in the storage which step the run has resumed from, and copy that checkpoint if it is not there."""
         check_storage_writable(self._storage)
         latest, _ = read_latest(self._storage)
+        newest = find_stored(self._storage, rejected=self._rejected)
+        if self._config.ckpt_step is None and newest is not None and newest.step > step:
+            raise StorageError(
+                f"checkpoint.storage: {self._address} is at step {newest.step}, and this run starts at step {step}: its "
+                "checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
+                "step, set checkpoint.load to the folder of checkpoint.save and name checkpoint.ckpt_step."
+            )
         if latest is not None and latest > step:
-            if self._config.ckpt_step is None and not self._rejected:
-                raise StorageError(
-                    f"checkpoint.storage: {self._address} is at step {latest}, and this run starts at step {step}: its "
-                    "checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
-                    "step, set checkpoint.load to the folder of checkpoint.save and name checkpoint.ckpt_step."
-                )
             stored = find_stored(self._storage, step=step)
             set_latest(self._storage, step=step, folder=None if stored is None else stored.folder)
         if path is not None and (latest is None or latest < step):

@@ -30,7 +30,6 @@ ALLOWED = {
     "mb_metrics.profiling.NsysRange.begin.steps": "a profiler that the step count does not concern",
     "mb_metrics.profiling.NsysRange.begin.warmup": "a profiler that the step count does not concern",
     "mb_metrics.profiling.StepRanges.step_end.step": "the range of the step is the open one",
-    "mb_metrics.sinks.tensorboard.TensorBoardSink.write_interval.interval": "rows hold everything; only flushes here",
     "mb_metrics.throughput.report_throughput.iteration": f"{SEED}; the history holds the steps",
     "mb_metrics.torch_profiling.TorchTrace.step_end.step": "torch's profiler counts the steps itself",
     "mb_resilience.nvrx_straggler.NVRxStragglerMonitor.stop_requested.step": "the report interval decides",

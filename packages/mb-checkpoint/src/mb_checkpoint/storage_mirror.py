@@ -110,8 +110,8 @@ class StorageMirror:
         newest = find_stored(self._storage, rejected=self._rejected)
         if self._config.ckpt_step is None and newest is not None and newest.step > step:
             raise StorageError(
-                f"checkpoint.storage: {self._address} is at step {newest.step}, and this run starts at step {step}: its "
-                "checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
+                f"checkpoint.storage: {self._address} is at step {newest.step}, and this run starts at step {step}: "
+                "its checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
                 "step, set checkpoint.load to the folder of checkpoint.save and name checkpoint.ckpt_step."
             )
         if latest is not None and latest > step:

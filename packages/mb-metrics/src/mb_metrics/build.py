@@ -67,9 +67,10 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step, end_mark=end_mark))
     keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)
-    for sink in _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config):
+    trackers = _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config)
+    for capacity, sink in trackers:
         filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
-        sinks.append(BackgroundSink(filtered, capacity=QUEUE, close_seconds=close_seconds))
+        sinks.append(BackgroundSink(filtered, capacity=capacity, close_seconds=close_seconds))
     return sinks
 
 
@@ -114,21 +115,24 @@ def _trackers(
     folder: Path | None,
     resume_step: int | None,
     run_config: Mapping[str, object] | None,
-) -> Iterator[Sink]:
-    """Yield the sinks of the enabled back-ends, whose adapters are imported only then."""
+) -> Iterator[tuple[int, Sink]]:
+    """Yield the sinks of the enabled back-ends, whose adapters are imported only then, and the steps that may wait."""
     if config.tensorboard_dir is not None:
-        yield import_module("mb_metrics.sinks.tensorboard").TensorBoardSink(
-            config.tensorboard_dir, resume_step=resume_step, queue_size=config.tensorboard_queue_size
+        tensorboard = import_module("mb_metrics.sinks.tensorboard")
+        yield (
+            config.tensorboard_queue_size,
+            tensorboard.TensorBoardSink(config.tensorboard_dir, resume_step=resume_step),
         )
     for tracker, sink, project, settings in _tracker_settings(config, folder):
         if project:
-            yield getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
+            opened = getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
                 project,
                 run_file=None if folder is None else folder / f"{tracker}_run.json",
                 resume_step=resume_step,
                 config=run_config,
                 **settings,
             )
+            yield QUEUE, opened
 
 
 def _tracker_settings(

@@ -36,7 +36,7 @@ class LoggerConfig(StrictFields):
     """Steps between points in TensorBoard. Metrics that are measured only at the end of a log interval (throughput,
     memory, times, norms) are written if that step is due: set one of the two intervals to a multiple of the other."""
     tensorboard_queue_size: int = 1000
-    """Capacity of the event queue of TensorBoard's writer thread; the training thread blocks when it is full."""
+    """Number of steps that may wait for TensorBoard's files while the disk is full; the oldest beyond it are lost."""
     log_throughput_to_tensorboard: bool = False
     """Write throughput, TFLOP/s and MFU to TensorBoard."""
     log_timers_to_tensorboard: bool = False

@@ -1,12 +1,17 @@
 """Events of a run on disk: appended to events.jsonl, read back, and completed after a crash."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mb_metrics.line_file import KEPT, LineFile
+
+logger = logging.getLogger(__name__)
 
 STARTS = ("start", "resume")
 """Events with which a process starts to train."""
@@ -15,23 +20,23 @@ STARTS = ("start", "resume")
 class EventLog:
     """Event log that appends one JSON object per event to a file; each line is flushed at once.
 
+    If the file cannot be written, as on a full disk, a warning is logged once, and the event is written with a later
+    one: see `LineFile`.
+
     Args:
         path: The file, such as events.jsonl in a run folder.
         clock: Clock that returns seconds since the epoch.
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._path = Path(path)
+        self._file = LineFile(path)
         self._clock = clock
 
     def write(self, event: str, **fields: object) -> None:
-        """Append one event with the time in seconds since the epoch.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        with self._path.open("a") as file:
-            file.write(json.dumps({"event": event, "time": self._clock(), **fields}) + "\n")
+        """Append one event with the time in seconds since the epoch."""
+        problem = self._file.append(json.dumps({"event": event, "time": self._clock(), **fields}))
+        if problem is not None:
+            logger.warning("%s; %s", problem, KEPT)
 
 
 def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:

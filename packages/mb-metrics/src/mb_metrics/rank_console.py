@@ -13,12 +13,15 @@ from typing import Any, TextIO
 from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mb_metrics.line_file import KEPT, LineFile
+
 
 class RankConsole:
     """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
 
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
-    visible progress bar; elsewhere no bar is rendered.
+    visible progress bar; elsewhere no bar is rendered. If the log cannot be written, as on a full disk, one warning is
+    printed to stderr, and the run continues: see `LineFile`.
     """
 
     def __init__(self, *, rank: int = 0, is_logging_rank: bool = True, stream: TextIO | None = None) -> None:
@@ -27,7 +30,7 @@ class RankConsole:
         self._terminal = rich_console.Console(
             file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True
         )
-        self._log: TextIO | None = None
+        self._log: LineFile | None = None
         self._unlogged: list[str] = []
         self._line = ""
 
@@ -37,9 +40,9 @@ class RankConsole:
         Lines of ranks other than the logging rank carry their rank.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = path.open("a", buffering=1)
-        for line in self._unlogged:
-            self._log.write(line)
+        self._log = LineFile(path)
+        if self._unlogged:
+            self._append("\n".join(self._unlogged))
         self._unlogged = []
 
     def print(self, text: str) -> None:
@@ -63,17 +66,24 @@ class RankConsole:
         if self._line:
             self.write("\n")
         if self._log is not None:
-            self._log.close()
+            problem = self._log.close()
             self._log = None
+            if problem is not None:
+                print(f"warning: {problem}", file=sys.stderr, flush=True)
 
     def log(self, text: str) -> None:
         """Write lines to the log file only, or buffer them until it is open."""
         for line in text.splitlines():
             prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
             if self._log is not None:
-                self._log.write(f"{prefix}{line}\n")
+                self._append(f"{prefix}{line}")
             else:
-                self._unlogged.append(f"{prefix}{line}\n")
+                self._unlogged.append(f"{prefix}{line}")
+
+    def _append(self, lines: str) -> None:
+        problem = self._log.append(lines) if self._log is not None else None
+        if problem is not None:
+            print(f"warning: {problem}; {KEPT}", file=sys.stderr, flush=True)
 
     def alert(self, text: str) -> None:
         """Print a text of this rank to stderr and to the log, whichever rank logs for all."""

@@ -141,7 +141,7 @@ RULES: tuple[Rule, ...] = (
                 "tensorboard_log_interval",
                 "it is the number of steps between points, and the step is divided by it",
             ),
-            ("L08", "tensorboard_queue_size", "an empty queue would make every step wait for the disk"),
+            ("L08", "tensorboard_queue_size", "without a queue no step would be written"),
         )
     ),
     one_of(

@@ -2,11 +2,11 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mb_metrics.append_file import AppendFile
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.sink import Sink
@@ -56,8 +56,7 @@ class JsonlSink(Sink):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             _repair(self._path, resume_step)
-        self._file = self._path.open("ab", buffering=0)
-        self._size = self._file.tell()
+        self._file = AppendFile(self._path)
         self._waiting = b""
         self._fsync = fsync
         self._end = FINISHED if end_mark else None
@@ -84,20 +83,16 @@ class JsonlSink(Sink):
         last, end = self._last, self._end
         try:
             self._append([{"step": last.step, "time": last.time, END: end}] if last and end else [])
-            os.fsync(self._file.fileno())
+            self._file.fsync()
         finally:
             self._file.close()
 
     def _append(self, objects: Sequence[Mapping[str, object]]) -> None:
         self._waiting += b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in objects)
-        rest = memoryview(self._waiting)
-        self._file.truncate(self._size)  # remove the part that a failed write left behind
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._size += len(self._waiting)
+        self._file.append(self._waiting)
         self._waiting = b""
         if self._fsync:
-            os.fsync(self._file.fileno())
+            self._file.fsync()
 
 
 def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:

@@ -1,19 +1,23 @@
-"""Adapter for TensorBoard: event files, written by tensorboard's writer, without torch.
+"""Adapter for TensorBoard: event files in tensorboard's format, without torch.
 
 Install it with `pip install "mb-metrics[tensorboard]"`.
 """
 
-from collections.abc import Mapping, Sequence
+import io
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from mb_metrics.append_file import AppendFile
 from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.sink import Sink
 
 
@@ -23,54 +27,62 @@ class TensorBoardSink(Sink):
     Resuming rewrites the event files of the folder without the steps that the run repeats. TensorBoard's restart
     marker is not used, because it compares samples with steps and would remove later values on the sample axis.
 
+    Each call writes its points at once, completely or not at all, so that `BackgroundSink` can repeat a call that
+    failed on a full disk. tensorboard's `EventFileWriter` has a thread that ends with the first failure.
+
     Args:
         folder: Folder of the event files; it is created. TensorBoard shows it as one run.
         resume_step: The last step to keep: a step before the first one (0, or -1 if steps count from 0) starts empty,
             None appends to the existing files.
-        queue_size: Capacity of the event queue of the writer thread; `write_rows` blocks when it is full.
+
+    Raises:
+        OSError: the folder or a file in it cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        resume_step: int | None = None,
-        queue_size: int = 1000,
-    ) -> None:
+    def __init__(self, folder: str | Path, *, resume_step: int | None = None) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         if resume_step is not None:
             drop_later_steps(folder, resume_step)
-        self._writer = EventFileWriter(str(folder), max_queue_size=queue_size)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendFile(Path(folder, name))
+        self._write([Event(wall_time=time.time(), file_version="brain.Event:2")])
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write the points of the next steps."""
-        for row in rows:
-            self._write(row.step, row.time, row.consumed_samples, row.values)
-
-    def write_interval(self, interval: LogInterval) -> None:
-        """Flush to disk; the last row of an interval contains its rates."""
-        self._writer.flush()
+        self._write([event for row in rows for event in _events(row)])
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Write the points of an evaluation and flush to disk."""
-        self._write(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)
-        self._writer.flush()
+        """Write the points of an evaluation."""
+        self._write(_events(evaluation))
 
     def close(self) -> None:
-        """Write the pending events and close the file."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
 
-    def _write(self, step: int, time: float, samples: int | None, values: Mapping[str, float]) -> None:
-        # The points over samples immediately follow the points over steps: `drop_later_steps` relies on this order.
-        self._add(step, time, values)
-        if samples is not None:
-            twins = {name + VERSUS_SAMPLES: values[name] for name in values if has_samples_axis(name)}
-            self._add(samples, time, twins)
+    def _write(self, events: Iterable[Event]) -> None:
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)
+        for event in events:
+            writer.write(event.SerializeToString())
+        self._file.append(buffer.getvalue())
 
-    def _add(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        if values:
-            points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=points)))
+
+def _events(record: MetricsRow | Evaluation) -> Iterator[Event]:
+    """Yield the points of a record over steps, and those over samples immediately after them.
+
+    `drop_later_steps` relies on this order.
+    """
+    values, samples = record.values, record.consumed_samples
+    if values:
+        yield _event(record.step, record.time, values)
+    twins = {name + VERSUS_SAMPLES: values[name] for name in values if has_samples_axis(name)}
+    if samples is not None and twins:
+        yield _event(samples, record.time, twins)
+
+
+def _event(step: int, at: float, values: Mapping[str, float]) -> Event:
+    points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    return Event(wall_time=at, step=step, summary=Summary(value=points))
 
 
 def drop_later_steps(folder: str | Path, last_step: int) -> None:

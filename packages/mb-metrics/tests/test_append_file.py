@@ -1,0 +1,152 @@
+"""Files on a disk that is full for a while: whole pieces only, and nothing is lost."""
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from mb_metrics.append_file import AppendFile
+from mb_metrics.event_log import EventLog, read_event_rows
+from mb_metrics.line_file import MAX_KEPT, LineFile
+
+
+class Disk:
+    """A disk with a number of free bytes; None: without a limit. Only writes of `AppendFile` count."""
+
+    def __init__(self, monkeypatch):
+        self.free = None
+        real = Path.open
+
+        def limited(path, mode="r", buffering=-1, **options):
+            file = real(path, mode, buffering, **options)
+            return Limited(file, self) if (mode, buffering) == ("ab", 0) else file
+
+        monkeypatch.setattr(Path, "open", limited)
+
+
+class Limited:
+    """A file on such a disk: writes what fits, as a file system does."""
+
+    def __init__(self, file, disk):
+        self._file, self._disk = file, disk
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, content):
+        if self._disk.free is None:
+            return self._file.write(content)
+        if self._disk.free == 0:
+            raise OSError(28, "No space left on device")
+        written = self._file.write(content[: self._disk.free])
+        self._disk.free -= written
+        return written
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def test_a_piece_that_does_not_fit_leaves_no_part(disk, tmp_path):
+    file = AppendFile(tmp_path / "file")
+    file.append(b"one\n")
+    disk.free = 2
+    with pytest.raises(OSError, match="No space left"):
+        file.append(b"two\n")
+    assert (tmp_path / "file").read_bytes() == b"one\n"
+    disk.free = None
+    file.append(b"three\n")
+    file.fsync()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"one\nthree\n"
+
+
+def test_lines_are_written_when_there_is_space_again(disk, tmp_path):
+    file = LineFile(tmp_path / "log.txt")
+    assert file.append("one") is None
+    disk.free = 3
+    assert file.append("two") == f"{tmp_path}/log.txt: no space left on device"
+    assert file.append("three\nfour") is None  # reported once
+    assert file.close() == f"{tmp_path}/log.txt: 3 lines were not written (no space left on device)"
+    disk.free = None
+    assert file.append("five") is None
+    assert file.close() is None
+    assert (tmp_path / "log.txt").read_text() == "one\ntwo\nthree\nfour\nfive\n"
+
+
+def test_the_number_of_kept_lines_is_limited(disk, tmp_path):
+    file = LineFile(tmp_path / "log.txt")
+    disk.free = 0
+    file._kept.extend([b"line\n"] * (MAX_KEPT - 1))
+    for _ in range(3):
+        file.append("line")
+    assert file.close().startswith(f"{tmp_path}/log.txt: {MAX_KEPT + 2} lines were not written (no space")
+    disk.free = None
+    assert file.close() == f"{tmp_path}/log.txt: 2 lines were not written (too many of them waited)"
+
+
+def test_a_folder_that_was_deleted_and_made_again_receives_the_lines(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    file = LineFile(folder / "log.txt")
+    folder.rmdir()
+    assert file.append("one") == f"{folder}/log.txt: no such file or directory"
+    folder.mkdir()
+    assert file.append("two") is None
+    assert (folder / "log.txt").read_text() == "one\ntwo\n"
+
+
+def test_events_are_written_when_there_is_space_again(disk, tmp_path, caplog):
+    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 1.0)
+    disk.free = 5
+    with caplog.at_level(logging.WARNING):
+        log.write("start", step=0)
+    assert "events.jsonl: no space left on device; its lines are kept in memory" in caplog.text
+    assert list(read_event_rows(tmp_path / "events.jsonl")) == []
+    disk.free = None
+    log.write("stop", step=2)
+    assert [row["event"] for row in read_event_rows(tmp_path / "events.jsonl")] == ["start", "stop"]
+
+
+def test_a_full_disk_does_not_stop_the_output_of_a_rank(disk, tmp_path, capsys):
+    pytest.importorskip("rich", reason="needs mb-metrics[cli]")
+    from mb_metrics.rank_console import RankConsole
+
+    console = RankConsole(stream=io.StringIO())
+    console.open_log(tmp_path / "log.txt")
+    disk.free = 0
+    console.print("one")
+    console.print("two")
+    assert capsys.readouterr().err.count("warning: ") == 1
+    disk.free = None
+    console.print("three")
+    console.close()
+    assert (tmp_path / "log.txt").read_text() == "one\ntwo\nthree\n"
+    disk.free = 0
+    console.open_log(tmp_path / "log.txt")
+    console.print("four")
+    console.close()
+    assert f"warning: {tmp_path}/log.txt: 1 lines were not written" in capsys.readouterr().err
+
+
+def test_tensorboard_and_jsonl_continue_after_a_full_disk(disk, tmp_path):
+    pytest.importorskip("tensorboard")
+    from test_tensorboard import scalars
+
+    from mb_metrics import BackgroundSink, JsonlSink, Metrics, TensorBoardSink
+
+    tensorboard = BackgroundSink(TensorBoardSink(tmp_path / "tb"), retry_seconds=0.01)
+    rows = tmp_path / "metrics.jsonl"
+    with Metrics([tensorboard, JsonlSink(rows)], log_interval=1) as metrics:
+        for step in range(1, 31):
+            if step == 10:
+                disk.free = 100
+            if step == 20:
+                disk.free = None
+            metrics.record(step, {"lm loss": float(step)})
+    assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == [*range(1, 31), 30]
+    assert scalars(tmp_path / "tb")["lm loss"] == [(step, float(step)) for step in range(1, 31)]
+    assert not tensorboard.failures[0].dropped

@@ -310,6 +310,7 @@ def test_a_run_whose_storage_cannot_be_read_does_not_start(aws, tmp_path, monkey
 
 def test_a_run_continues_while_the_storage_is_gone(tmp_path, monkeypatch):
     pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
     import storage_server
 
     with storage_server.running() as server:

@@ -35,6 +35,12 @@ class Limited:
     def __getattr__(self, name):
         return getattr(self._file, name)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
     def write(self, content):
         if self._disk.free is None:
             return self._file.write(content)
@@ -65,37 +71,46 @@ def test_a_piece_that_does_not_fit_leaves_no_part(disk, tmp_path):
 
 
 def test_lines_are_written_when_there_is_space_again(disk, tmp_path):
-    file = LineFile(tmp_path / "log.txt")
-    assert file.append("one") is None
+    warnings = []
+    file = LineFile(tmp_path / "log.txt", warn=warnings.append)
+    file.append("one")
     disk.free = 3
-    assert file.append("two") == f"{tmp_path}/log.txt: no space left on device"
-    assert file.append("three\nfour") is None  # reported once
-    assert file.close() == f"{tmp_path}/log.txt: 3 lines were not written (no space left on device)"
+    file.append("two")
+    file.append("three\nfour")  # the failure is reported once
+    file.close()
+    assert warnings == [
+        f"{tmp_path}/log.txt: no space left on device; its lines are kept in memory and written when that is possible",
+        f"{tmp_path}/log.txt: 3 lines were not written",
+    ]
     disk.free = None
-    assert file.append("five") is None
-    assert file.close() is None
+    file.append("five")
+    file.close()
+    assert len(warnings) == 2
     assert (tmp_path / "log.txt").read_text() == "one\ntwo\nthree\nfour\nfive\n"
 
 
 def test_the_number_of_kept_lines_is_limited(disk, tmp_path):
-    file = LineFile(tmp_path / "log.txt")
+    warnings = []
+    file = LineFile(tmp_path / "log.txt", warn=warnings.append)
     disk.free = 0
     file._kept.extend([b"line\n"] * (MAX_KEPT - 1))
-    for _ in range(3):
-        file.append("line")
-    assert file.close().startswith(f"{tmp_path}/log.txt: {MAX_KEPT + 2} lines were not written (no space")
+    file.append("line", "line", "line")
+    file.close()
+    assert warnings == [f"{tmp_path}/log.txt: {MAX_KEPT + 2} lines were not written"]
     disk.free = None
-    assert file.close() == f"{tmp_path}/log.txt: 2 lines were not written (too many of them waited)"
+    file.close()
+    assert warnings[1:] == [f"{tmp_path}/log.txt: 2 lines were not written"]
 
 
 def test_a_folder_that_was_deleted_and_made_again_receives_the_lines(tmp_path):
-    folder = tmp_path / "run"
+    folder, warnings = tmp_path / "run", []
     folder.mkdir()
-    file = LineFile(folder / "log.txt")
+    file = LineFile(folder / "log.txt", warn=warnings.append)
     folder.rmdir()
-    assert file.append("one") == f"{folder}/log.txt: no such file or directory"
+    file.append("one")
+    assert warnings[0].startswith(f"{folder}/log.txt: no such file or directory; ")
     folder.mkdir()
-    assert file.append("two") is None
+    file.append("two")
     assert (folder / "log.txt").read_text() == "one\ntwo\n"
 
 
@@ -149,4 +164,4 @@ def test_tensorboard_and_jsonl_continue_after_a_full_disk(disk, tmp_path):
             metrics.record(step, {"lm loss": float(step)})
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == [*range(1, 31), 30]
     assert scalars(tmp_path / "tb")["lm loss"] == [(step, float(step)) for step in range(1, 31)]
-    assert not tensorboard.failures[0].dropped
+    assert not any(failure.dropped for failure in tensorboard.failures)

@@ -32,18 +32,18 @@ class CheckpointGroups:
         """Create from a collection, or from Megatron's own groups if there is none."""
         names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
         found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        expert, data, context = (_optional(found, name) for name in ("ep", "dp", "cp"))
+        expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
         firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
         return cls(
             tp=found.tp,
             pp=found.pp,
             dp_cp=found.dp_cp,
-            expt_dp=_optional(found, "expt_dp"),
+            expt_dp=getattr(found, "expt_dp", None),
             ep_size=expert.size() if expert else 1,
             dp_rank=(data or found.dp_cp).rank(),
             dp_size=(data or found.dp_cp).size(),
             is_first_of_replica=not any(firsts),
-            module_layouts=_optional(found, "module_layouts"),
+            module_layouts=getattr(found, "module_layouts", None),
         )
 
     def sharing(self, kind: str) -> Any:
@@ -84,8 +84,3 @@ class CheckpointGroups:
         """Return the layout to record in the manifest: `layout`, and the sizes that may differ."""
         sizes = {"data_parallel_size": self.dp_cp.size()} if self.module_layouts is None else {}
         return {**self.layout(model), **sizes, "world_size": dist.get_world_size()}
-
-
-def _optional(collection: Any, name: str) -> Any | None:
-    """Return a member of a collection, which lacks the attributes of groups that were not created."""
-    return getattr(collection, name, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mb_metrics.line_file import KEPT, LineFile
+from mb_metrics.line_file import LineFile
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,12 @@ class EventLog:
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._file = LineFile(path)
+        self._file = LineFile(path, warn=logger.warning)
         self._clock = clock
 
     def write(self, event: str, **fields: object) -> None:
         """Append one event with the time in seconds since the epoch."""
-        problem = self._file.append(json.dumps({"event": event, "time": self._clock(), **fields}))
-        if problem is not None:
-            logger.warning("%s; %s", problem, KEPT)
+        self._file.append(json.dumps({"event": event, "time": self._clock(), **fields}))
 
 
 def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:

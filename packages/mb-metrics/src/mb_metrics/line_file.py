@@ -1,12 +1,11 @@
 """Text file of lines on a disk that may be full for a while: what cannot be written is kept, and written later."""
 
+import errno
+import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
-from mb_metrics.append_file import AppendFile
-
-KEPT = "its lines are kept in memory and written when that is possible again"
-"""What happens after a failure, for the message of a caller."""
 MAX_KEPT = 20_000
 """Number of pieces that are kept; older ones are lost."""
 
@@ -19,42 +18,44 @@ class LineFile:
 
     Args:
         path: The file.
+        warn: Receives one message when the file cannot be written, and at the end if lines were lost.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, warn: Callable[[str], object]) -> None:
         self._path = Path(path)
+        self._warn = warn
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._lost = 0
 
-    def append(self, lines: str) -> str | None:
-        """Append lines, and before them those that could not be written so far.
-
-        Returns:
-            Why the first of them could not be written. None if all were written, and while a failure lasts that has
-            been returned, so that a caller reports it once.
-        """
+    def append(self, *pieces: str) -> None:
+        """Append pieces of one or more lines, and before them those that could not be written so far."""
         failed_before = bool(self._kept)
-        self._lost += len(self._kept) == MAX_KEPT
-        self._kept.append(f"{lines}\n".encode())
-        problem = self._write_kept()
-        return None if problem is None or failed_before else f"{self._path}: {problem}"
-
-    def close(self) -> str | None:
-        """Write what was kept; return how many lines could not be written and why, and None if there are none."""
-        problem = self._write_kept() if self._kept else None
-        number = self._lost + sum(piece.count(b"\n") for piece in self._kept)
-        if not number:
-            return None
-        return f"{self._path}: {number} lines were not written ({problem or 'too many of them waited'})"
-
-    def _write_kept(self) -> str | None:
+        for piece in pieces:
+            self._lost += len(self._kept) == MAX_KEPT
+            self._kept.append(f"{piece}\n".encode())
+        content = b"".join(self._kept)
         try:
-            file = AppendFile(self._path)
-            try:
-                file.append(b"".join(self._kept))
-            finally:
-                file.close()
+            with self._path.open("ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    if file.write(content) != len(content):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    file.truncate(size)
+                    raise
         except OSError as error:
-            return (error.strerror or str(error)).lower()
-        self._kept.clear()
-        return None
+            if not failed_before:
+                reason = (error.strerror or str(error)).lower()
+                self._warn(
+                    f"{self._path}: {reason}; its lines are kept in memory and written when that is possible"
+                )
+        else:
+            self._kept.clear()
+
+    def close(self) -> None:
+        """Write what was kept."""
+        if self._kept:
+            self.append()
+        lost = self._lost + sum(piece.count(b"\n") for piece in self._kept)
+        if lost:
+            self._warn(f"{self._path}: {lost} lines were not written")

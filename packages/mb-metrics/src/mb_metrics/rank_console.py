@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mb_metrics.line_file import KEPT, LineFile
+from mb_metrics.line_file import LineFile
 
 
 class RankConsole:
@@ -40,9 +40,8 @@ class RankConsole:
         Lines of ranks other than the logging rank carry their rank.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = LineFile(path)
-        if self._unlogged:
-            self._append("\n".join(self._unlogged))
+        self._log = LineFile(path, warn=lambda text: print(f"warning: {text}", file=sys.stderr, flush=True))
+        self._log.append(*self._unlogged)
         self._unlogged = []
 
     def print(self, text: str) -> None:
@@ -66,24 +65,17 @@ class RankConsole:
         if self._line:
             self.write("\n")
         if self._log is not None:
-            problem = self._log.close()
+            self._log.close()
             self._log = None
-            if problem is not None:
-                print(f"warning: {problem}", file=sys.stderr, flush=True)
 
     def log(self, text: str) -> None:
         """Write lines to the log file only, or buffer them until it is open."""
         for line in text.splitlines():
             prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
             if self._log is not None:
-                self._append(f"{prefix}{line}")
+                self._log.append(f"{prefix}{line}")
             else:
                 self._unlogged.append(f"{prefix}{line}")
-
-    def _append(self, lines: str) -> None:
-        problem = self._log.append(lines) if self._log is not None else None
-        if problem is not None:
-            print(f"warning: {problem}; {KEPT}", file=sys.stderr, flush=True)
 
     def alert(self, text: str) -> None:
         """Print a text of this rank to stderr and to the log, whichever rank logs for all."""

@@ -1,32 +1,80 @@
-"""Job that srun starts without torchrun: the tasks of a step find each other by Slurm's variables."""
+"""`mb launch` on a real Slurm of two nodes on this machine: preempted, queued again, resumed bit for bit."""
 
-import socket
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from runs import losses, start_mb
+from runs import events, losses, mb
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "mb-launch" / "tests"))
+
+import local_slurm
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    reason = local_slurm.missing_programs()
+    if reason is not None:
+        pytest.skip(reason)
+    cluster = local_slurm.LocalSlurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
 
 
-@pytest.mark.slow
-def test_two_tasks_of_a_step_meet_on_its_first_node(overrides, tmp_path):
-    step = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "localhost,nowhere[1-2]",
-        "SLURM_NTASKS": "2",
-        "MASTER_PORT": str(free_port()),
-    }
-    words = [*overrides, "train.train_iters=2", f"--out={tmp_path}"]
-    tasks = [
-        start_mb("pretrain", *words, environment={**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
-        for rank in ("0", "1")
+def test_a_run_that_is_preempted_resumes_bit_for_bit(slurm, overrides, tmp_path):
+    words = [
+        *overrides,
+        "train.train_iters=1200",
+        "checkpoint.save_interval=5000",
+        "logger.log_interval=20",
+        "train.micro_batch_size=4",
+        "validation.eval_iters=0",
     ]
-    printed = [task.communicate(timeout=300)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0]
-    assert printed[0] == ""  # only the last rank prints
-    assert len(losses(tmp_path)) == 2
+    out = tmp_path / "run"
+    path = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
+    environment = {"SLURM_CONF": slurm.environment["SLURM_CONF"], "PATH": path}
+    # The names of the nodes are not resolved on this machine.
+    options = ["--nodes=2", "--env=MASTER_ADDR=127.0.0.1", f"--env=PATH={path}", f"--run={out}"]
+    rejected = mb(
+        "launch",
+        "slurm",
+        *options,
+        "--",
+        "pretrain",
+        *words,
+        "train.micro_batch_size=3",
+        environment=environment,
+    )
+    assert rejected.returncode == 1
+    assert "nothing is queued" in rejected.stderr
+    assert not out.exists()
+    queued = mb("launch", "slurm", *options, "--", "pretrain", *words, environment=environment)
+    assert queued.returncode == 0, queued.stderr
+    job = int(queued.stdout.split()[1])
+    until = time.monotonic() + 120
+    while not (out / "metrics.jsonl").is_file() or len(losses(out)) < 2:
+        assert time.monotonic() < until, slurm.run("scontrol", "show", "job", str(job))
+        time.sleep(0.1)
+    urgent = slurm.run(
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap",
+        "true",
+    )
+    slurm.wait(int(urgent), "COMPLETED", seconds=90)
+    assert slurm.wait(job, "COMPLETED", "FAILED", seconds=120) == "COMPLETED"
+    assert mb("pretrain", *words, f"--out={tmp_path / 'whole'}", "--nproc=2").returncode == 0
+    assert losses(out) == losses(tmp_path / "whole")
+    assert [name for name, _ in events(out) if name in ("start", "resume", "stop")] == [
+        "start",
+        "stop",
+        "resume",
+        "stop",
+    ]

@@ -13,6 +13,7 @@ import typer
 import mb_checkpoint.cli
 import mb_config.cli
 import mb_data.cli
+import mb_launch.cli
 import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
 from mb_config.cli_options import add_import_option
@@ -36,6 +37,7 @@ for part in (train, runs, configs, weights):
     app.add_typer(part)
 app.add_typer(mb_data.cli.app, name="data")
 app.add_typer(mb_checkpoint.cli.app, name="ckpt")
+app.add_typer(mb_launch.cli.app, name="launch")
 
 
 def show_version(wanted: bool) -> None:
@@ -59,6 +61,8 @@ def options(
 ) -> None:
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
     mb_config.cli.set_program(context, TRAINER)
+    launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
+    mb_launch.cli.set_program(context, mb_launch.cli.LaunchedProgram(**launched))
     mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
     mb_data.cli.set_request_reader(
         context, lambda settings, **options: command("index_request").read_index_request(settings, **options)

@@ -44,7 +44,7 @@ def import_hf(
         ),
     ],
 ) -> None:
-    """Turn a Llama, Qwen2, Qwen3 or Mixtral in Hugging Face's form into a checkpoint that any layout can load.
+    """Turn a model in Hugging Face's form into a checkpoint that any layout can load.
 
     DIR receives checkpoints/, run_config.yaml (fine-tunes it: mb finetune DIR/run_config.yaml) and the tokenizer.
     Nothing is downloaded.

@@ -13,3 +13,25 @@ class LauncherError(Exception):
     """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
     internal: ClassVar[bool] = False
     """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
+
+
+class SlurmJobError(LauncherError, ValueError):
+    """An option of a Slurm job has a bad value, or the job would reveal a secret."""
+
+    bad_input = True
+
+
+class ClustersFileError(LauncherError, ValueError):
+    """The file of clusters cannot be read, or holds an unknown key or cluster."""
+
+    bad_input = True
+
+
+class JobNotFoundError(LauncherError, LookupError):
+    """The run folder holds no number of a Slurm job, or no log."""
+
+    bad_input = True
+
+
+class SlurmCommandError(LauncherError, RuntimeError):
+    """A command of Slurm is missing or failed, or the check before the launch rejected the run."""

@@ -1,0 +1,171 @@
+"""Options of a Slurm job, and their checks. The standard library only."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_launch.errors import SlurmJobError
+from mb_launch.secret_names import is_secret_variable, secret_argument
+
+_TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
+_NAME = re.compile(r"[\w.@+-]+")
+_LIST = re.compile(r"[\w.@+,-]+")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """Resources and behaviour of a Slurm job.
+
+    Raises:
+        SlurmJobError: A value is out of its range, cannot be written to a script, or is a secret.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    """GPUs of each node, each with one rank; 0: none are requested."""
+    tasks_per_node: int | None = None
+    """Ranks of each node; None: one for each GPU, or one."""
+    cpus_per_task: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    """Time limit in Slurm's notation, such as 04:00:00; None: that of the partition."""
+    job_name: str | None = None
+    """Name of the job; jobs of one name and user run one after another. None: name of the run folder."""
+    gpu: str | None = None
+    """Name of the GPUs, for the check before the launch."""
+    signal_seconds: int = 120
+    """Seconds before the time limit at which the ranks are requested to save and exit; 0: never."""
+    requeue: bool = True
+    """Whether a job that was preempted, reached its time limit or lost a node enters the queue again."""
+    chain: int = 1
+    """Number of jobs to queue, of which each resumes where its predecessor ended."""
+    container_image: str | None = None
+    """Image for pyxis; None: no container."""
+    container_mounts: str | None = None
+    """Mounts in addition to the working directory and the run folder: SRC:DST[,...]."""
+    env: Sequence[str] = ()
+    """Environment variables: NAME=VALUE, or NAME to pass the value of the submitting shell."""
+    sbatch: Sequence[str] = ()
+    """Further options of sbatch, such as --exclusive."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "tasks_per_node", "cpus_per_task", "chain"):
+            self._require_number(name, least=1)
+        for name in ("gpus_per_node", "signal_seconds"):
+            self._require_number(name, least=0)
+        if type(self.requeue) is not bool:
+            raise _bad("requeue", self.requeue, "is neither true nor false", "Set it to true or false.")
+        self._check_texts()
+        if self.signal_seconds > _MAX_SIGNAL_SECONDS:
+            fix = f"Set at most {_MAX_SIGNAL_SECONDS} seconds."
+            raise _bad("signal_seconds", self.signal_seconds, "is more than Slurm supports", fix)
+        self._check_lists()
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each node."""
+        return self.tasks_per_node or self.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.nodes * self.ranks_per_node
+
+    def _require_number(self, name: str, *, least: int) -> None:
+        value = getattr(self, name)
+        unset = value is None and name in ("tasks_per_node", "cpus_per_task")
+        if not unset and (type(value) is not int or value < least):
+            raise _bad(name, value, f"is no whole number of at least {least}", "Set such a number.")
+
+    def _check_texts(self) -> None:
+        for name, pattern in _PATTERNS.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or pattern.fullmatch(value) is None):
+                raise _bad(name, value, "cannot be written to an sbatch script", _EXAMPLES[name])
+        if self.container_mounts is not None and self.container_image is None:
+            fix = "Set container_image, or leave the mounts out."
+            raise _bad("container_mounts", self.container_mounts, "has no effect without an image", fix)
+
+    def _check_lists(self) -> None:
+        for name in ("env", "sbatch"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+                raise _bad(name, values, "is no list of texts", f"Write {name}: [...].")
+        for setting in self.env:
+            name, equals, value = setting.partition("=")
+            if _VARIABLE.fullmatch(name) is None or "\n" in value:
+                raise _bad("env", name, "is no variable", "Write NAME=VALUE or NAME.")
+            if equals and is_secret_variable(name, value):
+                raise _bad(
+                    "env",
+                    f"{name}=***",
+                    "looks like a secret, which the script would contain in plain text",
+                    f"Set it in the shell that submits, and write --env {name}: sbatch passes it by name.",
+                )
+        for option in self.sbatch:
+            if re.fullmatch(r"--[a-z][a-z-]*(=\S+)?", option) is None:
+                raise _bad("sbatch", option, "is no option of sbatch", "Write --NAME or --NAME=VALUE.")
+
+
+_MAX_SIGNAL_SECONDS = 65_535
+_PATTERNS = {
+    "partition": _LIST,
+    "account": _NAME,
+    "qos": _NAME,
+    "job_name": _NAME,
+    "gpu": re.compile(r"\w[\w .-]*"),
+    "time": _TIME,
+    "container_image": re.compile(r"\S+"),
+    "container_mounts": re.compile(r"[^\s,:]+:[^\s,]+(,[^\s,:]+:[^\s,]+)*"),
+}
+_EXAMPLES = {
+    "time": "Write minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 04:00:00.",
+    "container_mounts": "Write SRC:DST, several with commas.",
+    **dict.fromkeys(("partition", "account", "qos", "job_name"), "Use letters, digits and . _ - + @."),
+    "gpu": "Write a name such as h100.",
+    "container_image": "Write the name of an image or a file, without spaces.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRun:
+    """Command that a job starts on every rank, and the folder of its run.
+
+    Raises:
+        SlurmJobError: The command is empty, or an argument looks like a secret.
+    """
+
+    command: Sequence[str]
+    folder: Path
+    """Absolute path; the number of the job and the logs of the ranks are stored in its subfolder `slurm`."""
+    work_dir: Path
+    """Absolute path of the directory in which the ranks start."""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise SlurmJobError("command: is missing. Write it after --, such as -- python train.py.")
+        secret = secret_argument(list(self.command))
+        if secret is not None:
+            raise SlurmJobError(
+                f"command: {secret} looks like a secret, which the script would contain in plain text. Set the "
+                "variable of the service in the shell that submits, and pass it with --env NAME."
+            )
+        for name, path in (("run folder", self.folder), ("working directory", self.work_dir)):
+            if re.search(r"[\s%\\,:]", str(path)):
+                raise SlurmJobError(
+                    f"{name}: {str(path)!r} has a space or one of % \\ , : in it, which Slurm interprets. Choose "
+                    "another folder."
+                )
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the job numbers and logs."""
+        return self.folder / "slurm"
+
+
+def _bad(name: str, value: object, problem: str, fix: str) -> SlurmJobError:
+    return SlurmJobError(f"{name}: {value!r} {problem}. {fix}")

@@ -1,0 +1,196 @@
+"""Options of Slurm jobs, their script, the file of clusters, and Slurm's commands, without Slurm."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mb_launch.errors import JobNotFoundError, SlurmCommandError, SlurmJobError
+from mb_launch.secret_names import is_secret_variable, secret_argument
+from mb_launch.slurm_job import SlurmJob, SlurmRun
+from mb_launch.slurm_queue import cancel, log_files, read_jobs, read_status, run_slurm, submit
+from mb_launch.slurm_script import sbatch_script
+
+RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_dir=Path("/home/me"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": 0}, "nodes: 0 is no whole number of at least 1"),
+        ({"gpus_per_node": True}, "gpus_per_node: True is no whole number of at least 0"),
+        ({"chain": "2"}, "chain: '2' is no whole number"),
+        ({"requeue": 1}, "requeue: 1 is neither true nor false"),
+        (
+            {"time": "tomorrow"},
+            "time: 'tomorrow' cannot be written to an sbatch script. Write minutes, HOURS",
+        ),
+        ({"partition": "a b"}, "partition: 'a b' cannot be written"),
+        ({"account": 3}, "account: 3 cannot be written"),
+        ({"signal_seconds": 70_000}, "signal_seconds: 70000 is more than Slurm supports"),
+        ({"container_mounts": "/a:/b"}, "container_mounts: '/a:/b' has no effect without an image"),
+        ({"env": "A=1"}, "env: 'A=1' is no list of texts"),
+        ({"env": ["1A=2"]}, "env: '1A' is no variable"),
+        ({"env": ["HF_TOKEN=hello"]}, r"env: 'HF_TOKEN=\*\*\*' looks like a secret.*write --env HF_TOKEN"),
+        ({"sbatch": ["exclusive"]}, "sbatch: 'exclusive' is no option of sbatch"),
+    ],
+)
+def test_bad_values_are_rejected(values, message):
+    with pytest.raises(SlurmJobError, match=message):
+        SlurmJob(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"command": []}, "command: is missing. Write it after --"),
+        ({"command": ["x", "logger.comet_api_key=abc"]}, "command: logger.comet_api_key looks like a secret"),
+        ({"command": ["x", "--token", "abc"]}, "command: --token looks like a secret"),
+        ({"command": ["x", "AKIAABCDEFGHIJKLMNOP"]}, "command: AKIA... looks like a secret"),
+        ({"folder": Path("/my run")}, "run folder: '/my run' has a space"),
+        ({"work_dir": Path("/a,b")}, "working directory: '/a,b' has a space or one of"),
+    ],
+)
+def test_bad_runs_are_rejected(values, message):
+    with pytest.raises(SlurmJobError, match=message):
+        SlurmRun(**{"command": ["x"], "folder": Path("/run"), "work_dir": Path("/"), **values})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("WANDB_API_KEY", "abc", True),
+        ("optimizer.pat", "abc", True),
+        ("OTHER", "hf_abcdefghijklmnopqrst", True),
+        ("eos_token", "abc", False),
+        ("max_token", "12", False),
+        ("logger.comet_api_key", "null", False),
+        ("lr", "1", False),
+    ],
+)
+def test_secrets_are_recognized_by_name_or_form(name, value, secret):
+    assert is_secret_variable(name, value) == secret
+    assert (secret_argument([f"{name}={value}"]) is not None) == secret
+
+
+def test_the_script_is_valid_bash_and_starts_the_command_unchanged(tmp_path):
+    job = SlurmJob(
+        nodes=2,
+        gpus_per_node=8,
+        cpus_per_task=12,
+        partition="batch",
+        account="me",
+        qos="high",
+        time="04:00:00",
+        env=["A=it's", "WANDB_API_KEY"],
+        sbatch=["--exclusive"],
+        container_image="nvcr.io#nvidia/pytorch:26.06-py3",
+        container_mounts="/data:/data",
+    )
+    run = SlurmRun(command=["mb", "pretrain", "a b"], folder=Path("/data/run"), work_dir=Path("/home/me"))
+    script = sbatch_script(job, run)
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    options = re.findall(r"^#SBATCH (.*)$", script, re.MULTILINE)
+    assert options == [
+        "--job-name=run",
+        "--nodes=2",
+        "--ntasks-per-node=8",
+        "--gpus-per-node=8",
+        "--cpus-per-task=12",
+        "--partition=batch",
+        "--account=me",
+        "--qos=high",
+        "--time=04:00:00",
+        "--chdir=/home/me",
+        "--output=/data/run/slurm/%j.log",
+        "--open-mode=append",
+        "--dependency=singleton",
+        "--requeue",
+        "--signal=B:USR1@120",
+        "--export=ALL,WANDB_API_KEY",
+        "--exclusive",
+    ]
+    assert "export A='it'\"'\"'s'" in script
+    srun = script.partition("\nsrun")[2].partition(" &\n")[0]
+    assert "--container-mounts=/home/me:/home/me,/data/run:/data/run,/data:/data" in srun
+    assert srun.endswith("mb pretrain 'a b'")
+
+
+def test_without_requeue_and_signal_nothing_is_requeued():
+    script = sbatch_script(SlurmJob(requeue=False, signal_seconds=0), RUN)
+    assert "--no-requeue" in script
+    assert "--signal=B" not in script
+    assert "scontrol requeue" not in script
+
+
+class FakeSlurm:
+    """Commands of Slurm with fixed answers."""
+
+    def __init__(self, answers):
+        self.answers, self.commands = answers, []
+
+    def __call__(self, command):
+        self.commands.append(list(command))
+        answer = self.answers[command[0]]
+        return answer.pop(0) if isinstance(answer, list) else answer
+
+
+def test_numbers_of_queued_jobs_are_kept_in_the_run_folder(tmp_path):
+    run = SlurmRun(command=["x"], folder=tmp_path / "run", work_dir=tmp_path)
+    slurm = FakeSlurm({"sbatch": ["7;cluster\n", "8\n"]})
+    assert submit(SlurmJob(chain=2), run, runner=slurm) == [7, 8]
+    assert read_jobs(run.folder) == [7, 8]
+    assert slurm.commands == [["sbatch", "--parsable", str(run.logs / "job.sh")]] * 2
+    assert (run.logs / "job.sh").read_text() == sbatch_script(SlurmJob(chain=2), run)
+    with pytest.raises(SlurmJobError, match="env: SOME is not set in this shell"):
+        submit(SlurmJob(env=["SOME"]), run, environment={}, runner=slurm)
+
+
+def test_states_are_read_and_active_jobs_cancelled():
+    running = "JobId=8 JobName=x JobState=RUNNING Reason=None Restarts=1 NodeList=a,b RunTime=00:00:05\n"
+    slurm = FakeSlurm({"scontrol": running, "scancel": ""})
+    assert str(read_status(8, runner=slurm)) == "8 RUNNING RunTime=00:00:05 Restarts=1 NodeList=a,b"
+    assert cancel([8], runner=slurm) == [8]
+    assert slurm.commands[-1] == ["scancel", "8"]
+    done = FakeSlurm({"scontrol": "JobId=8 JobState=COMPLETED Reason=None\n"})
+    assert cancel([8], runner=done) == []
+
+
+def test_a_job_that_slurm_has_forgotten_and_one_that_cannot_be_read():
+    def forgotten(_command):
+        raise SlurmCommandError("scontrol: slurm_load_jobs error: Invalid job id specified")
+
+    assert read_status(3, runner=forgotten).state == "UNKNOWN"
+
+    def unreachable(_command):
+        raise SlurmCommandError("scontrol: cannot contact slurmctld")
+
+    with pytest.raises(SlurmCommandError, match="cannot contact"):
+        read_status(3, runner=unreachable)
+
+
+def test_logs_of_the_newest_job_that_has_some(tmp_path):
+    folder = tmp_path / "slurm"
+    with pytest.raises(JobNotFoundError, match=r"holds no slurm/jobs.jsonl: no Slurm job was queued"):
+        read_jobs(tmp_path)
+    folder.mkdir()
+    (folder / "jobs.jsonl").write_text("".join(json.dumps({"job": job}) + "\n" for job in (7, 8)))
+    with pytest.raises(JobNotFoundError, match=r"holds no log. A job writes its logs when it has started"):
+        log_files(tmp_path)
+    for name in ("7.log", "7-rank10.log", "7-rank2.log"):
+        (folder / name).touch()
+    assert [file.name for file in log_files(tmp_path)] == ["7.log", "7-rank2.log", "7-rank10.log"]
+    assert [file.name for file in log_files(tmp_path, rank=2)] == ["7-rank2.log"]
+    with pytest.raises(JobNotFoundError, match="holds no log of rank 5"):
+        log_files(tmp_path, rank=5)
+
+
+def test_commands_of_slurm_that_are_missing_or_fail():
+    with pytest.raises(SlurmCommandError, match=r"no-such-command: is not installed.*--script-only"):
+        run_slurm(["no-such-command"])
+    with pytest.raises(SlurmCommandError, match=r"ls: .*No such file"):
+        run_slurm(["ls", "/no/such/file"])
+    assert run_slurm(["echo", "x"]) == "x\n"

@@ -37,6 +37,8 @@ def test_json_has_every_figure():
         "data_parallel_size": 2,
         "bubble_fraction": 0.0,
         "checkpoint_bytes": 12 * found["parameters"]["total"],
+        "gpu": None,
+        "fits": None,
     }
     assert (
         sum(found["bytes_per_rank"][name] for name in ("weights", "gradients", "optimizer", "activations"))
@@ -84,14 +86,19 @@ def test_the_fullest_stage_is_marked_and_compared_with_the_gpu():
     lines = mb(*words).stdout.splitlines()
     assert sum(line.split()[:1] == ["fullest"] for line in lines) == 1
     assert lines[-1].startswith("memory           fits: 0.")
-    assert lines[-1].endswith("of the 74.51 GiB of h100 (0%)")
+    assert lines[-1].endswith("of the 79.10 GiB of h100 (0%)")
 
 
 def test_a_model_that_does_not_fit_is_reported():
-    lines = mb(
-        "plan", "model.hidden_size=65536", "model.vocab_size=65536", "--gpu", "h100"
-    ).stdout.splitlines()
-    assert lines[-1].startswith("memory           does not fit: ")
+    words = ("plan", "model.hidden_size=65536", "model.vocab_size=65536", "--gpu", "h100")
+    result = mb(*words)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith("memory           does not fit: ")
+    found = json.loads(mb(*words, "--json").stdout)
+    assert (found["gpu"], found["fits"]) == ("h100", False)
+    fitting = mb("plan", "--gpu", "h100", "--json")
+    assert (fitting.exit_code, json.loads(fitting.stdout)["fits"]) == (0, True)
+    assert json.loads(mb("plan", "--json").stdout)["fits"] is None
 
 
 def test_what_check_would_refuse_is_planned_as_far_as_it_goes():
@@ -143,3 +150,20 @@ def test_numbers_of_operations_have_prefixes(number, text):
     from mb_config.cli_plan import format_flops
 
     assert format_flops(number) == text
+
+
+def test_check_warns_of_a_run_that_does_not_fit():
+    words = (
+        "check",
+        "model.hidden_size=65536",
+        "model.vocab_size=65536",
+        "--world-size",
+        "1",
+        "--gpu",
+        "h100",
+    )
+    warned = [line for line in mb(*words).stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1
+    assert warned[0].endswith("GiB, and h100 has 79.1: see mb plan")
+    assert "the fullest rank" not in mb("check", "--world-size", "1", "--gpu", "h100").stderr
+    assert "the fullest rank" not in mb("check", "model.hidden_size=65536", "--gpu", "h100").stderr

@@ -16,8 +16,11 @@ from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.facts import TargetMachine
 from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_config.non_defaults import non_default_values
+from mb_config.plan.errors import PlanError
+from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, Examination, examine
+from mb_config.run_estimate import estimate_run
 
 
 class UnknownSectionError(ConfigReadError, LookupError):
@@ -167,10 +170,31 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
         problem = program.verify_data(request.config)
         if problem is not None:
             yield f"on this machine: {problem}"
+        yield from _memory_notes(program, found, target)
     if not target.gpu:
         yield from program.machine_notes()
     if result.problems:
         yield f"{program.name} explain {result.problems[0].id} shows a rule with examples"
+
+
+def _memory_notes(program: ConfigProgram, found: Examination, target: TargetMachine) -> Iterator[str]:
+    """Yield that the run does not fit the GPUs, if the plan counts its memory and the size of the GPU is known."""
+    memory, config = GPU_MEMORY.get(target.gpu or ""), found.request.config
+    if memory is None or target.world_size is None or not found.result.resolved:
+        return
+    try:
+        rows = program.embedding_rows(config)
+        estimate = estimate_run(
+            config, world_size=target.world_size, vocab_size=rows, count_flops=program.count_flops
+        )
+    except PlanError:  # `plan` reports the reason
+        return
+    need = estimate.plan.peak.rank_bytes.total
+    if need is not None and need > memory.size:
+        yield (
+            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {memory.size / 2**30:.1f}: "
+            f"see {program.name} plan"
+        )
 
 
 def _plain_notes(found: Examination) -> Iterator[str]:

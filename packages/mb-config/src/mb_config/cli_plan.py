@@ -35,7 +35,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "total")
 def plan(
     program: ConfigProgram, given: CommandInput, *, target: TargetMachine, chart: Path | None, as_json: bool
 ) -> int:
-    """Print the resources that a run needs. Return 1 if rules reject it.
+    """Print the resources that a run needs. Return 1 if rules reject it, or if it does not fit the GPU.
 
     Args:
         program: Reader, rules, facts and the function that counts FLOPs.
@@ -62,15 +62,16 @@ def plan(
     estimate = _estimate(program, config, result.errors, world_size=size)
     if chart is not None:
         _write_chart(chart, estimate, title=f"{request.name}: memory per GPU", gpu=target.gpu)
+    fits = _fits(estimate.plan.peak, target.gpu)
     if as_json:
-        print(json.dumps(estimate.to_dict(), indent=2))
+        print(json.dumps({**estimate.to_dict(), "gpu": target.gpu, "fits": fits}, indent=2))
     else:
         _print_estimate(estimate, config, name=request.name, gpu=target.gpu)
     for line in _remarks(
         program, estimate, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
         print(line, file=sys.stderr)
-    return REJECTED if result.errors else DONE
+    return REJECTED if result.errors or fits is False else DONE
 
 
 def _estimate(
@@ -212,8 +213,14 @@ def _fit(stage: StagePlan, gpu: str) -> str:
     need = stage.rank_bytes.total
     if need is None:
         return f"not counted in full; {gpu} has {GIB(limit)} GiB"
-    verdict = "fits" if need <= limit else "does not fit"
+    verdict = "fits" if _fits(stage, gpu) else "does not fit"
     return f"{verdict}: {GIB(need)} of the {GIB(limit)} GiB of {gpu} ({need / limit:.0%})"
+
+
+def _fits(stage: StagePlan, gpu: str | None) -> bool | None:
+    """Return whether the stage with the highest memory use fits the GPU; None if one of the two is not known."""
+    memory, need = GPU_MEMORY.get(gpu or ""), stage.rank_bytes.total
+    return None if memory is None or need is None else need <= memory.size
 
 
 def _shares(parts: Mapping[str, float], total: float) -> str:

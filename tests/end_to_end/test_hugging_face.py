@@ -60,3 +60,10 @@ def test_what_cannot_be_converted_is_an_error(command, tmp_path):
     assert done.returncode in (1, 2)
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["import-hf", "export-hf"])
+def test_a_missing_folder_is_unreadable_input(command, tmp_path):
+    done = mb_here(command, str(tmp_path / "missing"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "error: " in done.stderr

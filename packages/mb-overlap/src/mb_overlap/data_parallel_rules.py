@@ -1,6 +1,6 @@
 """Rules on data-parallel overlap."""
 
-from mb_overlap._rule_kinds import rule, within
+from mb_overlap._rule_kinds import in_range, rule
 from mb_overlap._rules import Rule
 
 _SIZES = (
@@ -45,22 +45,19 @@ def _has_effect(*values: object) -> str | None:
     return f"has no effect without the distributed optimizer ({', '.join(requested)})"
 
 
-def _valid_counts(bucket: int | None, limit: int | None) -> str | None:
-    if bucket is not None and bucket < 1:
-        return f"must be at least 1 (bucket_size={bucket})"
-    if limit is not None and limit < 0:
-        return f"must not be negative (wgrad_deferral_limit={limit})"
-    return None
-
-
-COUNTS = rule(
+BUCKET_SIZE = in_range(
     "O25",
-    within("comm_overlap", "bucket_size wgrad_deferral_limit"),
-    _valid_counts,
-    why="bucket_size counts parameters and wgrad_deferral_limit counts microbatches",
-    fix="Set comm_overlap.bucket_size to 1 or more, comm_overlap.wgrad_deferral_limit to 0 (all) or more, or null.",
-    fails=(-1, None),
-    passes=(40_000_000, 0),
+    "comm_overlap.bucket_size",
+    1,
+    why="it is a number of parameters",
+    fix="Set it to 1 or more, or to null.",
+)
+DEFERRAL_LIMIT = in_range(
+    "O26",
+    "comm_overlap.wgrad_deferral_limit",
+    0,
+    why="it is a number of microbatches",
+    fix="Set it to 0 (all of them) or more, or to null.",
 )
 
 DATA_PARALLEL_SIZE = rule(
@@ -84,5 +81,5 @@ DISTRIBUTED_OPTIMIZER = rule(
     severity="warning",
 )
 
-RULES: tuple[Rule, ...] = (COUNTS, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
+RULES: tuple[Rule, ...] = (BUCKET_SIZE, DEFERRAL_LIMIT, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
 """Every rule of this file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_models.config import DType, GPTModelConfig
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.errors import HuggingFaceError, HuggingFaceFolderError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import (
     COMMON_DEFAULTS,
@@ -56,18 +56,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json.
 
     Raises:
-        HuggingFaceError: it is missing, is no JSON object, or its model_type is none of `ARCHITECTURES`.
+        HuggingFaceFolderError: it is missing, or is no JSON.
+        HuggingFaceError: it is no JSON object, or its model_type is none of `ARCHITECTURES`.
     """
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise HuggingFaceError(
+        raise HuggingFaceFolderError(
             f"{path}: does not exist, because {folder} is no folder of a Hugging Face model. Pass one that holds "
             "config.json and *.safetensors."
         ) from error
     except json.JSONDecodeError as error:
-        raise HuggingFaceError(f"{path}: is no JSON ({error}). Download the file again.") from error
+        raise HuggingFaceFolderError(f"{path}: is no JSON ({error}). Download the file again.") from error
     kind = content.get("model_type") if isinstance(content, dict) else None
     if kind not in ARCHITECTURES:
         reason = UNSUPPORTED.get(kind) if isinstance(kind, str) else None

@@ -8,6 +8,9 @@ BUCKETS = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
 LAYOUTS = {
     "one process": ({}, {}, 5),
     "one process, bf16": ({"bf16": True}, {}, 3),
+    "one process, AdamW of torch": ({"plain": True}, {}, 3),
+    "TP2, AdamW of torch": ({"plain": True, "tp": 2}, {}, 3),
+    "DP2, AdamW of torch": ({"plain": True}, {}, 3),
     "DP2": ({}, {}, 3),
     "DP2, distributed optimizer": ({"dist_opt": True}, {}, 3),
     "DP2, distributed optimizer, fully reshardable": ({"dist_opt": True}, FULL, 3),

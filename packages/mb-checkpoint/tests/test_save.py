@@ -140,3 +140,9 @@ def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(two_ranks, 
         two_ranks.run(rank_work.rank_zero_fails_unpicklable, reason)
         == [("RuntimeError", "LocalError: only here", False)] * 2
     )
+
+
+def test_torch_optimizers_whose_state_cannot_be_sharded_are_rejected(one_rank):
+    ((other_shape, other_steps),) = one_rank.run(tiny_work.unsupported_torch_optimizers)
+    assert "of Adafactor has another shape than its parameter" in other_shape
+    assert "AdamW has made [1.0, 2.0] steps, depending on the parameter" in other_steps

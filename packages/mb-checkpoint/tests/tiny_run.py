@@ -90,6 +90,8 @@ class Shape:
     fsdp: str | None = None
     overlap: bool = False
     seed: int = 1234
+    plain: bool = False
+    """Use an optimizer of torch itself."""
 
 
 class TinyRun:
@@ -111,8 +113,11 @@ class TinyRun:
         tensor_parallel.model_parallel_cuda_manual_seed(shape.seed, force_reset_rng=True)
         self.config = transformer_config(shape)
         self.model = [self._chunk(stage) for stage in range(shape.vpp or 1)]
-        self.optimizer = get_megatron_optimizer(optimizer_config(shape), self.model)
-        self.config.grad_scale_func = self.optimizer.scale_loss
+        if shape.plain:
+            self.optimizer = torch.optim.AdamW(p for chunk in self.model for p in chunk.parameters())
+        else:
+            self.optimizer = get_megatron_optimizer(optimizer_config(shape), self.model)
+            self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
         if shape.overlap:
             self.config.no_sync_func = self.model[0].no_sync
@@ -169,6 +174,9 @@ class TinyRun:
             seq_length=SEQ,
             micro_batch_size=MICRO_BATCH,
         )
+        if self.shape.plain:
+            for parameter in self.weights().values():
+                parameter.grad = parameter.main_grad
         self.optimizer.step()
         self.scheduler.step(increment=GLOBAL_BATCH)
         counters = self.state.train_state
@@ -217,7 +225,7 @@ class TinyRun:
             "weights": digest(self.weights()),
             "optimizer": digest(optimizer_tensors(self.optimizer)),
             "rates": [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups],
-            "scale": str(self.optimizer.get_loss_scale()),
+            "scale": "" if self.shape.plain else str(self.optimizer.get_loss_scale()),
             "counters": self.state.train_state.state_dict(),
             "python": random.random(),
             "numpy": float(np.random.rand()),
@@ -241,9 +249,10 @@ def optimizer_tensors(optimizer):
     """Return the main parameters and every tensor of the optimizer state, by index and name."""
     found = {}
     for chained in getattr(optimizer, "chained_optimizers", [optimizer]):
-        parameters = [each for group in chained.optimizer.param_groups for each in group["params"]]
+        chained = getattr(chained, "optimizer", chained)
+        parameters = [each for group in chained.param_groups for each in group["params"]]
         for parameter in parameters:
-            state = {"master": parameter, **chained.optimizer.state[parameter]}
+            state = {"master": parameter, **chained.state[parameter]}
             place = len(found)
             found |= {f"{place} {name}": value for name, value in state.items() if torch.is_tensor(value)}
     return found

@@ -519,3 +519,24 @@ def order_of_a_local_save():
         write.side_effect = lambda *_: order.append("write")
         manager._save({}, None)
     return order
+
+
+def unsupported_torch_optimizers():
+    """Return the messages for a state of other shapes, and for different numbers of steps."""
+    import torch
+
+    from mb_checkpoint.errors import CheckpointLayoutError
+    from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
+
+    def message(optimizer, *updated):
+        for parameter in updated:
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        try:
+            TorchOptimizerState(optimizer).sharded_state_dict({})
+        except CheckpointLayoutError as error:
+            return str(error)
+        return ""
+
+    one, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4, 4))
+    return message(torch.optim.Adafactor([one]), one), message(torch.optim.AdamW([one, other]), one, other)

@@ -98,7 +98,7 @@ class CheckpointSaveContext:
     model: Sequence[Any]
     """Model chunks of this rank: one, or one for each virtual pipeline stage."""
     optimizer: Any | None
-    """Megatron optimizer; None saves only the weights."""
+    """Megatron optimizer, or one of torch, such as AdamW; None saves only the weights."""
     opt_param_scheduler: SchedulerLike | None
     """Learning-rate scheduler."""
     num_floating_point_operations_so_far: float

@@ -31,11 +31,13 @@ from megatron.core.tensor_parallel.random import (
     is_graph_safe_cuda_rng_tracker,
 )
 from megatron.core.utils import unwrap_model
+from torch.optim import Optimizer
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.local_shards import same_local_shards
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
 from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
 from mb_checkpoint.shards import read_index
 from mb_checkpoint.unpickling import weights_only
@@ -80,8 +82,17 @@ def optimizer_section(
 ) -> Any:
     """Return the sharded optimizer state that corresponds to sharded weights. Collective in some formats."""
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
+    if isinstance(optimizer, Optimizer):
+        optimizer = TorchOptimizerState(optimizer)
     with same_local_shards():
         return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
+
+
+def load_optimizer_section(optimizer: Any, loaded: dict[str, Any]) -> None:
+    """Load the optimizer state of `optimizer_section`."""
+    (TorchOptimizerState(optimizer) if isinstance(optimizer, Optimizer) else optimizer).load_state_dict(
+        loaded
+    )
 
 
 _MAY_BE_STUBS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)

@@ -155,7 +155,7 @@ class StateRestorer:
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
         mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict and ctx.adapter_key_filter is None)
         if with_optimizer:
-            ctx.optimizer.load_state_dict(loaded["optimizer"])  # type: ignore[union-attr]  # requested, so there
+            mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
         elif mcore.has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:

@@ -45,7 +45,6 @@ class TorchOptimizerState:
             CheckpointLayoutError: A tensor of the state has another shape than its parameter, or the number of steps
                 differs between parameters.
         """
-        del metadata  # forms of the distributed optimizer
         if is_loading and not self._optimizer.state:
             self._make_state()
         state = self._optimizer.state_dict()

@@ -171,9 +171,18 @@ def test_nothing_global_is_left_behind(straight):
 
 
 def test_a_loss_that_is_no_number_ends_the_run(overrides, tmp_path):
-    with pytest.raises(NonFiniteLossError, match="loss: is nan"):
-        train_here([*overrides, "optimizer.lr=1e30", "optimizer.clip_grad=0"], tmp_path / "run")
+    words = [*overrides, "optimizer.lr=1e30", "optimizer.clip_grad=0", "checkpoint.save_interval=1"]
+    with pytest.raises(NonFiniteLossError, match="NaN or infinite at step 4"):
+        train_here(words, tmp_path / "run")
     assert events(tmp_path / "run")[-1][0] == "stop"
+    saved = [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("iter_*"))]
+    assert saved == ["iter_0000001", "iter_0000002", "iter_0000003"]  # none of the step with that loss
+
+
+def test_a_loss_that_is_no_number_can_end_the_step_itself(overrides, tmp_path):
+    words = [*overrides, "optimizer.lr=1e30", "optimizer.clip_grad=0"]
+    with pytest.raises(NonFiniteLossError, match="loss: is nan"):
+        train_here([*words, "rerun_state_machine.check_loss_immediately=true"], tmp_path / "run")
 
 
 def test_the_batch_ramps_up_and_a_checkpoint_comes_before_each_increase(overrides, tmp_path):

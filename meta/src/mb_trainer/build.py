@@ -16,7 +16,6 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_checkpoint import (
     CheckpointManager,
     DefaultCheckpointManager,
-    LoadedCheckpoint,
     RunCheckpointer,
     create_checkpoint_manager,
     resumed_step,
@@ -30,7 +29,7 @@ from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prep
 from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
-from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine
+from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
 from mb_loop.mcore_graphs import graph_resources, wrapping_stream
 from mb_metrics import RunProfilers, start_profilers
 from mb_metrics.rank_console import Bar, RankConsole
@@ -118,7 +117,9 @@ def build(
         console=console,
     )
     loaded = checkpointer.load(dataloader_load=config.dataset.dataloader_load)
-    initialize_adapters(config, training_model, loaded=loaded, console=console)
+    if config.peft is not None and loaded.source != "nothing":
+        training_model.start_adapters(config.peft, resumed=loaded.step > 0)
+        console.print(f"weights of the base model: {config.checkpoint.pretrained_checkpoint}")
     # ckpt_step selects the checkpoint of this start only: the next one resumes from the newest
     config.checkpoint.ckpt_step = None
     return Run(
@@ -131,6 +132,7 @@ def build(
         checkpointer=checkpointer,
         loaded=loaded,
         rerun_machine=rerun_machine,
+        inspection=loss_inspection(config.rerun_state_machine, rerun_machine),
         monitors=monitors,
     )
 
@@ -270,18 +272,6 @@ def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
     )
     counters.do_valid, counters.do_test = data.has_valid, data.has_test
     return data
-
-
-def initialize_adapters(
-    config: ConfigContainer, training_model: TrainingModel, *, loaded: LoadedCheckpoint, console: RankConsole
-) -> None:
-    """Initialize the adapters unless the run resumes, and print the path of the weights of the base model."""
-    if config.peft is None or loaded.source == "nothing":
-        return
-    if loaded.step == 0:
-        config.peft.start(training_model.chunks)
-        training_model.optimizer.reload_model_params()
-    console.print(f"weights of the base model: {config.checkpoint.pretrained_checkpoint}")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from mb_loop import (
 from mb_loop.device import wait_for_device
 from mb_loop.evaluation import never_stop
 from mb_loop.inspected_step import inspected_forward_step
-from mb_loop.mcore import MegatronRerunMachine, loss_inspection
+from mb_loop.mcore import LossInspection, MegatronRerunMachine
 from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
 from mb_loop.non_loss import NonLossData
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
@@ -56,6 +56,7 @@ class Run:
     checkpointer: RunCheckpointer
     loaded: LoadedCheckpoint
     rerun_machine: MegatronRerunMachine | None
+    inspection: LossInspection
     monitors: RunMonitors
 
     def train(self) -> TrainOutcome:
@@ -104,6 +105,7 @@ class Run:
                     *self.code.callbacks,
                     *self.monitors.callbacks,
                     *self.profilers.attach(self.training_model.chunks),
+                    *self.inspection.callbacks,
                 ]
             )
             outcome = self.run_loop(
@@ -189,10 +191,9 @@ class Run:
 
     def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
         """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""
-        inspect = loss_inspection(self.job.config.rerun_state_machine, self.rerun_machine)
         training_model = self.training_model
         return (
-            self.forward_step(inspect_loss=inspect),
+            self.forward_step(inspect_loss=self.inspection.inspect),
             training_model.chunks,
             training_model.optimizer,
             training_model.scheduler,

@@ -20,6 +20,7 @@ class Section:
     error_injection_rate: int = 0
     error_injection_type: str = "transient_error"
     check_for_nan_in_loss: bool = True
+    check_loss_immediately: bool = False
     check_for_spiky_loss: bool = False
 
 
@@ -207,7 +208,14 @@ def test_a_machine_is_built_if_a_setting_needs_it(settings, repeats, inspects):
     from mb_loop.mcore import build_rerun_machine, loss_inspection
 
     machine = build_rerun_machine(settings)
-    inspect = loss_inspection(settings, machine)
-    assert (machine is not None, inspect is not None) == (repeats, inspects)
-    if inspect is not None and not repeats:
-        assert inspect is mb_loop.require_finite_loss
+    inspection = loss_inspection(settings, machine)
+    assert (machine is not None, inspection.inspect is not None) == (repeats, inspects)
+
+
+def test_a_loss_is_read_one_step_later_unless_requested_at_once():
+    from mb_loop.mcore import loss_inspection
+
+    at_once = loss_inspection(Section(rerun_mode="disabled", check_loss_immediately=True), None)
+    assert (at_once.inspect, at_once.callbacks) == (mb_loop.require_finite_loss, ())
+    deferred = loss_inspection(Section(rerun_mode="disabled"), None)
+    assert [type(each) for each in deferred.callbacks] == [mb_loop.DeferredLossCheck]

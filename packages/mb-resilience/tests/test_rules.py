@@ -70,6 +70,8 @@ def test_every_field_is_read_by_a_rule():
         ({"rerun_mode": "report_determinism_stats", "error_injection_rate": 5}, []),
         ({"error_injection_rate": -1}, ["R08"]),
         ({"error_injection_type": "persistent_error", "spiky_loss_factor": 3.0}, ["R15"]),
+        ({"check_loss_immediately": True, "check_for_nan_in_loss": False}, ["R15"]),
+        ({"check_loss_immediately": True}, []),
     ],
 )
 def test_rerun_state_machine(changed, ids):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import normalize_callbacks as normalize_callbacks
     from mb_loop.checkpoint_saver import Checkpointer as Checkpointer
     from mb_loop.checkpoint_saver import SaveResult as SaveResult
+    from mb_loop.deferred_loss_check import DeferredLossCheck as DeferredLossCheck
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import ForwardStepError as ForwardStepError
@@ -95,6 +96,7 @@ _HOMES = {
     "CudaGraphs": "graphs",
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
+    "DeferredLossCheck": "deferred_loss_check",
     "ForwardStepError": "errors",
     "repeat": "repeated_data",
     "DistributedSignalHandler": "stop_signal",

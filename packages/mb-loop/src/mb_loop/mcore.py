@@ -7,6 +7,7 @@ or a wrong model; only a rerun on another device can distinguish the two.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from megatron.core.rerun_state_machine import (
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
+from mb_loop.deferred_loss_check import DeferredLossCheck
 from mb_loop.loss_checks import require_finite_loss
 
 
@@ -49,6 +51,10 @@ class RerunSettings(Protocol):
     @property
     def check_for_nan_in_loss(self) -> bool:
         """Reject losses that are NaN or infinite."""
+
+    @property
+    def check_loss_immediately(self) -> bool:
+        """Read each loss on the host at once, rather than a flag one step later."""
 
     @property
     def check_for_spiky_loss(self) -> bool:
@@ -176,18 +182,34 @@ def build_rerun_machine(settings: RerunSettings) -> MegatronRerunMachine | None:
     return MegatronRerunMachine(settings) if needed else None
 
 
-def loss_inspection(
-    settings: RerunSettings, machine: MegatronRerunMachine | None
-) -> Callable[[Tensor], None] | None:
-    """Return the inspection of each microbatch's loss for the forward step; None: losses are not inspected.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInspection:
+    """Inspection of the losses of a run."""
+
+    inspect: Callable[[Tensor], None] | None = None
+    """Called with the loss of each microbatch, by the forward step; None: losses are not inspected."""
+    callbacks: tuple[DeferredLossCheck, ...] = ()
+    """Callbacks of the run that belong to it."""
+
+
+def loss_inspection(settings: RerunSettings, machine: MegatronRerunMachine | None) -> LossInspection:
+    """Return the inspection that the settings ask for.
+
+    A rerun machine reads each loss at once. Otherwise losses that are NaN or infinite are found one step later, without
+    waiting for the device, unless `check_loss_immediately` is set.
 
     Args:
         settings: section `rerun_state_machine`.
         machine: result of `build_rerun_machine` for this section.
     """
     if machine is not None:
-        return machine.inspect_loss
-    return require_finite_loss if settings.check_for_nan_in_loss else None
+        return LossInspection(inspect=machine.inspect_loss)
+    if not settings.check_for_nan_in_loss:
+        return LossInspection()
+    if settings.check_loss_immediately:
+        return LossInspection(inspect=require_finite_loss)
+    check = DeferredLossCheck()
+    return LossInspection(inspect=check.inspect, callbacks=(check,))
 
 
 def _not_a_number(loss: Tensor) -> bool:

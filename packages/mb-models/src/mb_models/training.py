@@ -95,6 +95,17 @@ class TrainingModel:
         device: torch.device = next(self.chunks[0].parameters()).device
         return device
 
+    def start_adapters(self, peft: Any, *, resumed: bool) -> None:
+        """Initialize adapters from the loaded base weights, unless they were loaded themselves. Collective.
+
+        Args:
+            peft: section `peft`.
+            resumed: adapters and optimizer were loaded from a checkpoint.
+        """
+        if not resumed:
+            peft.start(self.chunks)
+            self.optimizer.reload_model_params()
+
 
 def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     section: Any,

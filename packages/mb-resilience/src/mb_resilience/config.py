@@ -181,8 +181,12 @@ class RerunStateMachineConfig(StrictFields):
     """Kind of fault that the injected result simulates."""
 
     check_for_nan_in_loss: bool = True
-    """Treat a NaN or infinite loss as an error, at the cost of one device synchronization per microbatch. The driver of
-    the state machine reads the loss; nothing in this package does."""
+    """Treat a NaN or infinite loss as an error. The driver of the state machine reads the loss; nothing in this package
+    does. Without reruns it reads a flag of the device one step later, and before each checkpoint, at no cost."""
+
+    check_loss_immediately: bool = False
+    """Read the loss of each microbatch at once, so that a NaN or infinite one changes no weights, at the cost of one
+    device synchronization per microbatch. Reruns and `check_for_spiky_loss` always read it at once."""
 
     check_for_spiky_loss: bool = False
     """Report a suspiciously high loss."""

@@ -51,25 +51,29 @@ _RULES = (
 def _unused_settings(defaults: Defaults) -> Rule:
     """Return a rule that warns about settings of disabled checks."""
 
-    def test(factor: float, spiky: bool, kind: str, rate: int) -> str | None:
+    def test(factor: float, spiky: bool, kind: str, rate: int, immediately: bool, finite: bool) -> str | None:
         idle = []
         if not spiky and factor != defaults["rerun_state_machine.spiky_loss_factor"]:
             idle.append(f"spiky_loss_factor={factor}")
         if not rate and kind != defaults["rerun_state_machine.error_injection_type"]:
             idle.append(f"error_injection_type={kind}")
+        if immediately and not finite:
+            idle.append("check_loss_immediately=true")
         return without_effect(idle)
 
     return rule(
         "R15",
         within(
             "rerun_state_machine",
-            "spiky_loss_factor check_for_spiky_loss error_injection_type error_injection_rate",
+            "spiky_loss_factor check_for_spiky_loss error_injection_type error_injection_rate check_loss_immediately "
+            "check_for_nan_in_loss",
         ),
         test,
         why="the feature is disabled",
-        fix="Set check_for_spiky_loss=true, or an error_injection_rate above 0; or remove these fields.",
-        fails=(5.0, False, "transient_error", 0),
-        passes=(5.0, True, "transient_error", 0),
+        fix="Set check_for_spiky_loss=true, check_for_nan_in_loss=true, or an error_injection_rate above 0; or remove "
+        "these fields.",
+        fails=(5.0, False, "transient_error", 0, False, True),
+        passes=(5.0, True, "transient_error", 0, False, True),
         severity="warning",
     )
 

@@ -55,7 +55,7 @@ class DeferredLossCheck:
             return
         if self._copy is None:
             self._copy = torch.zeros_like(self._flag, device="cpu", pin_memory=True)
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copy.copy_(self._flag, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

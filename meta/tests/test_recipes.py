@@ -131,3 +131,23 @@ def test_a_recipe_that_python_hands_on_takes_another_precision():
     config.mixed_precision = "bf16_mixed"
     findings = preflight(config, CHECKS, facts=target_facts(ONE_PROCESS), provenance=Provenance.of(config))
     assert "V017" not in [problem.id for problem in findings.problems]
+
+
+@pytest.mark.parametrize(
+    "gpu", ["a100", "h100", "h100_fp8", "h200", "b200", "b200_nvfp4", "gb200_fp8", "l40s"]
+)
+def test_fast_settings_of_a_recipe_pass_every_rule_that_the_recipe_passes(gpu):
+    short = gpu.partition("_")[0]
+    for name, recipe in RECIPES.items():
+        target = TargetMachine(
+            world_size=recipe.processes or 1, gpu=short, transformer_engine="2.20", apex=True
+        )
+        before = {str(each) for each in examine(program(), [name], target=target).result.problems}
+        found = examine(program(), [name, f"perf={gpu}"], target=target).result
+        assert {str(each) for each in found.problems} <= before, name
+        assert any(change.rule == f"perf={gpu}" for change in found.changes), name
+
+
+def test_this_machine_without_a_gpu_is_checked_as_the_one_that_the_fast_settings_name():
+    found = examine(program(), ["llama31_8b", "perf=h100"], target=TargetMachine(world_size=8))
+    assert (found.target.gpu, found.facts["gpu"]) == ("h100", "h100")

@@ -348,6 +348,7 @@ def show(
     context: typer.Context,
     request: RequestOptions,
     processes: ProcessOptions,
+    machine: MachineOptions,
     origin: Annotated[bool, typer.Option("--origin", help="Print the origin of each value.")] = False,
     diff: Annotated[
         bool, typer.Option("--diff", help="Print only values that differ from the defaults of the sections.")
@@ -379,7 +380,7 @@ def show(
             program,
             _given(request),
             target=_target(
-                MachineOptions(),
+                machine,
                 world_size=processes.world_size or processes.nproc or program.world_size,
                 local_world_size=processes.nproc,
             ),

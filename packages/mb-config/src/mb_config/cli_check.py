@@ -64,7 +64,7 @@ def check(program: ConfigProgram, given: CommandInput, *, target: TargetMachine,
     else:
         for line in listing(found.result.problems, Colours(sys.stdout.isatty())):
             print(line)
-        for note in notes(program, found, target, unread=len(unread)):
+        for note in notes(program, found, unread=len(unread)):
             print(note, file=sys.stderr)
     raise_errors(unread)
     return REJECTED if found.result.errors else DONE
@@ -143,9 +143,9 @@ def report(found: Examination) -> dict[str, object]:
     }
 
 
-def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, unread: int) -> Iterator[str]:
+def notes(program: ConfigProgram, found: Examination, *, unread: int) -> Iterator[str]:
     """Yield the remarks that follow the problems; `unread` is the number of settings that cannot be read."""
-    request, result = found.request, found.result
+    request, result, target = found.request, found.result, found.target
     errors, warnings = len(result.errors), len(result.warnings)
     on = f" on {target.gpu}" if target.gpu else ""
     size = target.world_size
@@ -170,16 +170,17 @@ def notes(program: ConfigProgram, found: Examination, target: TargetMachine, *, 
         problem = program.verify_data(request.config)
         if problem is not None:
             yield f"on this machine: {problem}"
-        yield from _memory_notes(program, found, target)
+        yield from _memory_notes(program, found)
     if not target.gpu:
         yield from program.machine_notes()
     if result.problems:
         yield f"{program.name} explain {result.problems[0].id} shows a rule with examples"
 
 
-def _memory_notes(program: ConfigProgram, found: Examination, target: TargetMachine) -> Iterator[str]:
+def _memory_notes(program: ConfigProgram, found: Examination) -> Iterator[str]:
     """Yield that the run does not fit the GPUs, if the plan counts its memory and the size of the GPU is known."""
-    memory, config = GPU_MEMORY.get(target.gpu or ""), found.request.config
+    target, config = found.target, found.request.config
+    memory = GPU_MEMORY.get(target.gpu or "")
     if memory is None or target.world_size is None or not found.result.resolved:
         return
     try:

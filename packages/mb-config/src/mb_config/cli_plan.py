@@ -26,7 +26,7 @@ from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.plan.resource_plan import StagePlan
 from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
-from mb_config.program import ConfigProgram, check_request
+from mb_config.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.run_estimate import RunEstimate, estimate_run
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "total")
@@ -55,6 +55,7 @@ def plan(
         raise PlanError(f"the run cannot be planned, because {missing}. Add what is missing.")
     size = smallest_world(config.model) if target.world_size is None else target.world_size
     program.place(request, given.out)
+    target = machine_of_perf(program, config, target)
     facts = program.gather_facts(replace(target, world_size=size), config.env_vars)
     result = check_request(program, request, facts=facts)
     if not result.resolved:

@@ -121,6 +121,10 @@ class ConfigContainer(Section):
     mixed_precision: MixedPrecisionConfig | str | None = None
     """A precision recipe or its name; None: the dtypes of model and optimizer are used."""
 
+    perf: str | None = None
+    """Fast settings for a GPU, such as "h100", with a precision ("h100_fp8"), or for the GPU of the machine ("auto").
+    None: the settings of the recipe. `mb_config.perf.settings` lists them."""
+
     tensor_inspect: Any = None
     """Inspection of tensors; None: off."""
 

@@ -1,6 +1,7 @@
 """Preflight: a configuration is checked as written, resolved, and checked as resolved. No torch.
 
-1. Values that the machine does not support and the user did not set are replaced (`fallbacks`).
+1. The fast settings of `perf` are applied; then values that the machine does not support and the user did not set are
+   replaced (`fallbacks`).
 2. All rules are applied to the configuration as written (`find_problems`), then those that read data (`DataCheck`).
 3. The configuration is resolved.
 4. All rules are applied to the resolved configuration.
@@ -23,7 +24,7 @@ from mb_config.precision_recipes import UnknownPrecisionError
 from mb_config.problem_merging import drop_implied, merge_problems
 from mb_config.problems import ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
-from mb_config.resolve import Change, mimo_runtime_config_update, runtime_config_update
+from mb_config.resolve import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
 from mb_config.rules import RULES
 from mb_config.section_types import check_config
 from mb_config.sections.startup import DistributedInitConfig
@@ -178,8 +179,12 @@ class PreflightResult:
 
     @property
     def notable(self) -> list[Change]:
-        """Changes to report to the user: replaced values, and environment variables that a run sets."""
-        return [*self.fallbacks, *(change for change in self.changes if change.field.startswith("env_vars."))]
+        """Changes to report to the user: replaced values, and environment variables that a run sets.
+
+        Those of `perf`, which the user requested, are only among the `changes`.
+        """
+        variables = (change for change in self.changes if change.field.startswith("env_vars."))
+        return [*self.fallbacks, *(change for change in variables if not change.rule.startswith("perf="))]
 
     @property
     def errors(self) -> list[Problem]:
@@ -222,6 +227,7 @@ def preflight(
     """
     checks = PreflightChecks() if checks is None else checks
     known = Provenance.of(config) if provenance is None else provenance
+    fast = apply_perf(config, facts=facts, provenance=known)
     fallbacks = apply_fallbacks(config, checks.fallbacks, facts=facts, provenance=known)
     written = checks.find_problems(config, facts=facts, provenance=known, sections=sections)
     data = {**facts, **checks.read_data(config, written, facts=facts)}
@@ -248,7 +254,9 @@ def preflight(
         config, facts={**facts, "resolved": True}, provenance=known, sections=sections
     )
     return PreflightResult(
-        problems=merge_problems(written, _only_resolved(later, changes)), changes=changes, fallbacks=fallbacks
+        problems=merge_problems(written, _only_resolved(later, changes)),
+        changes=[*fast, *changes],
+        fallbacks=fallbacks,
     )
 
 

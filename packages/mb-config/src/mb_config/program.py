@@ -12,6 +12,7 @@ from mb_config._rules import Problem
 from mb_config.errors import ConfigReadError
 from mb_config.facts import TargetMachine, collect_facts
 from mb_config.fallbacks import select_local_layers
+from mb_config.perf.names import AUTO, read_name
 from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.preflight import PreflightChecks, PreflightResult, preflight
 from mb_config.problems import ConfigError, RuleLike
@@ -122,6 +123,17 @@ class Examination:
     request: ConfigRequest
     result: PreflightResult
     facts: Mapping[str, object]
+    target: TargetMachine
+    """Machines that it was checked for."""
+
+
+def machine_of_perf(program: ConfigProgram, config: Any, target: TargetMachine) -> TargetMachine:
+    """Return the target; if that is this machine without a GPU, a machine with the GPU that `perf` names."""
+    name = read_name(config.perf) if isinstance(config.perf, str) else None
+    if name is None or name.gpu == AUTO or target.gpu is not None:
+        return target
+    here = program.gather_facts(target, config.env_vars)
+    return replace(target, gpu=name.gpu) if here.get("cpu") else target
 
 
 def examine(
@@ -141,7 +153,8 @@ def examine(
         arguments: Recipe or file, and overrides.
         files: Files that are applied over the recipe.
         out: Run folder.
-        target: Machines that the run is intended for.
+        target: Machines that the run is intended for. If this machine has no GPU and `perf` names one, machines with
+            that GPU.
         as_built: Select the layers that a run on the target would build.
         unread: Receives the errors of settings that cannot be read. Problems of these fields are left out.
 
@@ -150,13 +163,14 @@ def examine(
     """
     request = program.reader.read(arguments, files=files, unread=unread)
     program.place(request, out)
+    target = machine_of_perf(program, request.config, target)
     facts = program.gather_facts(target, request.config.env_vars)
     if as_built:
         select_local_layers(request.config, facts=facts, provenance=request.provenance)
     result = check_request(program, request, facts=facts)
     paths = [error.path.partition("[")[0] for error in unread or () if error.path]
     readable = [item for item in result.problems if not any(_reads(item, path) for path in paths)]
-    return Examination(request=request, result=replace(result, problems=readable), facts=facts)
+    return Examination(request=request, result=replace(result, problems=readable), facts=facts, target=target)
 
 
 def read_for_sections(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from mb_config._rules import NOTHING
 from mb_config.container import ConfigContainer, world_size_of_environment
+from mb_config.perf.resolve_perf import resolve_perf
 from mb_config.problem_merging import merge_problems
 from mb_config.problems import ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
@@ -20,7 +21,7 @@ from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import epoch_iterations, scheduler_steps, weight_decays
 from mb_config.section_types import wrong_types
 
-__all__ = ["Change", "mimo_runtime_config_update", "runtime_config_update"]
+__all__ = ["Change", "apply_perf", "mimo_runtime_config_update", "runtime_config_update"]
 
 _MIRRORED_FIELDS = (
     ("V143", "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
@@ -46,10 +47,10 @@ def runtime_config_update(
 ) -> list[Change]:
     """Resolve `cfg` in place for `world_size` processes and return every change. Idempotent.
 
-    The order is: precision, data-parallel size, communication overlap, model, Megatron-FSDP, fields that the
-    data-parallel wrapper and the optimizer share, evaluation, training length, schedule, rules. Values that the user
-    set in a file, on the command line or in code are kept if they are legal. Overlap settings that the parallel layout
-    does not support are appended to the changes with severity "warning" at each call.
+    The order is: fast settings (`perf`), precision, data-parallel size, communication overlap, model, Megatron-FSDP,
+    fields that the data-parallel wrapper and the optimizer share, evaluation, training length, schedule, rules. Values
+    that the user set in a file, on the command line or in code are kept if they are legal. Overlap settings that the
+    parallel layout does not support are appended to the changes with severity "warning" at each call.
 
     Args:
         cfg: The sections. A model may be a plain mapping with Megatron's field names. If `cfg.comm_overlap` has a
@@ -73,6 +74,7 @@ def runtime_config_update(
     """
     state = _begin(cfg, provenance)
     processes = world_size_of_environment() if world_size is None else world_size
+    resolve_perf(state, resolve=runtime_config_update, facts={**facts, "world_size": processes})
     # The order matters: overlap reads the precision and the data-parallel size, Megatron-FSDP overrides fields that
     # the recipe and overlap set, and the lengths of the schedule need the final batch sizes.
     resolve_precision(state)
@@ -87,6 +89,20 @@ def runtime_config_update(
     _length(state, facts)
     _schedule(state, facts={"world_size": processes})
     return _finish(state, rules, {**facts, "world_size": processes})
+
+
+def apply_perf(
+    cfg: ConfigContainer, *, facts: Mapping[str, object], provenance: Provenance | None = None
+) -> list[Change]:
+    """Apply the fast settings of `cfg.perf` in place, as `runtime_config_update` does first, and return the changes.
+
+    Nothing is applied in a configuration with values of a wrong type.
+    """
+    state = ResolverState(config=cfg, provenance=Provenance() if provenance is None else provenance)
+    if cfg.perf is None or wrong_types(cfg):
+        return []
+    resolve_perf(state, resolve=runtime_config_update, facts=facts)
+    return state.net_changes()
 
 
 def mimo_runtime_config_update(
@@ -106,6 +122,7 @@ def mimo_runtime_config_update(
         ConfigError: As for `runtime_config_update`.
     """
     state = _begin(cfg, provenance)
+    resolve_perf(state, resolve=mimo_runtime_config_update, facts=facts)
     for name in ("mixed_precision", "comm_overlap"):
         _reject_for_mimo(state, name)
     before, cfg.data_parallel_size = cfg.data_parallel_size, 1

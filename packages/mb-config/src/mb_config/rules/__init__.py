@@ -19,6 +19,7 @@ from mb_config.rules import (
     model_numbers,
     optimizer,
     parallelism,
+    perf,
     precision,
     schedule,
     sizes,
@@ -32,6 +33,7 @@ __all__ = ["RULES", "Rule"]
 RULES: tuple[Rule, ...] = (
     *environment.RULES,
     *hardware.RULES,
+    *perf.RULES,
     *training.RULES,
     *batch_sizes.RULES,
     *interleaving.RULES,

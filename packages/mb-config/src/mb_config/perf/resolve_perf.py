@@ -1,0 +1,129 @@
+"""Resolution of the field `perf` into fast settings. Values that the user set are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from mb_config._rules import NOTHING
+from mb_config.field_access import set_field
+from mb_config.perf.names import gpu_of, has_precision, read_name
+from mb_config.perf.settings import MODEL, RUN, VARIABLES, FastSetting, graph_settings, precision_of
+from mb_config.perf.target import PerfTarget
+from mb_config.plan.gpu_memory import GPU_MEMORY
+from mb_config.plan.resource_plan import make_plan
+from mb_config.resolver_state import ResolverState
+from mb_config.section import assign_computed
+
+FREE_FRACTION = 0.15
+"""Part of the memory that the plan does not count: CUDA, NCCL, kernels' workspaces and fragmentation."""
+_RESOLVED = "resolve: "
+_RECOMPUTE = ("granularity", "method", "num_layers", "modules")
+
+Resolve = Callable[..., object]
+"""`runtime_config_update`: resolves a copy of the configuration, of which the memory is planned."""
+
+
+def resolve_perf(state: ResolverState, *, resolve: Resolve, facts: Mapping[str, object] = NOTHING) -> None:
+    """Apply the fast settings of `config.perf` for a GPU. Idempotent.
+
+    Values of the user, and values that resolving has set before, are kept; those of a recipe are replaced. Nothing is
+    applied without a GPU (`facts["cpu"]`), nor for an unknown value, which rules report.
+    """
+    target = perf_target(state.config, facts)
+    if target is None:
+        return
+    label = f"perf={state.config.perf}"
+    precision = precision_of(target)
+    if precision is not None:
+        _apply(state, precision, label)
+    for setting in (*MODEL, *RUN):
+        if setting.when(target):
+            _apply(state, setting, label)
+    _without_recomputation(state, target, label, resolve)
+    for setting in graph_settings(target):
+        _apply(state, setting, label)
+    for setting in _variables(target):
+        state.config.env_vars[setting.path] = setting.value
+        _note(state, f"env_vars.{setting.path}", None, setting, label)
+
+
+def perf_target(config: Any, facts: Mapping[str, object]) -> PerfTarget | None:
+    """Return what `config.perf` makes fast; None: nothing."""
+    name = read_name(config.perf) if isinstance(config.perf, str) else None
+    if name is None or facts.get("cpu"):
+        return None
+    gpu = gpu_of(name, facts.get("gpu"))
+    if gpu is None or not has_precision(gpu, name.precision):
+        return None
+    return PerfTarget(config=config, gpu=gpu, precision=name.precision, facts=facts)
+
+
+def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
+    path = setting.path
+    if "." not in path:
+        if not _is_free(state, path) or getattr(state.config, path) == setting.value:
+            return
+        old = getattr(state.config, path)
+        assign_computed(state.config, path, setting.value)
+    else:
+        section = getattr(state.config, path.partition(".")[0])
+        if section is None or not state.has(path) or not _is_free(state, path):
+            return
+        old = state.get(path)
+        if old == setting.value:
+            return
+        state.set(path, setting.value, rule=label, why=setting.why)
+    _note(state, path, old, setting, label)
+
+
+def _is_free(state: ResolverState, path: str) -> bool:
+    """Return True if neither the user nor resolving has set a value, nor the section around it as a whole."""
+    origin = state.provenance.origin(path)
+    return state.priority(path) < 2 and not origin.startswith(_RESOLVED)
+
+
+def _note(state: ResolverState, path: str, old: object, setting: FastSetting, label: str) -> None:
+    """Record a change once, with the reason as its origin."""
+    if not any(change.field == path for change in state.changes):
+        state.record(path, old, setting.value, rule=label, why=setting.why)
+    state.provenance.note(path, f"{_RESOLVED}{label}: {setting.why}")
+
+
+def _variables(target: PerfTarget) -> Iterator[FastSetting]:
+    seen: set[str] = set()
+    for setting in VARIABLES:
+        if setting.path in seen or target.variable(setting.path) is not None or not setting.when(target):
+            continue
+        seen.add(setting.path)
+        yield setting
+
+
+def _without_recomputation(state: ResolverState, target: PerfTarget, label: str, resolve: Resolve) -> None:
+    """Keep all activations if a recipe recomputes some, and the plan has room for all of them."""
+    paths = [f"model.recompute_{name}" for name in _RECOMPUTE]
+    if not target.model("recompute_granularity") or not all(_is_free(state, path) for path in paths):
+        return
+    need, memory = _bytes_without_recomputation(target, resolve), GPU_MEMORY.get(target.gpu)
+    if need is None or memory is None or need > (1 - FREE_FRACTION) * memory.size:
+        return
+    why = f"the plan needs {need / 2**30:.1f} GiB of {memory.size / 2**30:.1f} with all activations kept"
+    for path in paths:
+        _apply(state, FastSetting(path=path, value=None, why=why, when=lambda _: True), label)
+
+
+def _bytes_without_recomputation(target: PerfTarget, resolve: Resolve) -> int | None:
+    """Return the memory of the fullest rank, planned with a copy; None if it is not known."""
+    world_size = target.facts.get("world_size")
+    if not isinstance(world_size, int):
+        return None
+    copy = deepcopy(target.config)
+    copy.perf = None
+    for name in _RECOMPUTE:
+        set_field(copy, f"model.recompute_{name}", None)
+    try:
+        resolve(copy, world_size=world_size, facts=target.facts, rules=())
+        return make_plan(copy.sections(), world_size=world_size).peak.rank_bytes.total
+    except ValueError:  # the rules report what is wrong
+        return None

@@ -1,0 +1,233 @@
+"""Fast settings that `perf` selects."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from mb_config import Provenance, runtime_config_update
+from mb_config.perf.names import GPUS, PerfName, gpu_of, read_name
+from mb_config.perf.resolve_perf import perf_target
+from mb_config.perf.settings import MODEL, RUN, VARIABLES
+from mb_config.preflight import preflight
+from mb_config.resolve import apply_perf
+
+H100 = {"gpu": "h100", "world_size": 8, "transformer_engine": True, "env": {}}
+CPU = {"cpu": True, "world_size": 1, "env": {}}
+
+
+@pytest.fixture
+def make_fast(make, kinds):
+    @dataclass(kw_only=True)
+    class Model(kinds["Model"]):
+        """Fields that the table of settings reads or writes."""
+
+        hidden_size: int = 4096
+        ffn_hidden_size: int = 16384
+        vocab_size: int = 32000
+        sequence_parallel: bool = False
+        position_embedding_type: str = "rope"
+        multi_latent_attention: bool = False
+        activation_func: str = "silu"
+        gated_linear_unit: bool = True
+        add_bias_linear: bool = False
+        deterministic_mode: bool = False
+        calculate_per_token_loss: bool = False
+        transformer_impl: str = "transformer_engine"
+        gradient_accumulation_fusion: bool = False
+        cross_entropy_loss_fusion: bool = False
+        cross_entropy_fusion_impl: str = "native"
+        apply_rope_fusion: bool = False
+        bias_activation_fusion: bool = False
+        bias_dropout_fusion: bool = False
+        deallocate_pipeline_outputs: bool = False
+        num_moe_experts: int | None = None
+        moe_grouped_gemm: bool = False
+        moe_permute_fusion: bool = False
+        moe_token_dispatcher_type: str = "allgather"
+        hybrid_layer_pattern: str | None = None
+        mtp_num_layers: int | None = None
+        cuda_graph_impl: str = "none"
+        cuda_graph_modules: str | list[str] = "full"
+        recompute_granularity: str | None = None
+        recompute_method: str | None = None
+        recompute_num_layers: int | None = None
+        recompute_modules: list[str] = field(default_factory=list)
+
+    def build(*, perf, **model):
+        return make(perf=perf, model=Model(**model))
+
+    return build
+
+
+def changed(config, **facts):
+    """Return the fast settings by path."""
+    provenance = facts.pop("provenance", None)
+    return {
+        change.field: change.new
+        for change in apply_perf(config, facts={**H100, **facts}, provenance=provenance)
+    }
+
+
+def test_a_dense_model_on_hopper(make_fast):
+    assert changed(make_fast(perf="h100")) == {
+        "mixed_precision": "bf16_mixed",
+        "model.gradient_accumulation_fusion": True,
+        "model.cross_entropy_loss_fusion": True,
+        "model.cross_entropy_fusion_impl": "te",
+        "model.apply_rope_fusion": True,
+        "model.bias_activation_fusion": True,
+        "model.bias_dropout_fusion": True,
+        "ddp.use_distributed_optimizer": True,
+        "optimizer.use_distributed_optimizer": True,
+        "optimizer.use_precision_aware_optimizer": True,
+        "ddp.average_in_collective": True,
+        "train.manual_gc": True,
+        "train.manual_gc_interval": 100,
+        "env_vars.TORCH_NCCL_HIGH_PRIORITY": 1,
+        "env_vars.TORCH_NCCL_AVOID_RECORD_STREAMS": 1,
+        "env_vars.NCCL_NVLS_ENABLE": 0,
+        "env_vars.PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN": 20,
+        "env_vars.NVTE_BWD_LAYERNORM_SM_MARGIN": 20,
+    }
+
+
+def test_a_value_of_the_user_is_kept(make_fast):
+    config = make_fast(perf="h100")
+    config.optimizer.use_precision_aware_optimizer = False
+    config.train.manual_gc_interval = 7
+    found = changed(config)
+    assert not {"optimizer.use_precision_aware_optimizer", "train.manual_gc_interval"} & found.keys()
+    assert (config.optimizer.use_precision_aware_optimizer, config.train.manual_gc_interval) == (False, 7)
+
+
+def test_a_value_of_a_recipe_is_replaced(make_fast):
+    config = make_fast(perf="h100", cross_entropy_fusion_impl="native")
+    provenance = Provenance({"model.cross_entropy_fusion_impl": "recipe mine"})
+    assert changed(config, provenance=provenance)["model.cross_entropy_fusion_impl"] == "te"
+    assert provenance.origin("model.cross_entropy_fusion_impl") == (
+        "resolve: perf=h100: Transformer Engine computes the loss in place, without a copy of the logits"
+    )
+
+
+def test_variables_of_the_shell_and_of_the_section_are_kept(make_fast):
+    config = make_fast(perf="h100", tensor_model_parallel_size=2)
+    config.env_vars["NCCL_NVLS_ENABLE"] = 1
+    found = changed(config, env={"CUDA_DEVICE_MAX_CONNECTIONS": "8"})
+    assert not {"env_vars.NCCL_NVLS_ENABLE", "env_vars.CUDA_DEVICE_MAX_CONNECTIONS"} & found.keys()
+
+
+def test_applying_twice_changes_nothing(make_fast):
+    config, provenance = make_fast(perf="h100"), Provenance()
+    assert changed(config, provenance=provenance)
+    assert changed(config, provenance=provenance) == {}
+
+
+def test_a_replaced_value_is_not_set_again_by_the_resolver(make_fast):
+    config, provenance = make_fast(perf="h100"), Provenance()
+    changed(config, provenance=provenance)
+    config.model.gradient_accumulation_fusion = False  # as a fallback does
+    provenance.note("model.gradient_accumulation_fusion", "resolve: KN04")
+    runtime_config_update(config, world_size=8, provenance=provenance, facts=H100, rules=())
+    assert config.model.gradient_accumulation_fusion is False
+
+
+@pytest.mark.parametrize(
+    ("perf", "precision"),
+    [
+        ("h100_fp8", "bf16_with_fp8_current_scaling_mixed"),
+        ("b200_fp8", "bf16_with_mxfp8_mixed"),
+        ("gb200_nvfp4", "bf16_with_nvfp4_mixed"),
+    ],
+)
+def test_the_precision_of_each_generation(make_fast, perf, precision):
+    found = changed(make_fast(perf=perf), gpu=perf.partition("_")[0])
+    assert (found["mixed_precision"], found["env_vars.NVTE_NORM_FWD_USE_CUDNN"]) == (precision, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "graphs"),
+    [
+        ("h100", {}, (None, None)),
+        ("h100", {"hidden_size": 1024}, ("transformer_engine", None)),
+        ("b200", {}, ("full_iteration", None)),
+        ("b200", {"pipeline_model_parallel_size": 2}, (None, None)),
+        ("b200", {"num_moe_experts": 8}, ("transformer_engine", ["attn", "moe_router", "moe_preprocess"])),
+        ("h100", {"num_moe_experts": 8}, (None, None)),
+        ("h100", {"hybrid_layer_pattern": "M*"}, ("transformer_engine", ["mamba"])),
+        ("b200", {"hybrid_layer_pattern": "M*"}, ("transformer_engine", ["mamba", "attn"])),
+        ("b200", {"transformer_impl": "local"}, (None, None)),
+    ],
+)
+def test_graphs_by_generation_and_kind_of_model(make_fast, gpu, model, graphs):
+    found = changed(make_fast(perf=gpu, **model), gpu=gpu)
+    assert (found.get("model.cuda_graph_impl"), found.get("model.cuda_graph_modules")) == graphs
+    assert found.get("model.use_te_rng_tracker", False) is (graphs[0] is not None)
+    inspected = found.get("rerun_state_machine.check_for_nan_in_loss", True)
+    assert inspected is True  # this container has no such section
+
+
+def test_experts_use_grouped_products_and_exchange_their_tokens(make_fast):
+    found = changed(make_fast(perf="h100", num_moe_experts=8))
+    assert found["model.moe_grouped_gemm"]
+    assert found["model.moe_permute_fusion"]
+    assert found["model.moe_token_dispatcher_type"] == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("layers", "recompute"),
+    [(4, None), (400, "full")],  # the second does not fit with all activations
+)
+def test_recomputation_of_a_recipe_ends_if_the_plan_has_room(make_fast, layers, recompute):
+    config = make_fast(
+        perf="h100",
+        num_layers=layers,
+        recompute_granularity="full",
+        recompute_method="uniform",
+        recompute_num_layers=1,
+    )
+    recipe = ("granularity", "method", "num_layers")
+    provenance = Provenance({f"model.recompute_{name}": "recipe mine" for name in recipe})
+    changed(config, provenance=provenance, world_size=4)
+    assert config.model.recompute_granularity == recompute
+
+
+def test_nothing_is_set_without_a_gpu(make_fast):
+    config = make_fast(perf="h100")
+    assert apply_perf(config, facts=CPU) == []
+    assert config.model.gradient_accumulation_fusion is False
+
+
+@pytest.mark.parametrize(
+    ("perf", "facts", "ids"),
+    [
+        ("h10", H100, ["PF01"]),
+        ("h100_fp16", H100, ["PF01"]),
+        ("h100_nvfp4", H100, ["PF02"]),
+        ("b200", H100, ["PF03"]),
+        ("auto", CPU, ["PF04"]),
+        ("auto", {**H100, "gpu": "v100"}, ["PF03"]),
+        ("auto_fp8", H100, []),
+        (None, CPU, []),
+    ],
+)
+def test_rules(make_fast, perf, facts, ids):
+    result = preflight(make_fast(perf=perf, bf16=True), facts=facts)
+    assert [problem.id for problem in result.problems if problem.id.startswith("PF")] == ids
+
+
+def test_auto_is_the_gpu_of_the_machine():
+    assert read_name("auto_fp8") == PerfName("auto", "fp8")
+    assert gpu_of(PerfName("auto", ""), "NVIDIA H100 80GB HBM3") == "h100"
+    assert gpu_of(PerfName("auto", ""), None) is None
+
+
+def test_every_gpu_of_the_table_has_a_target(make_fast):
+    config = make_fast(perf=None)
+    for gpu in GPUS:
+        config.perf = gpu
+        assert perf_target(config, H100).gpu == gpu
+
+
+def test_every_setting_has_a_reason():
+    assert all(setting.why for setting in (*MODEL, *RUN, *VARIABLES))

@@ -7,6 +7,7 @@ import pytest
 
 from mb_config import Provenance, make_plan
 from mb_config.facts import TargetMachine
+from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.preflight import preflight
 from mb_config.program import examine
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
@@ -23,12 +24,38 @@ PUBLISHED = {
     "qwen3_8b": 8_190_735_360,
     "mixtral_8x7b": 46_702_792_704,
     "deepseek_v3": 671_026_419_200 - 58 * 256,
+    "llama31_405b": 405_853_388_800,
+    "llama32_1b": 1_235_814_400,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_350m": 354_823_168 + 47 * 1024,
+    "moe_1b": 1_334_628_352,
 }
 """Parameters of the published checkpoints. DeepSeek-V3 is counted without its MTP layer and without the biases of the
-routers, which are not trained by gradients and which Megatron Core does not count as parameters.
+routers, which are not trained by gradients and which Megatron Core does not count as parameters; gpt_350m with 47 rows
+of padding.
 """
 
 ONE_PROCESS = TargetMachine(world_size=1)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_fits_its_gpus(name):
+    processes = RECIPES[name].processes
+    target = TargetMachine(world_size=processes, gpu="h100", transformer_engine="2.20")
+    found = examine(program(), [name], target=target)
+    plan = make_plan(found.request.config.sections(), world_size=processes)
+    assert 0 < plan.peak.rank_bytes.total < 0.94 * GPU_MEMORY["h100"].size
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", ["hybrid_1b", "nemotron_h_8b"])
+def test_hybrids_pass_every_rule_at_their_world_size_and_twice_that(name, times):
+    target = TargetMachine(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
+    assert [str(problem) for problem in examine(program(), [name], target=target).result.problems] == []
 
 
 @pytest.mark.parametrize("times", [1, 2])

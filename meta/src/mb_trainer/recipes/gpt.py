@@ -18,7 +18,7 @@ from mb_trainer.config import (
     TrainingConfig,
     ValidationConfig,
 )
-from mb_trainer.recipes import deepseek, llama, mixtral, qwen
+from mb_trainer.recipes import deepseek, gpt_oss, llama, mixtral, one_gpu, qwen
 
 TINY: Mapping[str, Any] = {
     "position_embedding_type": "rope",
@@ -136,9 +136,11 @@ RECIPES = {
         summary="GPT that predicts two further tokens, Python sources; under a minute on two CPU cores",
         build=mtp_tiny,
     ),
+    **one_gpu.RECIPES,
     **llama.RECIPES,
     **qwen.RECIPES,
     **mixtral.RECIPES,
+    **gpt_oss.RECIPES,
     **deepseek.RECIPES,
 }
 """GPT recipes by name: small models and published ones."""

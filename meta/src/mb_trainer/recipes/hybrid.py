@@ -78,6 +78,74 @@ def hybrid_8b() -> ConfigContainer:
     )
 
 
+def hybrid_1b() -> ConfigContainer:
+    """Build a Mamba 2 hybrid of 885 million parameters for one GPU and multiples: layers in the order of Nemotron-H."""
+    model = MambaModelConfig(
+        num_layers=26,
+        hybrid_layer_pattern="M-M-M-M*-M-M-M-M*-M-M-M-M-",
+        hidden_size=2048,
+        ffn_hidden_size=8192,
+        num_attention_heads=16,
+        num_query_groups=8,
+        mamba_head_dim=64,
+        mamba_num_groups=8,
+        normalization="RMSNorm",
+        activation_func="squared_relu",
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        seq_length=4096,
+        vocab_size=50_304,
+        share_embeddings_and_output_weights=True,
+        bias_dropout_fusion=True,
+        cross_entropy_loss_fusion=True,
+    )
+    return pretraining(
+        model,
+        global_batch_size=128,
+        learning_rate=4e-4,
+        train_iters=300_000,
+        overlap=CommOverlapConfig(tp_comm_overlap=False),
+    )
+
+
+def nemotron_h_8b() -> ConfigContainer:
+    """Build a model in the shape of Nemotron-H 8B for multiples of 8 GPUs with 80 GB: TP 4.
+
+    24 Mamba layers, 4 attention layers without position embeddings, and 24 MLPs with a squared ReLU.
+    """
+    model = MambaModelConfig(
+        num_layers=52,
+        hybrid_layer_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        hidden_size=4096,
+        ffn_hidden_size=21504,
+        num_attention_heads=32,
+        num_query_groups=8,
+        kv_channels=128,
+        mamba_state_dim=128,
+        mamba_head_dim=64,
+        mamba_num_groups=8,
+        normalization="RMSNorm",
+        activation_func="squared_relu",
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        seq_length=8192,
+        vocab_size=131_072,
+        tensor_model_parallel_size=4,
+        sequence_parallel=True,
+        bias_dropout_fusion=True,
+        cross_entropy_loss_fusion=True,
+    )
+    return pretraining(
+        model,
+        global_batch_size=256,
+        learning_rate=3e-4,
+        train_iters=300_000,
+        overlap=CommOverlapConfig(tp_comm_overlap=False),
+    )
+
+
 RECIPES = {
     "hybrid_tiny": Recipe(
         summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; a minute on two cores",
@@ -86,6 +154,16 @@ RECIPES = {
     "hybrid_8b": Recipe(
         summary="Mamba 2 hybrid, 8.65 B parameters, 4,096 tokens; 8 GPUs and multiples: TP 4",
         build=hybrid_8b,
+        processes=8,
+    ),
+    "hybrid_1b": Recipe(
+        summary="Mamba 2 hybrid, 0.9 B parameters, 4,096 tokens; 1 GPU and multiples",
+        build=hybrid_1b,
+        processes=1,
+    ),
+    "nemotron_h_8b": Recipe(
+        summary="shape of Nemotron-H 8B, 8,192 tokens; 8 GPUs and multiples: TP 4",
+        build=nemotron_h_8b,
         processes=8,
     ),
 }

@@ -39,6 +39,7 @@ def test_json_has_every_figure():
         "checkpoint_bytes": 12 * found["parameters"]["total"],
         "gpu": None,
         "fits": None,
+        "predicted": None,
     }
     assert (
         sum(found["bytes_per_rank"][name] for name in ("weights", "gradients", "optimizer", "activations"))

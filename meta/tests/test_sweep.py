@@ -50,6 +50,8 @@ def test_a_point_has_the_figures_of_its_plan():
         "num_microbatches": 2,
         "bytes_per_rank": True,
         "bubble_fraction": 0.0,
+        "predicted": None,
+        "fits": None,
         "rejected_when_resolved": [],
     }
 

@@ -199,12 +199,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="With --gpu: print the parts of the predicted step as bars.")
+    ] = False,
     previous_chart: Annotated[
         Path | None, typer.Option("--picture", hidden=True, callback=read_chart)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a run will need: parameters, memory on each GPU, FLOPs, checkpoint size, pipeline waiting.
+    """Print what a run will need: parameters, memory on each GPU, FLOPs, checkpoint size; with --gpu its time.
 
     Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
     processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
@@ -217,6 +220,7 @@ def plan(
             _given(request),
             target=_target(machine, world_size=processes.world_size or processes.nproc),
             chart=chart or previous_chart,
+            explained=explained,
             as_json=as_json,
         ),
     )
@@ -234,6 +238,15 @@ def sweep(
     world_size: WorldSizes = "1",
     limit: Limit = None,
     top: Top = None,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg",
+            help="With --gpu: write a chart of memory and predicted time; folders are created.",
+            callback=read_chart,
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every combination of several values at once, and plan those that pass.
@@ -242,9 +255,13 @@ def sweep(
     a YAML file, if the field takes no list: key=[1,2,4]. If it takes one, the list is its value, and several
     lists are key=[1,2],[3].
 
+    With --gpu the step of each point is predicted, and the fastest that fit the memory are shown first.
+
     For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
     passes.
     """
+    if chart is not None and machine.gpu is None:
+        raise typer.BadParameter("a chart has predicted times: give --gpu", param_hint="--chart")
     if limit is None:
         limit = _SHOWN_POINTS if top is None else 0
     targets = [_target(machine, world_size=int(number)) for number in world_size.split(",")]
@@ -252,7 +269,13 @@ def sweep(
         context,
         "cli_sweep",
         lambda module, program: module.sweep(
-            program, _given(request), targets=targets, limit=limit or None, top=top, as_json=as_json
+            program,
+            _given(request),
+            targets=targets,
+            limit=limit or None,
+            top=top,
+            chart=chart,
+            as_json=as_json,
         ),
     )
 

@@ -159,7 +159,7 @@ Limit = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="Passing points to resolve, plan and show; 0: all. Default 20; all with --top.",
+        help="Passing points to show; 0: all. Default 20; all with --top. Without --gpu no more are planned.",
         show_default=False,
     ),
 ]
@@ -168,7 +168,7 @@ Top = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Show the N best points that pass: least pipeline waiting, then least memory per rank.",
+        help="Show the N best points that pass: fastest that fit with --gpu, else least pipeline waiting, then memory.",
         show_default=False,
     ),
 ]

@@ -17,6 +17,7 @@ from mb_config._rules import Problem
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import counted
+from mb_config.cli_prediction import print_prediction
 from mb_config.facts import TargetMachine
 from mb_config.module_layouts import has_parallelism_per_module, module_layouts
 from mb_config.plan.errors import PlanError
@@ -24,6 +25,7 @@ from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.memory_chart import render_memory_chart
 from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.plan.resource_plan import StagePlan
+from mb_config.predict.prediction import Prediction, predict
 from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, check_request, machine_of_perf
@@ -33,7 +35,13 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "total")
 
 
 def plan(
-    program: ConfigProgram, given: CommandInput, *, target: TargetMachine, chart: Path | None, as_json: bool
+    program: ConfigProgram,
+    given: CommandInput,
+    *,
+    target: TargetMachine,
+    chart: Path | None,
+    explained: bool = False,
+    as_json: bool,
 ) -> int:
     """Print the resources that a run needs. Return 1 if rules reject it, or if it does not fit the GPU.
 
@@ -42,6 +50,7 @@ def plan(
         given: Recipe or file, and overrides.
         target: Machines; without a number of processes, the smallest one that holds the model.
         chart: SVG file for a memory chart.
+        explained: Print the parts of the predicted step.
         as_json: Print one JSON object.
 
     Raises:
@@ -64,14 +73,25 @@ def plan(
     if chart is not None:
         _write_chart(chart, estimate, title=f"{request.name}: memory per GPU", gpu=target.gpu)
     fits = _fits(estimate.plan.peak, target.gpu)
+    speed, unpredicted = _predicted(program, config, estimate, gpu=target.gpu)
     if as_json:
-        print(json.dumps({**estimate.to_dict(), "gpu": target.gpu, "fits": fits}, indent=2))
+        predicted = None if speed is None else speed.to_dict()
+        print(
+            json.dumps(
+                {**estimate.to_dict(), "gpu": target.gpu, "fits": fits, "predicted": predicted}, indent=2
+            )
+        )
     else:
         _print_estimate(estimate, config, name=request.name, gpu=target.gpu)
+        if speed is not None:
+            print_prediction(speed, precision_gpu=target.gpu or "", explained=explained)
     for line in _remarks(
         program, estimate, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
         print(line, file=sys.stderr)
+    for note in (unpredicted,) if speed is None else speed.notes:
+        if note:
+            print(f"note: {note}", file=sys.stderr)
     return REJECTED if result.errors or fits is False else DONE
 
 
@@ -97,6 +117,18 @@ def _estimate(
         if unread:  # without the tokenizer the size of the embedding is unknown
             raise ConfigError(unread) from None
         raise
+
+
+def _predicted(
+    program: ConfigProgram, config: Any, estimate: RunEstimate, *, gpu: str | None
+) -> tuple[Prediction | None, str]:
+    """Return the predicted step, or the reason why there is none; without a GPU there is neither."""
+    if gpu is None:
+        return None, ""
+    try:
+        return predict(config, estimate, gpu=gpu, vocab_size=program.embedding_rows(config)), ""
+    except PlanError as error:
+        return None, f"the time of a step is not predicted: {error}"
 
 
 def _write_chart(path: Path, estimate: RunEstimate, *, title: str, gpu: str | None) -> None:

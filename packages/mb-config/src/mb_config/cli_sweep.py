@@ -13,15 +13,22 @@ from tempfile import TemporaryDirectory
 from mb_config.base_recipe import BASE, base_of, without_base
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
-from mb_config.cli_sweep_report import SweepReport, SweptPoint, print_report, values_as_written
+from mb_config.cli_sweep_report import (
+    SweepReport,
+    SweptPoint,
+    print_report,
+    values_as_written,
+    write_sweep_chart,
+)
 from mb_config.facts import TargetMachine
 from mb_config.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.overrides import apply_overrides
 from mb_config.plan.errors import PlanError
-from mb_config.plan.resource_plan import make_plan
+from mb_config.predict.prediction import predict
 from mb_config.preflight import effective_dist
 from mb_config.program import ConfigProgram, check_request
 from mb_config.request import ConfigRequest, RequestReader
+from mb_config.run_estimate import estimate_run
 from mb_config.sweep import Axis, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_config.yaml_file import dump_yaml, read_yaml
@@ -39,6 +46,7 @@ def sweep(
     targets: Sequence[TargetMachine],
     limit: int | None,
     top: int | None = None,
+    chart: Path | None = None,
     as_json: bool,
 ) -> int:
     """Print the variations that pass, and the rules that reject the others. Return 1 if none passes.
@@ -48,8 +56,10 @@ def sweep(
         given: Recipe or file, and overrides. A field with several values is swept over; so is a list in a file for a
             field that takes none.
         targets: Machines to sweep over, which differ in their number of processes.
-        limit: Maximum number of passing variations that are resolved, planned and shown; None: all.
-        top: Number of the best points to show (`best_points`); None: all that are resolved.
+        limit: Maximum number of passing variations to show; None: all. Without a GPU no more are resolved and planned.
+            With one, all are, and the best are shown first (`best_points`).
+        top: Number of the best points to show (`best_points`), of those that are resolved; None: as `limit` states.
+        chart: SVG file for a chart of memory and predicted time; needs a GPU.
         as_json: Print one JSON object.
     """
     swept = read_swept(program.reader, given)
@@ -69,13 +79,15 @@ def sweep(
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
     result = run_sweep(sections, axes, rules_per_point(program.rules, config.model), facts=facts)
-    points = _resolve_points(program, swept, result, targets=targets, limit=limit)
-    found = SweepReport(
-        result=result,
-        variations=variations,
-        points=points,
-        shown=points if top is None else best_points(points, top),
-    )
+    # The best points are known only after all have been planned. Without a GPU they are shown in the order of the axes.
+    sort = targets[0].gpu is not None and top is None
+    points = _resolve_points(program, swept, result, targets=targets, limit=None if sort else limit)
+    shown: Sequence[SweptPoint] = points
+    if sort or top is not None:
+        shown = best_points(points, limit if top is None else top)
+    found = SweepReport(result=result, variations=variations, points=points, shown=shown)
+    if chart is not None:
+        write_sweep_chart(chart, points, title=f"{request.name}: memory and predicted step")
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -100,13 +112,23 @@ def _resolve_points(
     return points
 
 
-def best_points(points: Sequence[SweptPoint], number: int) -> list[SweptPoint]:
-    """Return the points of runs that start, the least pipeline waiting first, then the least memory per rank."""
+def best_points(points: Sequence[SweptPoint], number: int | None) -> list[SweptPoint]:
+    """Return the points of runs that start, the best first, at most `number`.
+
+    A point that fits the memory precedes one that does not, then comes the higher predicted throughput. Points without
+    a prediction follow: the least pipeline waiting first, then the least memory per rank.
+    """
     unknown = float("inf")
 
-    def rank(point: SweptPoint) -> tuple[float, float]:
+    def rank(point: SweptPoint) -> tuple[bool, float, float, float]:
         waiting, size = (point.statistics[name] for name in ("bubble_fraction", "bytes_per_rank"))
-        return (unknown if waiting is None else waiting, unknown if size is None else size)
+        speed = 0.0 if point.prediction is None else point.prediction.tokens_per_second_per_gpu
+        return (
+            point.fits is False,
+            -speed,
+            unknown if waiting is None else waiting,
+            unknown if size is None else size,
+        )
 
     return sorted((point for point in points if not point.rejected), key=rank)[:number]
 
@@ -199,19 +221,23 @@ def _estimate_point(
     )
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     found = check_request(program, request, facts=program.gather_facts(target, config.env_vars))
-    resources, unplanned = None, "" if found.errors else found.unresolved
+    estimate, unplanned = None, "" if found.errors else found.unresolved
+    prediction = None
     if found.resolved:
+        rows = program.embedding_rows(config)
         try:
-            resources = make_plan(
-                config.sections(),
-                world_size=target.world_size or 1,
-                vocab_size=program.embedding_rows(config),
+            estimate = estimate_run(
+                config, world_size=target.world_size or 1, vocab_size=rows, count_flops=program.count_flops
             )
+            if target.gpu is not None and not found.errors:
+                prediction = predict(config, estimate, gpu=target.gpu, vocab_size=rows)
         except PlanError as error:
             unplanned = "" if found.errors else str(error)
     return SweptPoint(
         values=values_as_written(result, swept.variations, index),
-        plan=resources,
+        plan=None if estimate is None else estimate.plan,
         unplanned=unplanned,
+        prediction=prediction,
+        gpu=target.gpu,
         problems=found.errors,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -13,8 +14,12 @@ from rich.table import Table
 
 from mb_config._rules import Problem
 from mb_config.cli_plan import GIB, MIB
+from mb_config.cli_prediction import duration
 from mb_config.module_layouts import WORLD_SIZE
+from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.resource_plan import ResourcePlan
+from mb_config.plan.sweep_chart import ChartPoint, render_sweep_chart
+from mb_config.predict.prediction import Prediction
 from mb_config.sweep import SweepResult
 from mb_config.variations import Variation
 
@@ -40,6 +45,10 @@ class SweptPoint:
     """Resource plan; None: the variation cannot be planned."""
     unplanned: str
     """Reason why it cannot be planned; empty if it is planned, or rejected."""
+    prediction: Prediction | None = None
+    """Predicted step on the GPU of the sweep; None: without a GPU, or the time is not modelled."""
+    gpu: str | None = None
+    """GPU of the sweep."""
     problems: Sequence[Problem] = ()
     """Errors of the resolved configuration, including settings that resolving rejects."""
 
@@ -48,8 +57,16 @@ class SweptPoint:
         return {
             "values": dict(self.values),
             **self.statistics,
+            "predicted": None if self.prediction is None else self.prediction.to_dict(),
+            "fits": self.fits,
             "rejected_when_resolved": self.rejected,
         }
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank fits the GPU; None if one of the two is not known."""
+        memory, need = GPU_MEMORY.get(self.gpu or ""), self.statistics["bytes_per_rank"]
+        return None if memory is None or need is None else need <= memory.size
 
     @property
     def rejected(self) -> list[str]:
@@ -120,6 +137,32 @@ class SweepReport:
         }
 
 
+def write_sweep_chart(path: Path, points: Sequence[SweptPoint], *, title: str) -> None:
+    """Write the chart of the points with a predicted step to an SVG file, and print its path on stderr."""
+    shown = [
+        ChartPoint(label=_label(point), seconds=point.prediction.step_seconds, size=size)
+        for point in points
+        if point.prediction is not None and (size := point.statistics["bytes_per_rank"]) is not None
+    ]
+    if not shown:
+        print(
+            f"no chart written to {path}: no point has a predicted step and counted memory", file=sys.stderr
+        )
+        return
+    gpu = points[0].gpu or ""
+    memory = GPU_MEMORY.get(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    svg = render_sweep_chart(
+        shown, title=title, limit_bytes=None if memory is None else memory.size, limit=gpu
+    )
+    path.write_text(svg, encoding="utf-8")
+    print(f"chart written to {path}", file=sys.stderr)
+
+
+def _label(point: SweptPoint) -> str:
+    return " ".join(f"{_short(path)} {_text(value)}" for path, value in point.values.items())
+
+
 def print_report(report: SweepReport) -> None:
     """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -139,7 +182,9 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in result.axes:
         table.add_column(_short(axis.path), justify="right")
-    for column in ("dp", "microbatches", f"{unit.name} per rank", "waiting", ""):
+    timed = any(point.prediction is not None for point in points)
+    speeds = ("step", "tokens/s/GPU", "MFU") if timed else ()
+    for column in ("dp", "microbatches", f"{unit.name} per rank", "waiting", *speeds, ""):
         table.add_column(column, justify="right")
     for point in points:
         replicas, microbatches, size, waiting = point.statistics.values()
@@ -149,9 +194,28 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
             _text(microbatches, "?"),
             unit(size),
             "?" if waiting is None else f"{waiting:.1%}",
-            f"rejected as resolved: {' '.join(point.rejected)}" if point.rejected else "",
+            *(_speed_columns(point.prediction) if timed else ()),
+            _verdict(point),
         )
     return table
+
+
+def _speed_columns(prediction: Prediction | None) -> tuple[str, str, str]:
+    if prediction is None:
+        return ("?", "?", "?")
+    mfu = "?" if prediction.mfu is None else f"{prediction.mfu:.1%}"
+    return (
+        duration(prediction.step_seconds),
+        f"{prediction.tokens_per_second_per_gpu:,.0f}",
+        mfu,
+    )
+
+
+def _verdict(point: SweptPoint) -> str:
+    """Return why a point cannot run; empty if it can."""
+    if point.rejected:
+        return f"rejected as resolved: {' '.join(point.rejected)}"
+    return f"does not fit {point.gpu}" if point.fits is False else ""
 
 
 def _rejected_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
@@ -181,6 +245,9 @@ def _counts(report: SweepReport) -> Iterator[str]:
     if points:
         more = f", {later:,} of these rejected as resolved" if later else ""
         yield f"{_points(len(points))} resolved, {len(report.shown):,} shown{more}"
+    too_large = sum(point.fits is False and not point.rejected for point in points)
+    if too_large:
+        yield f"{_points(too_large)} too large for the memory of {points[0].gpu}"
     for reason in dict.fromkeys(point.unplanned for point in points if point.unplanned):
         yield f"not planned: {reason}"
     if len(points) < len(result.passing):

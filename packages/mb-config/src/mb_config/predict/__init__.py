@@ -1,0 +1,1 @@
+"""Predicted time of a step, from sizes, layout and GPU; fitted to published runs."""

@@ -35,6 +35,7 @@ def test_json_has_every_figure():
         "flops_per_step": found["flops_per_token"]["total"] * 8 * 256,
         "num_microbatches": 4,
         "data_parallel_size": 2,
+        "overhead_bytes": ["cuda", "nccl", "fragmentation"],
         "bubble_fraction": 0.0,
         "checkpoint_bytes": 12 * found["parameters"]["total"],
         "gpu": None,
@@ -86,8 +87,9 @@ def test_the_fullest_stage_is_marked_and_compared_with_the_gpu():
     words = ("plan", "model.pipeline_model_parallel_size=2", "--world-size", "2", "--gpu", "h100")
     lines = mb(*words).stdout.splitlines()
     assert sum(line.split()[:1] == ["fullest"] for line in lines) == 1
-    assert lines[-1].startswith("memory           fits: 0.")
-    assert lines[-1].endswith("of the 79.10 GiB of h100 (0%)")
+    assert lines[-1].startswith(
+        "memory           fits: 1.03 of the 79.10 GiB of h100 (1%), of which an estimated 0.62 for"
+    )
 
 
 def test_a_model_that_does_not_fit_is_reported():
@@ -153,7 +155,7 @@ def test_numbers_of_operations_have_prefixes(number, text):
     assert format_flops(number) == text
 
 
-def test_check_warns_of_a_run_that_does_not_fit():
+def test_check_rejects_a_run_whose_state_does_not_fit():
     words = (
         "check",
         "model.hidden_size=65536",
@@ -163,7 +165,25 @@ def test_check_warns_of_a_run_that_does_not_fit():
         "--gpu",
         "h100",
     )
-    warned = [line for line in mb(*words).stderr.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 1
-    assert warned[0].endswith("GiB, and h100 has 79.1: see mb plan")
-    assert "the fullest rank" not in mb("check", "--world-size", "1", "--gpu", "h100").stderr
+    found = mb(*words)
+    assert found.exit_code == 1
+    assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("  error ")] == ["PL01"]
+    assert "PL0" not in mb("check", "--world-size", "1", "--gpu", "h100").stdout
+
+
+def test_check_warns_if_the_size_of_the_vocabulary_comes_from_the_tokenizer():
+    words = (
+        "check",
+        "llama31_8b",
+        "model.vocab_size=null",
+        "--world-size",
+        "8",
+        "--gpu",
+        "h100",
+        "--te",
+        "2.20",
+    )
+    warned = mb(*words, "train.micro_batch_size=4").stderr.splitlines()
+    assert [line.partition(" needs")[0] for line in warned if line.startswith("warning")] == [
+        "warning: the fullest rank"
+    ]

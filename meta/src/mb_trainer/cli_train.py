@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from mb_checkpoint.cli import Trust
-from mb_config.cli_options import common_options
+from mb_config.cli_options import AllowOom, common_options
 from mb_trainer.cli_options import (
     ConfigFiles,
     Json,
@@ -31,6 +31,7 @@ class RunArguments:
     out: Out = None
     nproc: Processes = None
     resume_with_changes: ResumeWithChanges = False
+    allow_oom: AllowOom = False
     trust: Trust = None
     no_numa_binding: NoNumaBinding = False
 

@@ -177,6 +177,7 @@ def test_all_fields_of_a_small_plan():
             "activations": 36_540_776_448,
             "total": 51_864_846_336,
         },
+        "overhead_bytes": {"cuda": 640 * 2**20, "nccl": 2 * 256 * 2**20, "fragmentation": 1_827_038_822},
         "num_microbatches": 8,
         "data_parallel_size": 16,
         "bubble_fraction": 3 / 11,

@@ -18,9 +18,9 @@ from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_config.non_defaults import non_default_values
 from mb_config.plan.errors import PlanError
 from mb_config.plan.gpu_memory import GPU_MEMORY
+from mb_config.plan.resource_plan import make_plan
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, Examination, examine
-from mb_config.run_estimate import estimate_run
 
 
 class UnknownSectionError(ConfigReadError, LookupError):
@@ -178,19 +178,16 @@ def notes(program: ConfigProgram, found: Examination, *, unread: int) -> Iterato
 
 
 def _memory_notes(program: ConfigProgram, found: Examination) -> Iterator[str]:
-    """Yield that the run does not fit the GPUs, if the plan counts its memory and the size of the GPU is known."""
+    """Yield that the run does not fit the GPUs, if that depends on a vocabulary that only its tokenizer knows."""
     target, config = found.target, found.request.config
-    memory = GPU_MEMORY.get(target.gpu or "")
-    if memory is None or target.world_size is None or not found.result.resolved:
+    memory, rows = GPU_MEMORY.get(target.gpu or ""), program.embedding_rows(config)
+    known = any(problem.id.startswith("PL") for problem in found.result.problems)
+    if memory is None or target.world_size is None or not found.result.resolved or known or rows is None:
         return
     try:
-        rows = program.embedding_rows(config)
-        estimate = estimate_run(
-            config, world_size=target.world_size, vocab_size=rows, count_flops=program.count_flops
-        )
+        need = make_plan(config.sections(), world_size=target.world_size, vocab_size=rows).needed_bytes
     except PlanError:  # `plan` reports the reason
         return
-    need = estimate.plan.peak.rank_bytes.total
     if need is not None and need > memory.size:
         yield (
             f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {memory.size / 2**30:.1f}: "

@@ -4,6 +4,7 @@ Options that several commands have in common are fields of a record; `common_opt
 """
 
 import inspect
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from mb_config._gpu_names import UnknownGpuError
+from mb_config.facts import ALLOW_OOM
 from mb_config.paths import expand_home, is_url
 from mb_config.rules.hardware import gpu_short_name
 
@@ -30,6 +32,13 @@ def read_version(text: str | None) -> str | None:
     if text is not None and re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
         raise typer.BadParameter(f"{text!r} is no version, such as 2.20")
     return text
+
+
+def set_allow_oom(given: bool) -> bool:
+    """Set the variable that the facts of this process, and of those that it starts, contain."""
+    if given:
+        os.environ[ALLOW_OOM] = "1"
+    return given
 
 
 def read_gpu(text: str | None) -> str | None:
@@ -142,6 +151,14 @@ Apex = Annotated[
     typer.Option(
         "--apex",
         help="With --gpu: Apex with its CUDA extensions is installed too; settings that need them are kept.",
+    ),
+]
+AllowOom = Annotated[
+    bool,
+    typer.Option(
+        "--allow-oom",
+        callback=set_allow_oom,
+        help="Start although weights, gradients and optimizer do not fit the GPU by the plan.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -24,7 +24,7 @@ from mb_config.plan.errors import PlanError
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.memory_chart import render_memory_chart
 from mb_config.plan.model_shape import read_field, smallest_world
-from mb_config.plan.resource_plan import StagePlan
+from mb_config.plan.resource_plan import ResourcePlan, StagePlan
 from mb_config.predict.prediction import Prediction, predict
 from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
@@ -72,7 +72,7 @@ def plan(
     estimate = _estimate(program, config, result.errors, world_size=size)
     if chart is not None:
         _write_chart(chart, estimate, title=f"{request.name}: memory per GPU", gpu=target.gpu)
-    fits = _fits(estimate.plan.peak, target.gpu)
+    fits = fits_gpu(estimate.plan, target.gpu)
     speed, unpredicted = _predicted(program, config, estimate, gpu=target.gpu)
     if as_json:
         predicted = None if speed is None else speed.to_dict()
@@ -237,22 +237,25 @@ def _statistics(estimate: RunEstimate, *, gpu: str | None) -> Iterator[tuple[str
     if plan.host_bytes:
         yield "on the host", f"{GIB(plan.host_bytes)} GiB of optimizer state for each rank"
     if gpu is not None and gpu in GPU_MEMORY:
-        yield "memory", _fit(plan.peak, gpu)
+        yield "memory", _fit(plan, gpu)
 
 
-def _fit(stage: StagePlan, gpu: str) -> str:
-    """Return text that states whether the stage with the highest memory use fits the GPU."""
+def _fit(plan: ResourcePlan, gpu: str) -> str:
+    """Return text that states whether the stage with the highest memory use fits the GPU, with the overhead."""
     limit = GPU_MEMORY[gpu].size
-    need = stage.rank_bytes.total
+    need, more = plan.needed_bytes, plan.overhead
     if need is None:
         return f"not counted in full; {gpu} has {GIB(limit)} GiB"
-    verdict = "fits" if _fits(stage, gpu) else "does not fit"
-    return f"{verdict}: {GIB(need)} of the {GIB(limit)} GiB of {gpu} ({need / limit:.0%})"
+    verdict = "fits" if need <= limit else "does not fit"
+    return (
+        f"{verdict}: {GIB(need)} of the {GIB(limit)} GiB of {gpu} ({need / limit:.0%}), of which an estimated "
+        f"{GIB(more.cuda)} for CUDA, {GIB(more.nccl)} for NCCL and {GIB(more.fragmentation)} for fragmentation"
+    )
 
 
-def _fits(stage: StagePlan, gpu: str | None) -> bool | None:
+def fits_gpu(plan: ResourcePlan, gpu: str | None) -> bool | None:
     """Return whether the stage with the highest memory use fits the GPU; None if one of the two is not known."""
-    memory, need = GPU_MEMORY.get(gpu or ""), stage.rank_bytes.total
+    memory, need = GPU_MEMORY.get(gpu or ""), plan.needed_bytes
     return None if memory is None or need is None else need <= memory.size
 
 
@@ -283,5 +286,3 @@ def _remarks(
         yield f"note: {note}"
     if gpu is not None and gpu not in GPU_MEMORY:
         yield f"note: the memory of {gpu} is not known; known are {', '.join(GPU_MEMORY)}"
-    if gpu in GPU_MEMORY:
-        yield "note: CUDA, NCCL and fragmentation take some more memory than is counted"

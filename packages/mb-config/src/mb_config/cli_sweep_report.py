@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mb_config._rules import Problem
-from mb_config.cli_plan import GIB, MIB
+from mb_config.cli_plan import GIB, MIB, fits_gpu
 from mb_config.cli_prediction import duration
 from mb_config.module_layouts import WORLD_SIZE
 from mb_config.plan.gpu_memory import GPU_MEMORY
@@ -65,8 +65,7 @@ class SweptPoint:
     @property
     def fits(self) -> bool | None:
         """Whether the fullest rank fits the GPU; None if one of the two is not known."""
-        memory, need = GPU_MEMORY.get(self.gpu or ""), self.statistics["bytes_per_rank"]
-        return None if memory is None or need is None else need <= memory.size
+        return None if self.plan is None else fits_gpu(self.plan, self.gpu)
 
     @property
     def rejected(self) -> list[str]:

@@ -26,6 +26,9 @@ OPTIONAL_PACKAGES = (
 )
 """Modules whose presence rules read as `facts.<name>_installed`."""
 
+ALLOW_OOM = "MB_ALLOW_OOM"
+"""Environment variable with which a run starts although the plan states that it does not fit the GPU, if it is 1."""
+
 VisibleGpus = Callable[[Mapping[str, str]], Sequence[str | None]]
 """Function of the environment variables that returns the names of the visible GPUs; None for an unknown name."""
 
@@ -133,6 +136,7 @@ def machine_facts(
         "gpus_per_node": nvlink_gpus(gpu) if gpu is not None else len(visible) or None,
         "local_world_size": target.local_world_size,
         "cpu": on_cpu,
+        "allow_oom": variables.get(ALLOW_OOM) == "1",
         **{f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES},
     }
 

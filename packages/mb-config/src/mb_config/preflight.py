@@ -20,12 +20,14 @@ from mb_config.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.module_layouts import has_parallelism_per_module, one_replica
 from mb_config.plan.errors import PlanError
 from mb_config.plan.model_shape import smallest_world
+from mb_config.plan.resource_plan import make_plan
 from mb_config.precision_recipes import UnknownPrecisionError
 from mb_config.problem_merging import drop_implied, merge_problems
 from mb_config.problems import ConfigError, RuleLike, check
 from mb_config.provenance import Provenance
 from mb_config.resolve import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
 from mb_config.rules import RULES
+from mb_config.rules.memory import ALLOWED, NEED, STATE
 from mb_config.section_types import check_config
 from mb_config.sections.startup import DistributedInitConfig
 
@@ -251,13 +253,33 @@ def preflight(
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)
     later = checks.find_problems(
-        config, facts={**facts, "resolved": True}, provenance=known, sections=sections
+        config,
+        facts={**facts, **memory_facts(config, facts), "resolved": True},
+        provenance=known,
+        sections=sections,
     )
     return PreflightResult(
         problems=merge_problems(written, _only_resolved(later, changes)),
         changes=[*fast, *changes],
         fallbacks=fallbacks,
     )
+
+
+def memory_facts(config: Any, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return the facts about the memory of a resolved run on a GPU; empty if it is not known, or not planned."""
+    world_size = facts.get("world_size")
+    if facts.get("cpu") or facts.get("gpu") is None or not isinstance(world_size, int):
+        return {}
+    try:
+        plan = make_plan(config.sections(), world_size=world_size)
+    except PlanError:  # `plan` reports the reason
+        return {}
+    memory = plan.peak.rank_bytes
+    return {
+        STATE: memory.weights + memory.gradients + (memory.optimizer or 0),
+        NEED: plan.needed_bytes,
+        ALLOWED: facts.get(ALLOWED, False),
+    }
 
 
 def violations(error: ValueError, provenance: Provenance) -> list[Problem]:
@@ -305,8 +327,8 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
 
 
 def _only_resolved(problems: Iterable[Problem], changes: Iterable[Change]) -> list[Problem]:
-    """Return errors, and warnings that a configuration as written cannot have, since they read a computed length."""
-    computed = {change.field for change in changes} & {"train.train_iters"}
+    """Return errors, and warnings that a configuration as written cannot have: on a computed length, and on memory."""
+    computed = {change.field for change in changes} & {"train.train_iters"} | {f"facts.{NEED}"}
     return [each for each in problems if each.severity == "error" or computed.intersection(each.fields)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from mb_config.plan.activations import Microbatch, chunk_bytes, read_activation_settings
 from mb_config.plan.model_chunks import ModelChunk, split_into_chunks
 from mb_config.plan.model_shape import ModelShape, read_field, read_shape, smallest_world
+from mb_config.plan.overhead import Overhead, estimate_overhead
 from mb_config.plan.parameter_counts import ParameterCount, active, add_parts, chunk_parts, total
 from mb_config.plan.parameter_storage import ParameterStorage, parameter_storage, sharded_bytes
 from mb_config.plan.pipeline_schedule import PipelineSchedule, batch_sizes, count_microbatches
@@ -74,6 +75,8 @@ class ResourcePlan:
     """Bytes of one checkpoint on disk; None: not counted."""
     host_bytes: int
     """Bytes of the optimizer state of one rank on the host."""
+    overhead: Overhead
+    """Estimated memory of the fullest rank that is not that of tensors."""
     notes: tuple[str, ...]
     """Omissions and assumptions."""
 
@@ -86,6 +89,12 @@ class ResourcePlan:
     def peak(self) -> StagePlan:
         """Stage with the highest memory per rank."""
         return self.stages[self.peak_stage]
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Memory of the fullest rank, with overhead; None if a part is not counted."""
+        total = self.peak.rank_bytes.total
+        return None if total is None else total + self.overhead.total
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON. Bytes are those of the peak stage."""
@@ -104,6 +113,11 @@ class ResourcePlan:
                 "optimizer": memory.optimizer,
                 "activations": memory.activations,
                 "total": memory.total,
+            },
+            "overhead_bytes": {
+                "cuda": self.overhead.cuda,
+                "nccl": self.overhead.nccl,
+                "fragmentation": self.overhead.fragmentation,
             },
             "num_microbatches": self.num_microbatches,
             "data_parallel_size": self.data_parallel_size,
@@ -150,12 +164,15 @@ def make_plan(
     parts = {name: count.all_ranks for name, count in once.items()}
     pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
     length = _seq_length(sections)
+    stages = _stages(layers, counts, held, store, over)
+    kept = [stage.rank_bytes.activations or 0 for stage in stages]
     return ResourcePlan(
         parameters=sum(parts.values()),
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
-        stages=_stages(layers, counts, held, store, over),
+        stages=stages,
+        overhead=estimate_overhead(sections, data_parallel=data_parallel, activations=max(kept)),
         world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,

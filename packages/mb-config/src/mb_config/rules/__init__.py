@@ -16,6 +16,7 @@ from mb_config.rules import (
     hardware,
     interleaving,
     local_paths,
+    memory,
     model_numbers,
     optimizer,
     parallelism,
@@ -33,6 +34,7 @@ __all__ = ["RULES", "Rule"]
 RULES: tuple[Rule, ...] = (
     *environment.RULES,
     *hardware.RULES,
+    *memory.RULES,
     *perf.RULES,
     *training.RULES,
     *batch_sizes.RULES,

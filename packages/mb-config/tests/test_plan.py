@@ -108,7 +108,8 @@ ENCODER = 3 * 4 * 4 + 4 + 4 * 4 + 4 * 4 * 5 + 16 * 9 + 4 + 2 * 8 + 8
 def test_encoder_and_language_model(layout, fewest, stages):
     plan = run({**VISION_LANGUAGE, **layout}, global_batch_size=4)
     assert (plan.world_size, len(plan.stages), plan.num_microbatches) == (fewest, stages, 4)
-    assert (plan.bubble_fraction, plan.peak.rank_bytes.activations) == (0.0 if stages == 1 else None, None)
+    assert plan.bubble_fraction == (0.0 if stages == 1 else None)
+    assert plan.peak.rank_bytes.activations > 0
     assert (plan.parts["encoder"], plan.parts["projection"]) == (ENCODER, 8 * 5 + 8 * 9)
 
 
@@ -150,8 +151,9 @@ def test_an_encoder_and_its_decoder():
         "output": 32128,
     }
     [stage] = plan.stages
-    assert (stage.layers, stage.rank_bytes.activations) == (24, None)
-    assert any("cross-attention are not counted" in note for note in plan.notes)
+    assert stage.layers == 24
+    assert stage.rank_bytes.activations > 0
+    assert "tokens are those of the encoder" in plan.notes
 
 
 def test_an_encoder_with_its_own_number_of_layers_and_positions_for_the_longer_sequence():
@@ -347,7 +349,7 @@ def test_a_hybrid_is_counted_layer_by_layer():
     assert plan.parameters == sum(plan.parts.values()) == sum(stage.parameters for stage in plan.stages)
     assert {"mamba", "mlp", "attention"} < {*plan.parts}
     assert plan.stages[0].rank_bytes.activations is None
-    assert "activations of a hybrid model are not counted" in plan.notes
+    assert "activations of Mamba and gated-delta layers are those that fused kernels save" in plan.notes
 
 
 def test_multi_token_predictions_that_share_their_layers_count_once():

@@ -10,7 +10,7 @@ counted tensor by tensor. Norms are assumed to be fused kernels; torch's norms s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mb_config.megatron_defaults import plain_value
@@ -158,14 +158,30 @@ def kept_bytes(parts: Mapping[str, float], settings: ActivationSettings) -> floa
 
 
 def chunk_bytes(
-    chunk: ModelChunk, shape: ModelShape, settings: ActivationSettings, batch: Microbatch
+    chunk: ModelChunk,
+    shape: ModelShape,
+    settings: ActivationSettings,
+    batch: Microbatch,
+    *,
+    saved: Sequence[float] | None = None,
+    ahead: Sequence[float] | None = None,
 ) -> tuple[float, float]:
-    """Return the bytes that a chunk saves for a microbatch, and the peak of recomputation, which occurs once."""
-    layers = [layer_bytes(shape, settings, batch, experts=kind) for kind in (False, True)]
-    kinds = [shape.has_experts(layer) for layer in chunk.layers]
+    """Return the bytes that a chunk saves for a microbatch, and the peak of recomputation, which occurs once.
+
+    Args:
+        chunk: Contents.
+        shape: Sizes of the model.
+        settings: Recomputation and kernels.
+        batch: Tokens of the microbatch.
+        saved: Bytes that each layer saves; None: those of a GPT.
+        ahead: Bytes that each layer of a depth of multi-token prediction saves; None: those of the last layer.
+    """
     ends = _ends(chunk, shape, settings, batch)
-    last = kept_bytes(layers[shape.has_experts(shape.num_layers - 1)], settings) if chunk.mtp else 0.0
-    saved = [kept_bytes(layers[kind], settings) for kind in kinds]
+    if saved is None:
+        layers = [layer_bytes(shape, settings, batch, experts=kind) for kind in (False, True)]
+        saved = [kept_bytes(layers[shape.has_experts(layer)], settings) for layer in chunk.layers]
+        ahead = [kept_bytes(layers[shape.has_experts(shape.num_layers - 1)], settings)]
+    last = sum(ahead or ()) if chunk.mtp else 0.0
     if settings.recompute != "full":
         return sum(saved) + ends + last * chunk.mtp, 0.0
     start = float(shape.hidden * batch.tokens * settings.number_bytes)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mb_config.plan.activations import Microbatch, chunk_bytes, read_activation_settings
 from mb_config.plan.model_chunks import ModelChunk, split_into_chunks
 from mb_config.plan.model_shape import ModelShape, read_field, read_shape, smallest_world
 from mb_config.plan.overhead import Overhead, estimate_overhead
@@ -14,6 +13,7 @@ from mb_config.plan.parameter_counts import ParameterCount, active, add_parts, c
 from mb_config.plan.parameter_storage import ParameterStorage, parameter_storage, sharded_bytes
 from mb_config.plan.pipeline_schedule import PipelineSchedule, batch_sizes, count_microbatches
 from mb_config.plan.size_limits import MAX_STAGES, reject_more_than, reject_sizes
+from mb_config.plan.stage_activations import stage_activations
 from mb_config.plan.vision_encoder import ModuleLayout, module_layout, vision_parts
 
 
@@ -158,12 +158,21 @@ def make_plan(
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read_field(train, "micro_batch_size"), data_parallel)
     counts, layers = _stages_hold(chunks, shape, layout)
-    held = _activations(sections, chunks, shape, store, microbatches=microbatches, stages=len(counts))
+    schedule = _pipeline(model, chunks, shape, microbatches)
+    length = _seq_length(sections)
+    held = stage_activations(
+        sections,
+        chunks,
+        shape,
+        number_bytes=store.weights,
+        pipeline=schedule,
+        length=length,
+        stages=len(counts),
+    )
     over = _shard_ranks(store, shape, world=world, data_parallel=data_parallel)
     once = add_parts(chunk_parts(_undivided(chunks, shape), shape), vision_parts(shape))
     parts = {name: count.all_ranks for name, count in once.items()}
-    pipeline = _pipeline(model, chunks, shape, microbatches) if len(counts) == shape.pp else None
-    length = _seq_length(sections)
+    pipeline = schedule if len(counts) == shape.pp else None
     stages = _stages(layers, counts, held, store, over)
     kept = [stage.rank_bytes.activations or 0 for stage in stages]
     return ResourcePlan(
@@ -285,33 +294,6 @@ def _pipeline(
     )
 
 
-def _activations(
-    sections: Mapping[str, object],
-    chunks: tuple[ModelChunk, ...],
-    shape: ModelShape,
-    store: ParameterStorage,
-    *,
-    microbatches: int | None,
-    stages: int,
-) -> list[int | None]:
-    """Return the peak activation memory of each stage, in bytes."""
-    model, length = sections["model"], _seq_length(sections)
-    size = read_field(sections.get("train"), "micro_batch_size")
-    pipeline = _pipeline(model, chunks, shape, microbatches)
-    unknown = shape.encoder_layers or shape.pattern or shape.vision
-    if pipeline is None or not length or not size or unknown:
-        return [None] * stages
-    batch = Microbatch(tokens=size * length // shape.cp, seq_length=length)
-    settings = read_activation_settings(model, number_bytes=store.weights)
-    most: list[int | None] = []
-    for stage in range(shape.pp):
-        here = [chunk_bytes(chunk, shape, settings, batch) for chunk in chunks if chunk.stage == stage]
-        most.append(
-            round(pipeline.peak(stage, [left for left, _ in here], while_working=max(top for _, top in here)))
-        )
-    return most
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardRanks:
     """Number of ranks that shard each kind of state, as (dense, experts); None: not known."""
@@ -385,13 +367,11 @@ def _notes(
     if read_field(sections["model"], "transformer_impl") == "local":
         notes.append("activations: local layers without fused kernels save more than is counted")
     if shape.encoder_layers:
-        notes.append(
-            "activations of an encoder and of cross-attention are not counted; tokens are those of the encoder"
-        )
+        notes.append("tokens are those of the encoder")
     if shape.pattern is not None:
-        notes.append("activations of a hybrid model are not counted")
+        notes.append("activations of Mamba and gated-delta layers are those that fused kernels save")
     if shape.vision is not None:
-        notes.append("activations of a vision-language model are not counted")
+        notes.append("activations are counted for one image in each sequence")
     if _seq_length(sections) is None:
         notes.append("the sequence length is not known")
     return notes

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mb_data.errors import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.errors import NothingToIndexError as NothingToIndexError
     from mb_data.errors import TokenizerError as TokenizerError
+    from mb_data.errors import UnknownStepError as UnknownStepError
     from mb_data.errors import ValidationDataError as ValidationDataError
     from mb_data.fim import FIMDataset as FIMDataset
     from mb_data.fim import FIMTransform as FIMTransform
@@ -195,6 +196,7 @@ _HOMES = {
     "find_fim_tokens": "fim",
     "find_saved_tokenizer": "saved_tokenizer",
     "PackIndex": "first_fit",
+    "UnknownStepError": "errors",
     "first_fit_decreasing": "first_fit",
     "pack_lengths": "first_fit",
     "fit_span_sizes": "span_corruption",

@@ -139,6 +139,28 @@ def index(
         implementation.index(request, workers=workers, as_json=json)
 
 
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120")
+def at(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")],
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="R", help="Data-parallel rank; default: all.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print what a run was trained on in one step: documents, offsets and text of each sequence, and the losses.
+
+    The position in the data is that of metrics.jsonl, and the data that of run_config.yaml.
+    """
+    with exit_codes():
+        reader = context.meta.get(_REQUEST_READER, import_module("mb_data.cli_index").read_request_from_files)
+        implementation = import_module("mb_data.cli_at")
+        implementation.at(run, step=step, rank=rank, full=full, as_json=json, read_request=reader)
+
+
 @app.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
 def show(
     prefix: Prefix,

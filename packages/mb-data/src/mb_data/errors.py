@@ -63,6 +63,12 @@ class IndexedFormatError(DataError, ValueError):
     bad_input = True
 
 
+class UnknownStepError(DataError, ValueError):
+    """A run has not made a step, or has no such rank."""
+
+    bad_input = True
+
+
 class NothingToIndexError(DataError, ValueError):
     """The datasets of a section have no sample indices."""
 

@@ -64,7 +64,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
     """
     if config.dataloader_type == "external":
         return iter(dataset)
-    sampler = _sampler(
+    sampler = rank_sampler(
         config,
         dataset,
         seed=seed,
@@ -97,9 +97,10 @@ def _loader(
     )
 
 
-def _sampler(
+def rank_sampler(
     config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **position: int
 ) -> RankSampler:
+    """Return the sampler of a rank; arguments and errors as those of `build_data_iterator`."""
     position["total_samples"] = len(dataset)
     if config.dataloader_type in (None, "single"):
         return SingleSampler(**position, drop_last=config.drop_last)

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import CallbackContext, DeferredLossCheck, NonFiniteLossError, TrainState
+import mb_loop
+from mb_loop import CallbackContext, NonFiniteLossError, TrainState
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +17,7 @@ def context(step: int, **values):
     return CallbackContext(state=SimpleNamespace(train_state=TrainState(step=step)), model=[], **values)
 
 
-def train(check: DeferredLossCheck, losses: list[list[float]]) -> int:
+def train(check, losses: list[list[float]]) -> int:
     """Inspect the losses of each step's microbatches; return the steps that ended without an error."""
     for step, microbatches in enumerate(losses, start=1):
         for loss in microbatches:
@@ -30,18 +31,18 @@ def train(check: DeferredLossCheck, losses: list[list[float]]) -> int:
 
 @pytest.mark.parametrize("wrong", [NAN, INFINITY, -INFINITY])
 def test_a_wrong_loss_ends_the_next_step(wrong):
-    assert train(DeferredLossCheck(), [[2.0], [2.0, wrong, 2.0], [2.0], [2.0]]) == 2
+    assert train(mb_loop.DeferredLossCheck(), [[2.0], [2.0, wrong, 2.0], [2.0], [2.0]]) == 2
 
 
 def test_finite_losses_never_raise():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     assert train(check, [[2.0, -3.0], [1e30, 0.0]]) == 2
     for event in (check.on_checkpoint_start, check.on_eval_end, check.on_train_end):
         event(context(2, checkpoint_work="save", outcome=object()))
 
 
 def test_the_error_names_the_step_and_what_to_do():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     with pytest.raises(
         NonFiniteLossError, match=r"NaN or infinite at step 3 or the one before.*lower learning rate"
@@ -50,7 +51,7 @@ def test_the_error_names_the_step_and_what_to_do():
 
 
 def test_no_checkpoint_is_written_after_a_wrong_loss():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     check.on_checkpoint_start(context(2, checkpoint_work="finalize"))  # of a step before
     with pytest.raises(NonFiniteLossError):
@@ -58,7 +59,7 @@ def test_no_checkpoint_is_written_after_a_wrong_loss():
 
 
 def test_an_evaluation_and_the_end_of_training_read_the_flag():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     with pytest.raises(NonFiniteLossError):
         check.on_eval_end(context(2))
@@ -67,13 +68,13 @@ def test_an_evaluation_and_the_end_of_training_read_the_flag():
 
 
 def test_another_error_at_the_end_of_training_is_not_replaced():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     check.on_train_end(context(2, outcome=None))
 
 
 def test_a_check_without_losses_reads_nothing():
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     check.on_train_step_end(context(1))
     check.on_checkpoint_start(context(1, checkpoint_work="save"))
 
@@ -90,7 +91,7 @@ def test_a_step_reads_no_tensor_on_the_host_but_the_copy_of_the_one_before():
             self.count += function is torch.ops.aten._local_scalar_dense.default
             return function(*args, **(kwargs or {}))
 
-    check = DeferredLossCheck()
+    check = mb_loop.DeferredLossCheck()
     with Reads() as reads:
         for _ in range(16):
             check.inspect(torch.tensor(2.0))

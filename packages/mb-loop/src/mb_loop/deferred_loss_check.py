@@ -47,7 +47,10 @@ class DeferredLossCheck:
         Raises:
             NonFiniteLossError: a loss up to the step before is NaN or infinite.
         """
-        self._read_copy(context)
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._copy is not None and bool(self._copy):
+            raise _error(context)
         if self._flag is None:
             return
         if self._flag.device.type != "cuda":
@@ -77,12 +80,6 @@ class DeferredLossCheck:
         """Read the flag of the last step, unless another error ends the training; raises as at a checkpoint."""
         if getattr(context, "outcome", True) is not None:
             self._read(context)
-
-    def _read_copy(self, context: Any) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
-        if self._copy is not None and bool(self._copy):
-            raise _error(context)
 
     def _read(self, context: Any) -> None:
         if self._flag is not None and bool(self._flag):

@@ -5,6 +5,7 @@ Shapes: B sequences of a microbatch, S tokens of a sequence (of this rank's part
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -15,6 +16,14 @@ from mb_models.errors import BatchError
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
 PACKED_KEYS = ("cu_seqlens", "max_seqlen")
+_FIELDS = {
+    "tokens": "tokens_BS",
+    "labels": "labels_BS",
+    "loss_mask": "loss_mask_BS",
+    "position_ids": "position_ids_BS",
+    "attention_mask": "attention_mask_B1SS",
+}
+"""Key of a microbatch to the field of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,8 @@ def get_batch(
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
         whole = {**parts, "cu_seqlens": None}
         parts = get_batch_on_this_cp_rank(whole, is_hybrid_cp=False, cp_group=cp_group)
-    return _batch(parts)
+    known: dict[str, Any] = {_FIELDS[key]: value for key, value in parts.items() if key in _FIELDS}
+    return Batch(**known)
 
 
 def next_microbatch(
@@ -119,18 +129,6 @@ def to_device(
     return {key: microbatch[key].to(device, non_blocking=True) for key in keys}
 
 
-def _batch(parts: Mapping[str, torch.Tensor], *, packed_seq_params: PackedSeqParams | None = None) -> Batch:
-    """Return a batch of the tensors by their keys in a microbatch."""
-    return Batch(
-        tokens_BS=parts.get("tokens"),
-        labels_BS=parts.get("labels"),
-        loss_mask_BS=parts.get("loss_mask"),
-        position_ids_BS=parts.get("position_ids"),
-        attention_mask_B1SS=parts.get("attention_mask"),
-        packed_seq_params=packed_seq_params,
-    )
-
-
 def _packed(
     microbatch: Mapping[str, torch.Tensor],
     keys: Sequence[str],
@@ -160,7 +158,8 @@ def _packed(
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )
-    return _batch(parts, packed_seq_params=packing)
+    known: dict[str, Any] = {_FIELDS[key]: value for key, value in parts.items() if key in _FIELDS}
+    return Batch(**known, packed_seq_params=packing)
 
 
 def _check(microbatch: Mapping[str, torch.Tensor], *, only_stage: bool, packed: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
+from mb_config.predict.prediction import predicted_speed
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
 from mb_loop import (
@@ -38,6 +39,7 @@ from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
+from mb_trainer.machine import first_gpu
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.user_code import UserCode
@@ -269,12 +271,18 @@ class Run:
         job = self.job
         changes = {path: list(values) for path, values in job.changed_settings.items()}
         code = {"code": self.code.names} if self.code.names else {}
+        speed = predicted_speed(
+            job.config,
+            gpu=first_gpu(job.options.environment),
+            world_size=job.world.world_size,
+            vocab_size=self.training_model.vocab_size,
+        )
         output = MetricsOutput(
             folder=job.folder.path,
             run_config=job.config.to_dict(),
             config_file=job.folder.run_config,
             stream=self.console,
-            description={"recipe": job.options.name, **job.status.start_fields, **code},
+            description={"recipe": job.options.name, **job.status.start_fields, **code, **speed},
             resume_description={"changes": changes} if changes else {},
             process_start=psutil.Process().create_time(),
             more_sinks=self.code.sinks,

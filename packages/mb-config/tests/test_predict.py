@@ -9,7 +9,7 @@ import pytest
 
 from mb_config.plan.errors import PlanError
 from mb_config.predict.gpus import GPU_SPEEDS
-from mb_config.predict.prediction import WAITING, predict
+from mb_config.predict.prediction import WAITING, predict, predicted_speed
 from mb_config.predict.published import published_data, published_runs, trained_formats
 from mb_config.predict.sizes import read_sizes
 from mb_config.predict.step import TERMS, StepSettings, fitted, step_seconds, step_terms
@@ -242,3 +242,12 @@ def test_a_batch_that_does_not_divide_has_a_reason(run):
     config.train.global_batch_size = 7
     with pytest.raises(PlanError, match="the microbatches of a step are not known"):
         predict(config, estimate_run(config, world_size=4), gpu="h100")
+
+
+def test_the_first_event_of_a_run_has_its_predicted_speed(run):
+    config, estimate = run()
+    found = predicted_speed(config, gpu="h100", world_size=4)
+    speed = predict(config, estimate, gpu="h100").tokens_per_second_per_gpu
+    assert found == {"predicted_tokens_per_second_per_gpu": round(speed, 1)}
+    assert predicted_speed(config, gpu=None, world_size=4) == {}
+    assert predicted_speed(config, gpu="v100", world_size=4) == {}

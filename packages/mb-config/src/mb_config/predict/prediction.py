@@ -13,9 +13,11 @@ from mb_config.predict.gpus import GPU_SPEEDS
 from mb_config.predict.published import trained_formats
 from mb_config.predict.sizes import read_sizes
 from mb_config.predict.step import TERMS, Graphs, StepSettings, StepTerms, fitted, step_terms
-from mb_config.run_estimate import RunEstimate
+from mb_config.run_estimate import RunEstimate, estimate_run
 
 SECONDS_PER_DAY = 86_400
+PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
+"""Field of a run's first event."""
 WAITING = "waiting"
 """Part of a step in which pipeline stages wait for each other."""
 _GRAPHS: Mapping[str, Graphs] = {"transformer_engine": "modules", "full_iteration": "step"}
@@ -96,6 +98,27 @@ def predict(config: Any, estimate: RunEstimate, *, gpu: str, vocab_size: int | N
         extrapolated=_extrapolated(gpu, settings.precision),
         notes=tuple(_notes(model)),
     )
+
+
+def predicted_speed(
+    config: Any, *, gpu: str | None, world_size: int, vocab_size: int | None = None
+) -> dict[str, float]:
+    """Return the predicted tokens per second and GPU of a resolved run, for its first event; empty if not predicted.
+
+    Args:
+        config: A container.
+        gpu: Short name; None: the run has no GPU, or an unknown one.
+        world_size: Number of processes.
+        vocab_size: Rows of the embedding.
+    """
+    if gpu is None:
+        return {}
+    try:
+        estimate = estimate_run(config, world_size=world_size, vocab_size=vocab_size)
+        found = predict(config, estimate, gpu=gpu, vocab_size=vocab_size)
+    except PlanError:  # `plan` reports the reason
+        return {}
+    return {PREDICTED_SPEED: round(found.tokens_per_second_per_gpu, 1)}
 
 
 def _settings(config: Any, plan: ResourcePlan, gpu: str) -> StepSettings:

@@ -25,6 +25,7 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("Step time", lambda one: duration(one.step_seconds.median) if one.step_seconds else "?"),
     ("Tokens per second", lambda one: short(one.tokens_per_second)),
     ("Tokens/s and device", lambda one: _per_device(one)),
+    ("Predicted tokens/s", lambda one: _predicted(one)),
     ("TFLOP/s per device", lambda one: short(one.tflops_per_device)),
     ("MFU", lambda one: percent(one.mfu)),
     ("Peak memory", lambda one: _memory(one)),
@@ -148,6 +149,15 @@ def _of(steps: int | None, total: int | None) -> str:
 
 def _first(losses: Mapping[str, LossStatistics]) -> LossStatistics | None:
     return next(iter(losses.values()), None)
+
+
+def _predicted(statistics: RunStatistics) -> str:
+    """Return the predicted throughput of a device, and how far the measured one is from it."""
+    predicted = statistics.predicted_tokens_per_second_per_device
+    measured = statistics.tokens_per_second_per_device
+    if predicted is None or measured is None:
+        return short(predicted)
+    return f"{short(predicted)} (measured {measured / predicted - 1:+.0%})"
 
 
 def _recent_mean(statistics: RunStatistics) -> str:

@@ -16,6 +16,8 @@ from mb_metrics.run_events import RunEvent
 
 RunStatus = Literal["empty", "running", "silent", "complete", "stopped", "failed"]
 _RECENT = 100
+PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
+"""Field of a start event: the throughput that was predicted for the run."""
 _SILENT_SECONDS = 120.0
 
 
@@ -75,6 +77,8 @@ class RunStatistics:
     tokens_per_second: float | None
     """Median over the run, like the next three."""
     tokens_per_second_per_device: float | None
+    predicted_tokens_per_second_per_device: float | None
+    """Prediction before the newest start, from its event."""
     tflops_per_device: float | None
     mfu: float | None
     """MFU as a fraction."""
@@ -121,6 +125,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         step_seconds=_step_times(split.step_seconds),
         tokens_per_second=_median(run.series.get("throughput/tokens_per_sec")),
         tokens_per_second_per_device=_median(run.series.get("throughput/device/tokens_per_sec")),
+        predicted_tokens_per_second_per_device=_predicted(run.events),
         tflops_per_device=_median(run.series.get(names.TFLOPS_PER_DEVICE)),
         mfu=_median(run.series.get(names.MFU)),
         peak_memory=_peaks(run),
@@ -135,6 +140,11 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         seconds_left=seconds_left(run, split) if status == "running" else None,
         warnings=run_warnings(run, split, status, now=now),
     )
+
+
+def _predicted(events: Sequence[RunEvent]) -> float | None:
+    values = [event.details.get(PREDICTED_SPEED) for event in events if event.starts_attempt]
+    return next((float(value) for value in reversed(values) if isinstance(value, int | float)), None)
 
 
 def _continued(events: Sequence[RunEvent]) -> int:

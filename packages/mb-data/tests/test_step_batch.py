@@ -3,10 +3,12 @@
 import json
 
 import pytest
-import yaml
 
+pytest.importorskip("yaml", reason="needs mb-data[cli]")
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core", reason="needs mb-data[mcore]")
+
+import yaml
 
 from mb_data import ByteTokenizer, GPTDatasetConfig, IndexedReader, SampleCounts, TokenizerConfig
 from mb_data.errors import UnknownStepError

@@ -1,8 +1,10 @@
 """Run folder: the messages about its settings."""
 
+from mb_config.saved_settings import changed_settings_message
+from mb_metrics.run_folder import RunFolder
 from mb_models.weight_shapes import fixed_by_weights
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import RunFolder, changed_settings_message, saved_settings
+from mb_trainer.run_folder import saved_settings
 
 
 def test_other_settings_are_described_each_with_both_values(tmp_path):
@@ -12,12 +14,12 @@ def test_other_settings_are_described_each_with_both_values(tmp_path):
     config.checkpoint.save, config.train.train_iters = "here", 30
     changed = saved_settings(folder).differences(config)
     assert changed == {"train.train_iters": (300, 30)}
-    assert "train.train_iters: 300 there, 30 now" in changed_settings_message(folder, changed)
-    assert "--resume-with-changes" in changed_settings_message(folder, changed)
+    assert "train.train_iters: 300 there, 30 now" in changed_settings_message(folder.path, changed)
+    assert "--resume-with-changes" in changed_settings_message(folder.path, changed)
 
 
 def test_settings_that_stored_weights_depend_on_are_not_recommended_to_change(tmp_path):
     changed = {"model.hidden_size": (64, 128), "train.train_iters": (20, 30)}
-    text = changed_settings_message(RunFolder(tmp_path), changed, fixed=fixed_by_weights(changed))
+    text = changed_settings_message(tmp_path, changed, fixed=fixed_by_weights(changed))
     assert "model.hidden_size cannot be changed here" in text
     assert "--resume-with-changes" not in text

@@ -6,10 +6,11 @@ import pytest
 
 from mb_checkpoint import CheckpointFolderError
 from mb_config import ConfigError, Provenance
+from mb_metrics.run_folder import RunFolder
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import RunFolder, folder_of, set_run_paths
+from mb_trainer.run_folder import folder_of, set_run_paths
 from mb_trainer.settle import RunOptions, settle_job
 
 

@@ -17,6 +17,7 @@ import mb_launch.cli
 import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
 from mb_config.cli_options import add_import_option
+from mb_config.cli_versions import version_option
 from mb_trainer.cli_config import TRAINER, configs
 from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
@@ -40,24 +41,15 @@ app.add_typer(mb_checkpoint.cli.app, name="ckpt")
 app.add_typer(mb_launch.cli.app, name="launch")
 
 
-def show_version(wanted: bool) -> None:
-    """Print the versions and exit if `--version` is given."""
-    if wanted:
-        raise typer.Exit(command("version").version())
+VERSION = version_option(
+    "mb-trainer", pattern=r"mb-\w+", frameworks=("torch", "megatron-core", "transformer-engine")
+)
 
 
 @app.callback()
 def options(
     context: typer.Context,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            is_eager=True,
-            callback=show_version,
-            help="Print the versions of the trainer, its packages, torch and Megatron Core.",
-        ),
-    ] = False,
+    _version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
     mb_config.cli.set_program(context, TRAINER)

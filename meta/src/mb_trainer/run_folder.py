@@ -1,8 +1,7 @@
-"""Run folder: its files, and whether the run in it is fresh, to be resumed, complete, or another run."""
+"""Run folder: its paths in a configuration, and whether its settings are those of a run that would resume it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import mb_resilience.rules
 from mb_checkpoint.foreign_formats import is_same_folder
 from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
 from mb_checkpoint.paths import is_url
-from mb_config import Provenance, SavedSettings, difference_lines
+from mb_config import Provenance, SavedSettings
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_metrics.event_log import STARTS, read_event_rows
+from mb_metrics.run_folder import RunFolder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
@@ -48,43 +48,6 @@ PATH_FIELDS: tuple[str, ...] = (
     *mb_resilience.rules.PATH_FIELDS,
 )
 """Fields that hold a path to files or folders, of every section."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """Paths of one run, all below `path`."""
-
-    path: Path
-
-    @property
-    def run_config(self) -> Path:
-        """Resolved configuration."""
-        return self.path / "run_config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics, one JSON object per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Start, resume, save, evaluation and stop events, with their times."""
-        return self.path / "events.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints and their trackers."""
-        return self.path / "checkpoints"
-
-    @property
-    def log(self) -> Path:
-        """Console output."""
-        return self.path / "log.txt"
 
 
 def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
@@ -124,26 +87,6 @@ def changed_code(folder: RunFolder, code: UserCode) -> dict[str, tuple[list[str]
     parts = dict.fromkeys((*previous, *code.names))
     both = {part: (previous.get(part, []), code.names.get(part, [])) for part in parts}
     return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}
-
-
-def changed_settings_message(
-    folder: RunFolder, changed: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()
-) -> str:
-    """Return the error message for a run with other settings.
-
-    Args:
-        folder: The run folder.
-        changed: Dotted path -> (saved, wanted).
-        fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
-    """
-    lines = difference_lines(changed)
-    fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
-    if fixed:
-        fix = (
-            f"{', '.join(fixed)} cannot be changed here: the shapes of the weights in {folder.checkpoints} follow from "
-            "them. Restore the old values, or choose another folder with --out."
-        )
-    return f"{folder.path}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
 
 
 def in_use_error(folder: RunFolder) -> RunFolderError:

@@ -10,8 +10,10 @@ from mb_checkpoint import ResumeStatus, check_writable, release_ckpt_step, resum
 from mb_checkpoint.commit import unwritable_reason
 from mb_config import Provenance
 from mb_config.preflight import PreflightResult
+from mb_config.saved_settings import changed_settings_message
 from mb_launch import World, read_local_world_size, read_world
 from mb_metrics import read_event_rows
+from mb_metrics.run_folder import RunFolder
 from mb_models.mimo_layout_rules import stored_optimizer_error
 from mb_models.weight_shapes import fixed_by_weights
 from mb_resilience.monitor_client import require_monitor
@@ -19,14 +21,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.preflight import settle
-from mb_trainer.run_folder import (
-    RunFolder,
-    changed_code,
-    changed_settings_message,
-    folder_of,
-    saved_settings,
-    set_run_paths,
-)
+from mb_trainer.run_folder import changed_code, folder_of, saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import where_tokenizer
 from mb_trainer.user_code import NO_CODE, UserCode
 
@@ -151,7 +146,7 @@ def compare_with_previous(
     changed = saved.differences(config) | changed_code(folder, options.code)
     if changed and not options.resume_with_changes:
         fixed = fixed_by_weights(changed) if status.resumes else []
-        raise RunFolderError(changed_settings_message(folder, changed, fixed=fixed))
+        raise RunFolderError(changed_settings_message(folder.path, changed, fixed=fixed))
     if changed and status.resumes and config.checkpoint.load_optim:
         reason = stored_optimizer_error(config.model, changed)
         if reason is not None:

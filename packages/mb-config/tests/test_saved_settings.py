@@ -11,6 +11,7 @@ from mb_config import (
     TrainingConfig,
     difference_lines,
 )
+from mb_config.saved_settings import changed_settings_message
 
 
 @pytest.fixture
@@ -49,3 +50,15 @@ def test_differences_have_both_values_and_leave_out_ignored_fields(tmp_path, con
     config.train.train_iters, config.train.global_batch_size = 30, 8
     assert difference_lines(saved.differences(config)) == "  train.train_iters: None there, 30 now"
     assert saved.section("train")["train_iters"] is None
+
+
+def test_the_message_about_another_run_names_both_values_and_what_can_be_done(tmp_path):
+    text = changed_settings_message(tmp_path, {"train.train_iters": (3, 4)})
+    assert "train.train_iters: 3 there, 4 now" in text
+    assert text.endswith("or resume with the new settings with --resume-with-changes.")
+
+
+def test_a_setting_that_weights_depend_on_must_be_restored(tmp_path):
+    text = changed_settings_message(tmp_path, {"model.num_layers": (3, 4)}, fixed=["model.num_layers"])
+    assert "model.num_layers cannot be changed here" in text
+    assert "--resume-with-changes" not in text

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration
+from mb_metrics.run_folder import RunFolder
 from mb_trainer.registry import REGISTRY
-from mb_trainer.run_folder import NOT_SETTINGS, RunFolder
+from mb_trainer.run_folder import NOT_SETTINGS
 
 _RECIPE_IN_LOG = re.compile(r"^([\w.-]+): .* M parameters,", re.MULTILINE)
 _CHARACTERS_TO_SEARCH = 20_000

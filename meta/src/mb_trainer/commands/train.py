@@ -16,10 +16,10 @@ from mb_launch import read_world, requested_port, set_omp_threads
 from mb_launch.world import require_single_process
 from mb_metrics import write_missing_stop
 from mb_metrics.rank_console import RankConsole
+from mb_metrics.run_folder import RunFolder
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
-from mb_trainer.run_folder import RunFolder
 from mb_trainer.settle import RunOptions, settle_job
 from mb_trainer.trainer import outcome_if_complete, train_job
 from mb_trainer.user_code import NO_CODE

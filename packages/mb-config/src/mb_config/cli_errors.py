@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from mb_config._rules import Problem
 from mb_config._unusable_paths import unusable_path
-from mb_config.errors import ConfigurationError
 from mb_config.problems import ConfigError, origin_texts
 
 DONE = 0
@@ -19,25 +19,52 @@ ExitCodes = Callable[[Callable[[], int]], int]
 """Function that runs a command and returns its exit code, or prints its error and returns that of the error."""
 
 
-def exit_code(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code, or print its error. Other exceptions keep their traceback."""
+@runtime_checkable
+class PackageError(Protocol):
+    """Error of a package, whose base class determines the exit code of a command."""
+
+    bad_input: bool
+    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
+    internal: bool
+    """If True, the calling code is wrong, and the traceback is kept."""
+
+
+def print_error(text: str, code: int) -> int:
+    """Print the message of an error on stderr and return its exit code."""
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def exit_code(command: Callable[[], int], report: Callable[[str, int], int] = print_error) -> int:
+    """Run a command and return its exit code, or report its error and return what `report` returns.
+
+    An error that a user can cause is one message; any other exception is raised.
+
+    Args:
+        command: Returns its exit code.
+        report: Called with the message and the exit code of an error.
+    """
     try:
         return command()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except ConfigError as error:
-        print(f"error: {problem_lines(error.problems)}", file=sys.stderr)
-        return REJECTED
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT if error.bad_input else REJECTED
-    except OSError as error:
-        message = unusable_path(error)
-        if message is None:
+    except Exception as error:
+        found = message_of(error)
+        if found is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
-        return BAD_INPUT
+        return report(*found)
+
+
+def message_of(error: Exception) -> tuple[str, int] | None:
+    """Return the message and the exit code of an error that a user can cause, or None for any other error."""
+    if isinstance(error, ConfigError):
+        return problem_lines(error.problems), REJECTED
+    if isinstance(error, PackageError) and not error.internal:
+        return str(error), BAD_INPUT if error.bad_input else REJECTED
+    if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:
+        return unusable, BAD_INPUT
+    return None
 
 
 def problem_lines(problems: Sequence[Problem]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,3 +87,23 @@ class SavedSettings:
 def difference_lines(differences: Mapping[str, tuple[Any, Any]]) -> str:
     """Return one indented line per difference, with both values."""
     return "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in differences.items())
+
+
+def changed_settings_message(
+    folder: Path, differences: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()
+) -> str:
+    """Return the message that a run folder holds a run with other settings, for a command that would resume it.
+
+    Args:
+        folder: The run folder; its checkpoints are in `checkpoints`.
+        differences: Dotted path -> (saved, current), as `SavedSettings.differences` returns them.
+        fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
+    """
+    fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
+    if fixed:
+        fix = (
+            f"{', '.join(fixed)} cannot be changed here: the shapes of the weights in {folder / 'checkpoints'} follow "
+            "from them. Restore the old values, or choose another folder with --out."
+        )
+    lines = difference_lines(differences)
+    return f"{folder}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"

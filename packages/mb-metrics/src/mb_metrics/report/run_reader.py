@@ -15,9 +15,8 @@ from mb_metrics.redact import hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.run_events import RunEvent, parse_event
+from mb_metrics.run_folder import CONFIG, EVENTS, LOG, METRICS
 from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
-
-METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
 _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d+)\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")

@@ -1,0 +1,35 @@
+"""Option `--version` of a program of several distributions."""
+
+from typing import Annotated
+
+import pytest
+
+pytest.importorskip("typer", reason="needs mb-config[cli]")
+
+import typer
+from typer.testing import CliRunner
+
+from mb_config.cli_versions import required_packages, version_of, version_option
+
+
+def test_the_distributions_are_listed_in_order():
+    app = typer.Typer()
+
+    @app.callback(invoke_without_command=True)
+    def main(
+        _: Annotated[
+            bool, version_option("mb-config", pattern="pyyaml", frameworks=("no-such-package",))
+        ] = False,
+    ) -> None:
+        raise AssertionError
+
+    lines = CliRunner().invoke(app, ["--version"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["mb-config", "pyyaml", "no-such-package"]
+
+
+def test_a_distribution_of_an_extra_is_not_required():
+    assert required_packages("mb-config", pattern=r"typer|dataclasses[\w-]+") == ["dataclasses-json"]
+
+
+def test_a_distribution_that_is_missing_has_no_version():
+    assert version_of("no-such-distribution") == "not installed"

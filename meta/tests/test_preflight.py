@@ -342,7 +342,11 @@ def test_config_show_loads_back(empty_folder):
 
 def test_config_show_of_a_rejected_configuration_prints_it_and_the_reason():
     result = mb("config", "show", "train.global_batch_size=7")
-    assert (result.exit_code, "global_batch_size: 7" in result.stdout, "[V242]" in result.stderr) == (
+    assert (
+        result.exit_code,
+        "global_batch_size: 7" in result.stdout,
+        "error V242  train.global_batch_size: " in result.stderr,
+    ) == (
         1,
         True,
         True,

@@ -222,7 +222,9 @@ class Run:
             validated=summary.validated == self.state.train_state.step,
             rerun_machine=self.rerun_machine,
             callbacks=manager,
-            write=self.console.print,
+            write=None
+            if stops
+            else self.console.print,  # while `stops` are watched, metrics and summary print them
             stop_evaluation=stops.stop_evaluation if stops else never_stop,
             non_loss=non_loss,
             **captured_schedule(self.job.config, self.training_model),
@@ -294,5 +296,5 @@ class Run:
             start_step=self.state.train_state.step,
             sample_sizes=self.data.sizes,
             step_values=stragglers.step_values,
-            print_line=self.console.print,
+            print_line=self.console.detail,
         )

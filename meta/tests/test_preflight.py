@@ -154,7 +154,7 @@ def test_a_check_for_this_machine_takes_the_layers_that_a_run_would_have():
     result = mb("check", *EIGHT_BITS)
     assert (result.exit_code, "error G07" in result.stdout) == (1, True)
     assert "checked with local layers, as it would run on this machine" in result.stderr
-    assert "[G07]" in mb("pretrain", *EIGHT_BITS).stderr
+    assert "error G07  " in mb("pretrain", *EIGHT_BITS).stderr
     assert mb("check", *EIGHT_BITS, "--gpu", "h100", "--te", "2.20").exit_code == 0
 
 
@@ -225,7 +225,7 @@ def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
     errors = [item["id"] for item in json.loads(checked.stdout)["problems"] if item["severity"] == "error"]
     assert (checked.exit_code, rule in errors) == (1, True)
     planned, swept = mb("plan", *words), mb("sweep", *words, "train.micro_batch_size=1,2")
-    assert (planned.exit_code, planned.stdout, f"[{rule}]" in planned.stderr) == (1, "", True)
+    assert (planned.exit_code, planned.stdout, f"error {rule}  " in planned.stderr) == (1, "", True)
     assert (swept.exit_code, "0 rejected by them" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
         (1, True, True),  # rejected by resolving alone
         (1, False, False),  # rejected by other rules before the configuration is resolved
@@ -282,7 +282,7 @@ def test_a_conflict_of_two_fields_names_the_origin_of_both(words, origins, tmp_p
     lines = [line.strip() for line in mb("check", "gpt_tiny", *words).stdout.splitlines()]
     assert [line for line in lines if " from " in line] == origins
     refused = mb("pretrain", "gpt_tiny", *words)
-    assert f"({', '.join(origins)})" in refused.stderr
+    assert [line.strip() for line in refused.stderr.splitlines() if " from " in line] == origins
 
 
 @pytest.fixture

@@ -93,8 +93,7 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
-    world, style = job.world, config.logger.console
-    console = RankConsole(rank=world.rank, is_logging_rank=world.is_logging_rank, style=style)
+    console = RankConsole.of(job.world, style=config.logger.console)
     # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)
     if job.status.state == "complete" and job.world.world_size == 1:

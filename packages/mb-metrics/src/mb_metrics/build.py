@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from mb_metrics.background import BackgroundSink
 from mb_metrics.config import LoggerConfig
@@ -87,13 +87,13 @@ class RankOutput(StyledTerminal, Protocol):
 
 def _console_sinks(config: LoggerConfig, stream: TextStream | None, *, print_evaluations: bool) -> list[Sink]:
     """Return the sinks for people and for programs that read Megatron's lines."""
-    throughput = config.log_throughput
-    if isinstance(stream, RankOutput) and stream.is_short:
+    throughput, output = config.log_throughput, cast("object", stream)
+    if isinstance(output, RankOutput) and output.is_short:
         return [
-            TerminalSink(stream, throughput=throughput),
-            ConsoleSink(stream.details, format="megatron", throughput=throughput),
+            TerminalSink(output, throughput=throughput),
+            ConsoleSink(output.details, format="megatron", throughput=throughput),
         ]
-    short = config.console == "short" and not isinstance(stream, RankOutput)
+    short = config.console == "short" and not isinstance(output, RankOutput)
     return [
         ConsoleSink(
             stream,

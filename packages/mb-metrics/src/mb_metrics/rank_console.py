@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,6 +27,20 @@ _COLOURS: dict[Style, str] = {
 }
 
 _COLUMNS_WITHOUT_TERMINAL = 120
+ConsoleStyle = Literal["auto", "short", "megatron"]
+"""Value of `LoggerConfig.console`."""
+
+
+class RankOfWorld(Protocol):
+    """Rank of this process."""
+
+    @property
+    def rank(self) -> int:
+        """Rank."""
+
+    @property
+    def is_logging_rank(self) -> bool:
+        """True if this rank prints."""
 
 
 class RankConsole:
@@ -49,7 +63,7 @@ class RankConsole:
         rank: int = 0,
         is_logging_rank: bool = True,
         stream: TextIO | None = None,
-        style: Literal["auto", "short", "megatron"] = "megatron",
+        style: ConsoleStyle = "megatron",
     ) -> None:
         self.rank = rank
         self.is_logging_rank = is_logging_rank
@@ -61,6 +75,11 @@ class RankConsole:
         self._log: LineFile | None = None
         self._unlogged: list[str] = []
         self._line = ""
+
+    @classmethod
+    def of(cls, world: RankOfWorld, *, style: ConsoleStyle) -> "RankConsole":
+        """Return the console of this rank."""
+        return cls(rank=world.rank, is_logging_rank=world.is_logging_rank, style=style)
 
     @property
     def columns(self) -> int:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -479,6 +480,23 @@ def verify(session: nox.Session) -> None:
     """Prove for a table of layouts, some under load, that a resume is exact; words after -- choose rows."""
     script = ["uv", "run", "python", "tests/verify_resume.py"]
     session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
+def drill(session: nox.Session) -> None:
+    """Inject faults into a small run on two ranks for an hour; the moments are other ones each time."""
+    run = [
+        "mb",
+        "drill",
+        "gpt_tiny",
+        "--nproc=2",
+        "--steps=24",
+        "--save-every=4",
+        f"--seed={int(time.time())}",
+    ]
+    layout = "model.tensor_model_parallel_size=2"
+    options = session.posargs or ["--minutes=60"]
+    session.run("uv", "run", *run, layout, *options, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -59,6 +59,9 @@ ALLOWED = {
     "mb_models.hybrid.hybrid_transformer_engine_spec.vp_stage": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.pp_rank": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.vp_stage": SPEC,
+    "mb_verify.step_results.StepResultReader.__init__.context": "a StateReader that reads no state",
+    "mb_verify.step_results.StepResultReader.state.context": "a StateReader that reads no state",
+    "mb_verify.step_results.StepResultReader.state.complete": "a StateReader that reads no state",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
 }

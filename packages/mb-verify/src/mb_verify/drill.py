@@ -75,9 +75,13 @@ class MadeRun:
     values: Mapping[tuple[int, int], Mapping[str, str]]
 
     def seconds(self, *, from_first_step: bool) -> float:
-        """Return the seconds until the last step was complete, from the first one or from the start of the command."""
+        """Return the seconds until the last start had completed the last step.
+
+        They count from the first completed step, or from the start of the command.
+        """
         times = first_completions(self.starts)
-        return times[max(times)] - (times[min(times)] if from_first_step else self.began)
+        end = max(start.completed.get(max(times), 0.0) for start in self.starts)
+        return end - (times[min(times)] if from_first_step else self.began)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,8 @@ class FaultInjector:
     def _is_reached(self, progress: StartProgress, *, processes: int) -> bool:
         if len(progress.processes) < processes or (progress.last_step or 0) < self._fault.step - 1:
             return False
-        return self._fault.kind != "damaged" or newest_checkpoint(self._run.checkpoints) is not None
+        # an older checkpoint is left to resume from
+        return self._fault.kind != "damaged" or len(checkpoint_steps(self._run.checkpoints)) > 1
 
     def _inject(self, started: StartedCommand, progress: StartProgress) -> None:
         kind, run = self._fault.kind, self._run
@@ -224,13 +225,18 @@ def delete(folder: Path) -> None:
         shutil.rmtree(moved, ignore_errors=True)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the entry whose name contains the highest number; hidden ones are unfinished. None: there is none."""
+def checkpoint_steps(folder: Path) -> dict[Path, int]:
+    """Return the entries of a folder with the number that ends their names; hidden ones are unfinished."""
     if not folder.is_dir():
-        return None
-    numbers = {path: re.findall(r"\d+", path.name) for path in folder.iterdir() if path.name[0] != "."}
-    numbered = {path: int(found[-1]) for path, found in numbers.items() if found}
-    return max(numbered, key=lambda path: numbered[path], default=None)
+        return {}
+    found = {path: re.findall(r"\d+", path.name) for path in folder.iterdir() if path.name[0] != "."}
+    return {path: int(numbers[-1]) for path, numbers in found.items() if numbers}
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the entry whose name contains the highest number; None: there is none."""
+    steps = checkpoint_steps(folder)
+    return max(steps, key=lambda path: steps[path], default=None)
 
 
 def change_byte(checkpoint: Path) -> None:

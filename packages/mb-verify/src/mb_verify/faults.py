@@ -33,7 +33,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "stale_lock": "all processes receive SIGKILL, so that locks and unfinished files are left",
     "port": "all processes receive SIGKILL, and the port that the next start is to use is taken",
     "slow": "a rank sleeps in several steps",
-    "damaged": "all processes receive SIGKILL, and a byte of the newest checkpoint is changed",
+    "damaged": "all processes receive SIGKILL, and a byte of the newest of several checkpoints is changed",
     "nan": "the output of a rank's forward pass is NaN in one step",
 }
 """Kind of fault -> what is done."""

@@ -1,9 +1,7 @@
 """`mb check`, `mb explain` and `mb config show`."""
 
 import json
-import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -33,20 +31,6 @@ def test_a_good_recipe_has_no_problems():
     result = mb("check")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith("gpt_tiny, 1 process: 0 errors, 0 warnings of ")
-
-
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-LAUNCHES = [
-    tuple(shlex.split(line, comments=True)[2:])
-    for line in README.replace("\\\n", " ").splitlines()
-    if line.startswith("mb pretrain ") and "--nproc" in line
-]
-
-
-@pytest.mark.parametrize("words", LAUNCHES, ids=" ".join)
-def test_a_launch_on_several_processes_in_the_readme_is_not_refused(words):
-    result = mb("check", *(word.replace("--nproc", "--world-size") for word in words))
-    assert (result.exit_code, result.stdout) == (0, "")
 
 
 def test_invalid_adapters_are_reported_before_the_launch():

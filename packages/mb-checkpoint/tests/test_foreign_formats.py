@@ -40,7 +40,11 @@ FOREIGN = {
         "a Megatron-LM checkpoint in the format torch_dist",
         "start from its weights",
     ),
-    "hugging face": (["config.json", "model.safetensors"], "a model in Hugging Face format", "mb import-hf"),
+    "hugging face": (
+        ["config.json", "model.safetensors"],
+        "a model in Hugging Face format",
+        "Start from its weights",
+    ),
     "peft": (
         ["adapter_config.json", "adapter_model.safetensors"],
         "adapters of Hugging Face PEFT",

@@ -164,7 +164,13 @@ def main() -> None:
     report = print if rank == 0 else lambda _text: None
     manager = DefaultCheckpointManager(checkpoints, log_outcomes=False)
     saver = RunCheckpointer(
-        manager, state=state, model=chunks, optimizer=optimizer, scheduler=scheduler, log=report
+        manager,
+        state=state,
+        model=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        megatron_arguments=vars(args),  # with them, Megatron-LM resumes these checkpoints as well
+        log=report,
     )
     saver.load()
     counters = state.train_state

@@ -25,7 +25,8 @@ from mb_checkpoint.dataloader import warn_without_position
 from mb_checkpoint.layout import shared_save_roots
 from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
-from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
+from mb_config.megatron_lm.arguments import megatron_arguments
+from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
 from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
@@ -42,7 +43,6 @@ from mb_resilience.monitors import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import build_model, layers_of, model_groups
-from mb_trainer.pretrained import save_assets
 from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
@@ -141,7 +141,7 @@ def build(
 def open_manager(config: ConfigContainer, tokenizer: Tokenizer, stack: ExitStack) -> CheckpointManager:
     """Return the checkpoint manager, which saves the tokenizer with each checkpoint; `stack` closes the default one."""
     manager = create_checkpoint_manager(
-        config.checkpoint, write_assets=partial(save_assets, config, tokenizer), log_outcomes=False
+        config.checkpoint, write_assets=partial(save_tokenizer, tokenizer), log_outcomes=False
     )
     if isinstance(manager, DefaultCheckpointManager):
         stack.callback(manager.close)
@@ -260,6 +260,11 @@ def run_checkpointer(
         train_data_iterator=train_data_iterator,
         rerun_state_machine=rerun_machine,
         adapter_key_filter=None if peft is None else peft.is_adapter,
+        megatron_arguments=megatron_arguments(
+            state.cfg,
+            padded_vocab_size=training_model.vocab_size,
+            world_size=torch.distributed.get_world_size(),
+        ),
         log=console.print,
     )
 

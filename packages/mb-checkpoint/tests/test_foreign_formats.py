@@ -35,16 +35,7 @@ FOREIGN = {
         "(release/mp_rank_00)",
         "checkpoint.pretrained_checkpoint=DIR",
     ),
-    "torch_dist": (
-        [f"{STEP}/{name}" for name in (".metadata", "metadata.json", "common.pt")],
-        "a Megatron-LM checkpoint in the format torch_dist",
-        "start from its weights",
-    ),
-    "hugging face": (
-        ["config.json", "model.safetensors"],
-        "a model in Hugging Face format",
-        "Start from its weights",
-    ),
+    "hugging face": (["config.json", "model.safetensors"], "a model in Hugging Face format", "mb import-hf"),
     "peft": (
         ["adapter_config.json", "adapter_model.safetensors"],
         "adapters of Hugging Face PEFT",
@@ -71,6 +62,14 @@ def test_the_error_of_a_foreign_checkpoint_names_its_kind_and_the_fix(tmp_path, 
     message = str(rejected.value)
     assert (kind in message, advice in message, "Remove" in message) == (True, True, False)
     assert kind in why_no_source(str(tmp_path), resume=True)
+
+
+def test_megatron_lm_is_recognized_and_can_be_resumed(tmp_path):
+    make(tmp_path, *(f"{STEP}/{name}" for name in (".metadata", "metadata.json")))
+    found = recognize_foreign(tmp_path)
+    assert found.kind == f"a Megatron-LM checkpoint in the format torch_dist ({STEP})"
+    assert found.advice(resume=True) == "Nothing needs to be done: a run resumes from it"
+    assert why_no_source(str(tmp_path), resume=True) is None
 
 
 def test_megatron_bridge_is_distinguished_from_this_package_by_its_run_config(tmp_path):

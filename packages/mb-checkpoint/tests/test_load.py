@@ -119,13 +119,17 @@ def test_reading_in_parallel_gives_the_same(two_ranks, tmp_path):
     assert shared == plain
 
 
-def test_each_replica_gets_its_own_random_state(two_ranks, tmp_path):
+def test_each_replica_gets_its_own_random_state_and_other_numbers_of_replicas_none(
+    one_rank, two_ranks, tmp_path
+):
     folder = str(tmp_path)
     (a, a_again), (b, b_again) = two_ranks.run(
         rank_work.replicas_that_drew_differently, {"save": folder, "load": folder}
     )
     assert (a, b) == (a_again, b_again)
     assert a != b
+    (alone,) = one_rank.run(rank_work.load_only, {}, {"load": folder}, {})
+    assert alone.notes == ("random state: stored for another number of replicas; this run keeps its own",)
 
 
 def error(ranks, work, *args):

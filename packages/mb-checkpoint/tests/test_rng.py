@@ -45,6 +45,13 @@ def test_a_state_survives_a_file_without_trusting_pickles(tmp_path):
     assert draws() == expected
 
 
+def test_a_state_of_megatron_lm_has_an_array_where_this_package_stores_a_list():
+    theirs = {**collect_rng_state(Tracker()), "np_rng_state": numpy.random.get_state()}
+    expected = draws()
+    restore_rng_state(theirs, Tracker())
+    assert draws() == expected
+
+
 def test_different_states_have_different_digests():
     before = collect_rng_state()
     assert rng_digest(before) == rng_digest(collect_rng_state())

@@ -144,6 +144,9 @@ def test_a_tracker_without_a_complete_checkpoint_is_an_error_with_the_reasons(tm
 def test_an_incomplete_checkpoint_that_is_named_is_an_error(tmp_path):
     complete_checkpoint.fill(tmp_path / "iter_0000010", 10)
     (tmp_path / "iter_0000010" / "train_state.pt").unlink()
+    (
+        tmp_path / "iter_0000010" / "run_config.yaml"
+    ).touch()  # without it, Megatron-LM may have written the folder
     with pytest.raises(IncompleteCheckpointError, match=r"lacks train_state\.pt"):
         select_checkpoint(tmp_path / "iter_0000010")
     assert select_checkpoint(tmp_path / "iter_0000010", wanted=WEIGHTS).step == 10

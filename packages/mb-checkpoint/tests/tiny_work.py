@@ -540,3 +540,11 @@ def unsupported_torch_optimizers():
 
     one, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4, 4))
     return message(torch.optim.Adafactor([one]), one), message(torch.optim.AdamW([one, other]), one, other)
+
+
+def arguments_of_a_resumed_run(folder):
+    """Save the arguments of Megatron-LM, and resume; return those that the checkpoint holds, without the counters."""
+    given = {"num_layers": 2, "betas": (0.9, 0.95), "kind": object(), "consumed_train_samples": -1}
+    run_of(folder, 20).save(megatron_arguments=given)
+    loaded = run_of(folder, 1).load()
+    return {name: value for name, value in loaded.megatron_arguments.items() if "samples" not in name}

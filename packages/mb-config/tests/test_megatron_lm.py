@@ -1,9 +1,11 @@
 """Arguments of Megatron-LM: read from texts and scripts, parsed by the table of flags, and converted."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mb_config.megatron_lm.arguments import megatron_arguments
 from mb_config.megatron_lm.conversion import convert, parse_value
 from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
 from mb_config.megatron_lm.script import read_words
@@ -215,3 +217,49 @@ def test_values_in_text():
 
 def test_every_flag_has_a_group():
     assert {flag.group for flag in read_flags().values()} >= {"training", "moe", "data and dataloader"}
+
+
+def sections_of(conversion):
+    """Return a container with the converted values, on top of the defaults of this project."""
+    sections = {"checkpoint": CheckpointDefaults(), "model": SimpleNamespace(num_layers=8)}
+    for path, value in {**conversion.defaults, **conversion.given}.items():
+        section, _, name = path.partition(".")
+        setattr(sections.setdefault(section, SimpleNamespace()), name, value)
+    sections["ddp"].use_distributed_optimizer = False
+    sections["rng"] = SimpleNamespace(seed=7)
+    for name in ("tensor", "pipeline"):
+        vars(sections["model"]).setdefault(f"{name}_model_parallel_size", 1)
+    vars(sections["model"]).setdefault("context_parallel_size", 1)
+    return SimpleNamespace(**sections)
+
+
+class CheckpointDefaults(SimpleNamespace):
+    """Checkpoint section with the fields that are stored."""
+
+    ckpt_format, fully_parallel_save, dist_ckpt_optim_fully_reshardable = "torch_dist", True, False
+    save_optim = save_rng = True
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--swiglu --ffn-hidden-size 96 --untie-embeddings-and-output-weights --disable-bias-linear",
+        "--group-query-attention --num-query-groups 2 --position-embedding-type rope --rotary-base 500000",
+        "--num-experts 4 --moe-router-topk 1 --moe-ffn-hidden-size 32 --normalization RMSNorm",
+        "--squared-relu --kv-channels 32 --lr 1e-3 --train-iters 10 --global-batch-size 8",
+        "--hybrid-layer-pattern M*-M --tensor-model-parallel-size 2",
+    ],
+)
+def test_settings_become_the_arguments_that_they_were_converted_from(flags):
+    given = parse_flags(read_words(f"{SIZES} {flags}").words)
+    found = megatron_arguments(sections_of(convert(given)), padded_vocab_size=64, world_size=4)
+    assert {name: found.get(name) for name in given if name != "mock_data"} == {
+        name: value for name, value in given.items() if name != "mock_data"
+    }
+    assert found["data_parallel_size"] * found["tensor_model_parallel_size"] == 4
+    assert found["padded_vocab_size"] == 64
+
+
+def test_a_model_of_several_modules_has_no_arguments():
+    config = SimpleNamespace(model=SimpleNamespace(vision_num_layers=2))
+    assert megatron_arguments(config, padded_vocab_size=64, world_size=1) is None

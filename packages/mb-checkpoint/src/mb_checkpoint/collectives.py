@@ -6,7 +6,7 @@ A process without a process group is a single rank.
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -113,6 +113,13 @@ def gather(value: T) -> list[T]:
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]  # every entry is filled
+
+
+def gather_in(value: T, group: Any) -> list[T]:
+    """Return the value of each rank of a process group, in its order. Collective over the group."""
+    values: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
     return values  # type: ignore[return-value]  # every entry is filled
 
 

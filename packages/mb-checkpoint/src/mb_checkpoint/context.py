@@ -117,6 +117,9 @@ class CheckpointSaveContext:
     """Name of one module among several; not supported by this version."""
     rerun_state_machine: RerunStateMachineLike | None = None
     """State machine whose state is stored as well."""
+    megatron_arguments: Mapping[str, Any] | None = None
+    """Arguments of Megatron-LM that describe this run, by the names of `megatron.training`: stored so that Megatron-LM
+    can resume from the checkpoint. None stores none, and Megatron-LM then starts the data from the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +231,8 @@ class LoadedCheckpoint:
     """Checkpoints that were examined and not selected, with reasons."""
     notes: tuple[str, ...] = ()
     """State that was stored or requested, and was not restored, with reasons."""
+    megatron_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of Megatron-LM in a resumed checkpoint; empty if it holds none."""
     from_local_disk: bool = False
     """Whether the folder is that of local checkpoints (`non_persistent_local_ckpt_dir`), on the disk of this node."""
 

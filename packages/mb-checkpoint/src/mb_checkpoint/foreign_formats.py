@@ -13,6 +13,7 @@ from mb_checkpoint.layout import (
     RUN_CONFIG,
     TENSOR_INDEX,
     TRAIN_STATE,
+    has_counters_in_arguments,
     is_hugging_face_directory,
     steps_in,
     why_not_a_checkpoint,
@@ -84,19 +85,18 @@ def _recognize_distributed(folder: Path, *, named: Path) -> ForeignCheckpoint | 
 
 
 def _hugging_face(folder: Path) -> ForeignCheckpoint:
-    return ForeignCheckpoint(
-        kind="a model in Hugging Face format",
-        to_load="A run cannot be resumed from it. Start from its weights with "
-        f"checkpoint.pretrained_checkpoint={folder}, without checkpoint.load",
-        to_start="Save it with safe serialization (*.safetensors), and set "
-        f"checkpoint.pretrained_checkpoint={folder}",
+    steps = (
+        f"Convert it with `mb import-hf {folder} --out DIR` and set "
+        "checkpoint.pretrained_checkpoint=DIR/checkpoints"
     )
+    return ForeignCheckpoint(kind="a model in Hugging Face format", to_load=steps, to_start=steps)
 
 
 def _peft_adapters(folder: Path) -> ForeignCheckpoint:
     steps = (
         "They are not a complete model: merge them into it with PEFT's merge_and_unload() and save_pretrained(), "
-        "and set checkpoint.pretrained_checkpoint to the result"
+        "convert the result with `mb import-hf MERGED --out DIR`, and set "
+        "checkpoint.pretrained_checkpoint=DIR/checkpoints"
     )
     return ForeignCheckpoint(
         kind=f"adapters of Hugging Face PEFT ({folder / _PEFT_MARK})", to_load=steps, to_start=steps
@@ -113,7 +113,7 @@ def _legacy_megatron(ranks: Path) -> ForeignCheckpoint:
 
 
 def _distributed(program: str, folder: Path, *, named: Path, format: str) -> ForeignCheckpoint:
-    if (folder / TRAIN_STATE).is_file():
+    if (folder / TRAIN_STATE).is_file() or has_counters_in_arguments(folder):
         to_load = "Nothing needs to be done: a run resumes from it"
     else:
         to_load = (
@@ -134,7 +134,7 @@ def _torch_dcp(folder: Path, *, named: Path) -> ForeignCheckpoint:
         to_load=f"A run cannot be resumed from it. Keep it; where Megatron-FSDP wrote it, start from its weights with "
         f"checkpoint.pretrained_checkpoint={named} and ddp.use_megatron_fsdp=true, without checkpoint.load",
         to_start="Where Megatron-FSDP wrote it, its weights are read with ddp.use_megatron_fsdp=true; else export them "
-        "in Hugging Face format with the program that wrote it, and start from those",
+        "in Hugging Face format with the program that wrote it, and convert those with `mb import-hf`",
     )
 
 
@@ -167,8 +167,6 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
     path = Path(named)
     try:
         foreign = recognize_foreign(path)
-        if is_hugging_face_directory(path) and not resume and next(path.glob("*.safetensors"), None):
-            return None  # converted before it is read
         if foreign is not None and not is_readable_here(path, resume=resume):
             return f"{named} holds {foreign.kind}. {foreign.advice(resume=resume)}"
         missing = "no such folder" if not path.exists() else why_not_a_checkpoint(path)
@@ -187,12 +185,15 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
 
 def is_readable_here(path: Path, *, resume: bool) -> bool:
     """Return whether a checkpoint of another program at or below a path has all files that a load needs."""
-    needed = (TENSOR_INDEX, TRAIN_STATE) if resume else (TENSOR_INDEX,)
     folders = (path, *steps_in(path).values(), path / "release")
     return any(
-        all((folder / name).is_file() for name in (needed if folder.name != "release" else (TENSOR_INDEX,)))
-        for folder in folders
+        (folder / TENSOR_INDEX).is_file() and (not resume or _has_counters(folder)) for folder in folders
     )
+
+
+def _has_counters(folder: Path) -> bool:
+    released = folder.name == "release"  # starts at step 0
+    return released or (folder / TRAIN_STATE).is_file() or has_counters_in_arguments(folder)
 
 
 def nearest_folder(path: Path) -> Path | None:

@@ -22,6 +22,7 @@ from mb_checkpoint.layout import (
     TENSOR_INDEX,
     TRAIN_STATE,
     has_checkpoint,
+    has_counters_in_arguments,
     is_iteration_directory,
     staged_step,
     staging_directories,
@@ -29,6 +30,7 @@ from mb_checkpoint.layout import (
     steps_in,
 )
 from mb_checkpoint.manifest import Manifest, find_hash_mismatches, read_manifest
+from mb_checkpoint.megatron_lm import ARGUMENTS, stored_counters
 from mb_checkpoint.select import (
     DAMAGED,
     SelectedCheckpoint,
@@ -38,6 +40,7 @@ from mb_checkpoint.select import (
     select_checkpoint,
     tracked_steps,
 )
+from mb_checkpoint.stored_arguments import read_common_state
 from mb_checkpoint.trackers import check_trackers
 from mb_checkpoint.train_state import read_train_state
 
@@ -87,6 +90,12 @@ class CheckpointDescription:
     """Number of entries that are not tensors."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newer candidates that were not selected, with reasons."""
+
+
+def _megatron_counters(directory: Path) -> dict[str, int]:
+    """Return the counters of a checkpoint of Megatron-LM; empty if it holds none."""
+    common = read_common_state(directory) if has_counters_in_arguments(directory) else {}
+    return stored_counters(common) if ARGUMENTS in common else {}
 
 
 def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
@@ -176,7 +185,7 @@ def describe_checkpoint(path: Path | str, *, step: int | None = None) -> Checkpo
         step=chosen.step,
         total_bytes=_size(chosen.path),
         manifest=read_manifest(chosen.path),
-        train_state=read_train_state(state) if state.is_file() else {},
+        train_state=read_train_state(state) if state.is_file() else _megatron_counters(chosen.path),
         tensors=tensors,
         objects=objects,
         skipped=chosen.skipped,

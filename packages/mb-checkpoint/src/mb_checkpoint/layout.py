@@ -184,13 +184,25 @@ def format_of(directory: Path) -> str:
     return "torch_dist" if (directory / FORMAT_MARKER).is_file() else "fsdp_dtensor"
 
 
+def has_counters_in_arguments(directory: Path) -> bool:
+    """Return whether a checkpoint may hold its counters among Megatron-LM's arguments instead of in train_state.pt.
+
+    That is so in Megatron-LM's torch_dist layout. Checkpoints of this package and of Megatron-Bridge have both files.
+    """
+    if any((directory / name).is_file() for name in (TRAIN_STATE, MANIFEST, RUN_CONFIG)):
+        return False
+    return all((directory / name).is_file() for name in (FORMAT_MARKER, TENSOR_INDEX))
+
+
 def missing_files(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
     """Return a line for each requested file that a checkpoint folder lacks or that is unreadable.
 
-    Checkpoints of Megatron Core must also have its marker file.
+    Checkpoints of Megatron Core must also have its marker file; those of Megatron-LM need no train_state.pt.
     """
     try:
         needed = (FORMAT_MARKER, *wanted) if (directory / _COMMON).is_file() else wanted
+        if has_counters_in_arguments(directory):
+            needed = tuple(name for name in needed if name != TRAIN_STATE)
         return [line for name in needed if (line := _read_problem(directory / name)) is not None]
     except OSError as error:  # without the right to enter the folder, the existence of its files is unknown
         return [f"the folder cannot be read ({error.strerror})"]

@@ -12,9 +12,10 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import read_dataloader_state
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
-from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS
+from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
 from mb_checkpoint.local import LocalStoreLike, load_local
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.megatron_lm import ARGUMENTS, counters_of
 from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
@@ -137,7 +138,7 @@ def _load(
     contents = read_contents(chosen.path, shards=shards)
     counters: dict[str, Any] = {}
     if resume:
-        counters = read_on_all_ranks(chosen.path, lambda: read_train_state(chosen.path / TRAIN_STATE))
+        counters = read_on_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
         if mcore.EXACT_FLOPS in contents.common:
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
     notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
@@ -165,7 +166,21 @@ def _load(
         path=chosen.path,
         skipped=chosen.skipped,
         notes=tuple(notes),
+        megatron_arguments=vars(contents.common[ARGUMENTS])
+        if resume and ARGUMENTS in contents.common
+        else {},
     )
+
+
+def _read_counters(path: Path, contents: mcore.CheckpointContents) -> dict[str, Any]:
+    """Return the counters of a run: those of train_state.pt, or Megatron-LM's.
+
+    Raises:
+        TrainStateError: The checkpoint has neither.
+    """
+    if has_counters_in_arguments(path):
+        return counters_of(contents.common, source=str(path))
+    return dict(read_train_state(path / TRAIN_STATE))
 
 
 def _reject_modelopt_state(path: Path) -> None:

@@ -38,6 +38,7 @@ from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.local_shards import same_local_shards
 from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
+from mb_checkpoint.megatron_lm import layout_of
 from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
 from mb_checkpoint.shards import read_index
 from mb_checkpoint.unpickling import weights_only
@@ -256,7 +257,7 @@ class CheckpointContents:
     def layout(self) -> Mapping[str, int] | None:
         """Parallel sizes of the run that wrote it; None if not recorded."""
         found: Mapping[str, int] | None = self.common.get("parallel_layout")
-        return found
+        return found or layout_of(self.common)
 
     @property
     def has_optimizer(self) -> bool:
@@ -337,15 +338,28 @@ class MegatronRng:
         )
 
 
-def rng_object(state: object, groups: CheckpointGroups, *, per_replica: bool) -> ShardedObject:
-    """Return the sharded object of this rank's random state: one per (pp, tp), or per (pp, tp, dp x cp) rank.
+def rng_object(states: object, groups: CheckpointGroups, *, per_replica: bool = False) -> ShardedObject:
+    """Return the sharded object of random states: one per (pp, tp), as Megatron-LM stores them.
 
-    With `state=None` it requests the stored state.
+    With `states=None` it requests the stored ones. Up to version 0.1, and with expert parallelism in Megatron-Bridge,
+    replicas that differ are stored as one object per (pp, tp, dp x cp) rank, which `per_replica` requests.
     """
     if per_replica:
-        return per_rank_object(RNG_KEY, state, groups)
+        return per_rank_object(RNG_KEY, states, groups)
     shape, offset = (groups.pp.size(), groups.tp.size()), (groups.pp.rank(), groups.tp.rank())
-    return ShardedObject(RNG_KEY, state, shape, offset, replica_id=groups.dp_cp.rank())
+    return ShardedObject(RNG_KEY, states, shape, offset, replica_id=groups.dp_cp.rank())
+
+
+def rng_of_rank(stored: Any, groups: CheckpointGroups) -> Mapping[str, Any] | None:
+    """Return the random state of this rank among those of `rng_object`; None for another number of replicas.
+
+    Megatron-LM stores a list of one state that all replicas share, or of one per data-parallel rank.
+    """
+    if not isinstance(stored, list):
+        return dict(stored)
+    positions = {1: 0, groups.dp_size: groups.dp_rank, groups.dp_cp.size(): groups.dp_cp.rank()}
+    position = positions.get(len(stored))
+    return None if position is None else dict(stored[position])
 
 
 def per_rank_object(key: str, value: object, groups: CheckpointGroups) -> ShardedObject:

@@ -161,7 +161,11 @@ class StateRestorer:
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
             self._put_back_scheduler(loaded)
         if with_rng:
-            restore_rng_state(loaded[mcore.RNG_KEY], mcore.MegatronRng())
+            state = mcore.rng_of_rank(loaded[mcore.RNG_KEY], self._groups)
+            if state is None:
+                self._leave("random state: stored for another number of replicas; this run keeps its own")
+            else:
+                restore_rng_state(state, mcore.MegatronRng())
 
     def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the optimizer state for the parameter groups of this run; note settings that change."""

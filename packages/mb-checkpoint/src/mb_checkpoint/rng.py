@@ -62,7 +62,11 @@ def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = Non
     if numpy is not None and "np_rng_state" in state:
         numpy.random.set_state(tuple(state["np_rng_state"]))
     if torch.cuda.is_available() and "cuda_rng_state" in state:
-        torch.cuda.set_rng_state(state["cuda_rng_state"])
+        on_gpu = state["cuda_rng_state"]
+        if (
+            on_gpu.numel() == torch.cuda.get_rng_state().numel()
+        ):  # else that of a CPU, which `save_state.py` stores
+            torch.cuda.set_rng_state(on_gpu)
 
 
 def rng_digest(state: Mapping[str, object]) -> str:

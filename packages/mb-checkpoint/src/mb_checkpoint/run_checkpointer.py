@@ -1,7 +1,7 @@
 """Checkpoints of a training loop: a manager, bound to the parts of one run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -116,6 +116,8 @@ class RunCheckpointer:
         train_data_iterator: its position is stored and restored if it is stateful (see `dataloader.positioned`).
         rerun_state_machine: its state is stored and restored; None: there is none.
         adapter_key_filter: accepts the parameters that a checkpoint holds; None: all of them.
+        megatron_arguments: the run as arguments of Megatron-LM, as `CheckpointSaveContext.megatron_arguments`. Those of
+            a resumed checkpoint that are not among them are stored again.
         log: receives one line per load, save and skipped checkpoint, on every rank.
         clock: monotonic clock in seconds.
     """
@@ -132,6 +134,7 @@ class RunCheckpointer:
         train_data_iterator: Any | None = None,
         rerun_state_machine: RerunStateMachineLike | None = None,
         adapter_key_filter: KeyFilter | None = None,
+        megatron_arguments: Mapping[str, Any] | None = None,
         log: Callable[[str], object] = lambda _line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -147,6 +150,7 @@ class RunCheckpointer:
             "rerun_state_machine": rerun_state_machine,
             "adapter_key_filter": adapter_key_filter,
         }
+        self._megatron_arguments = megatron_arguments
         self._log = log
         self._clock = clock
         self._retry = SaveRetry()
@@ -168,7 +172,10 @@ class RunCheckpointer:
         context = CheckpointLoadContext(
             **self._bound, dataloader_load=None if dataloader_load is None else Path(dataloader_load)
         )
-        return load_run(self._manager, context, counters=self._state.train_state, log=self._log)
+        loaded = load_run(self._manager, context, counters=self._state.train_state, log=self._log)
+        if self._megatron_arguments is not None:
+            self._megatron_arguments = {**loaded.megatron_arguments, **self._megatron_arguments}
+        return loaded
 
     def save(self, step: int, *, non_persistent: bool) -> list[SaveOutcome]:
         """Write a checkpoint, or start a background save; return the saves that have ended, oldest first.
@@ -181,6 +188,7 @@ class RunCheckpointer:
             **self._bound,
             num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
             non_persistent_ckpt=non_persistent,
+            megatron_arguments=self._megatron_arguments,
         )
         start = self._clock()
         outcome = self._manager.save(context, None)

@@ -1,14 +1,16 @@
 """State of a run in the form in which its layout stores it: step 1 of a save (see save.py)."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
 from mb_checkpoint import fsdp, mcore
 from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict
-from mb_checkpoint.collectives import gather, require_process_group
+from mb_checkpoint.collectives import gather, gather_in, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.megatron_lm import ARGUMENTS, COUNTERS, PLAIN
 from mb_checkpoint.rerun_state import RERUN_KEY, entries_of, rerun_entry
 from mb_checkpoint.restore_shards import rng_name
 from mb_checkpoint.rng import collect_rng_state, rng_digest
@@ -56,6 +58,13 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
         mcore.EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
         "parallel_layout": groups.layout(ctx.model),
     }
+    if ctx.megatron_arguments is not None:
+        plain = {
+            name: value
+            for name, value in ctx.megatron_arguments.items()
+            if ({type(each) for each in value} if isinstance(value, list | tuple) else {type(value)}) <= PLAIN
+        }
+        common[ARGUMENTS] = Namespace(**{**plain, **{name: int(counters.get(name, 0)) for name in COUNTERS}})
     if ctx.opt_param_scheduler is not None:
         common["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
     collect = _fsdp_entries if config.ckpt_format == fsdp.FORMAT else _torch_dist_entries
@@ -79,7 +88,8 @@ def _torch_dist_entries(
         )
     if config.save_rng:
         state, differ = _random_state(groups)
-        entries[mcore.RNG_KEY] = mcore.rng_object(state, groups, per_replica=differ)
+        states = gather_in(state, groups.dp_cp) if differ else [state]
+        entries[mcore.RNG_KEY] = mcore.rng_object(states, groups)
     return entries
 
 
@@ -101,7 +111,12 @@ def _fsdp_entries(
 
 
 def _random_state(groups: CheckpointGroups) -> tuple[dict[str, object], bool]:
-    """Return the random state of this rank, and whether data-parallel replicas differ; else one of them is stored."""
+    """Return the random state of this rank, and whether data-parallel replicas differ; else one of them is stored.
+
+    Megatron-LM requires the state of a GPU. A process without one stores that of its CPU there, as Megatron-LM itself
+    does when mb-host replaces CUDA.
+    """
     state = collect_rng_state(mcore.MegatronRng())
+    state.setdefault("cuda_rng_state", state["torch_rng_state"])
     positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(state)))
     return state, len(set(positions)) > len({position[:2] for position in positions})

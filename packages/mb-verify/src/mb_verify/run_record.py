@@ -6,8 +6,6 @@ are three kinds of lines: `start` (the step at which a start of the run began, a
 """
 
 import json
-import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +81,7 @@ class RecordFile:
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         values = {"rank": str(self._rank), "reads": str(reads_data)}
-        self._write("start", step, values, conditions=conditions or {}, process=os.getpid())
+        self._write("start", step, values, conditions=conditions or {})
 
     def state(self, step: int, values: Values) -> None:
         """Record the values held after `step` completed steps."""
@@ -93,8 +91,8 @@ class RecordFile:
         """Record the values that step number `step` (from 1) read and computed."""
         self._write("step", step, values)
 
-    def _write(self, kind: str, step: int, values: Values, **more: Values | int) -> None:
-        line = json.dumps({"kind": kind, "step": step, "time": time.time(), "values": values, **more})
+    def _write(self, kind: str, step: int, values: Values, **more: Values) -> None:
+        line = json.dumps({"kind": kind, "step": step, "values": values, **more})
         with self._path.open("a") as file:
             file.write(line + "\n")
 

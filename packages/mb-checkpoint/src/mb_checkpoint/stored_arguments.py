@@ -1,0 +1,107 @@
+"""Arguments and counters in a checkpoint of Megatron-LM, read without Megatron and without executing what it names.
+
+The entry is a pickle that also names classes of Megatron. Here each of them is replaced by a class without behaviour,
+so that numbers and texts are read and nothing is imported or called.
+"""
+
+import io
+import pickle
+import zipfile
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint.layout import TENSOR_INDEX
+from mb_checkpoint.megatron_lm import ARGUMENTS
+from mb_checkpoint.unpickling import read_metadata
+
+_ENTRY = "common_state/shard_0_1"
+_FILE = "common.pt"
+"""Entry with the state that is identical on all ranks; the file of it up to Megatron Core 0.15."""
+
+
+def read_common_state(directory: Path) -> dict[str, Any]:
+    """Return the state that is identical on all ranks; empty if the checkpoint has none in a form of Megatron Core.
+
+    Values that are not numbers, texts or containers of them, such as tensors, are replaced by None.
+
+    Raises:
+        OSError: A file cannot be read.
+        UnsafeCheckpointError: The index names code.
+        Exception: A damaged file, see `select.DAMAGED`.
+    """
+    content = _content(directory)
+    if content is None:
+        return {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
+        found = _plain(_InertUnpickler(io.BytesIO(archive.read(name))).load())
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, dict) else {}
+
+
+def read_arguments(directory: Path) -> Mapping[str, Any] | None:
+    """Return the arguments of Megatron-LM in a checkpoint, without those that are None; None if it holds none.
+
+    Raises: see `read_common_state`.
+    """
+    found = read_common_state(directory).get(ARGUMENTS)
+    return {name: value for name, value in vars(found).items() if value is not None} if found else None
+
+
+def _content(directory: Path) -> bytes | None:
+    """Return the bytes of the entry; None if there is none."""
+    file = directory / _FILE
+    if file.is_file():
+        return file.read_bytes()
+    if not (directory / TENSOR_INDEX).is_file():
+        return None
+    for entry, piece in (read_metadata(directory).storage_data or {}).items():
+        if entry.fqn == _ENTRY:
+            with (directory / piece.relative_path).open("rb") as stream:
+                stream.seek(piece.offset)
+                content: bytes = stream.read(piece.length)
+                return content
+    return None
+
+
+class _Inert:
+    """Substitute for a class or function that a pickle names: takes everything and does nothing."""
+
+    def __new__(cls, *_args: Any, **_fields: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any, **_fields: Any) -> None:
+        pass
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+    def __setitem__(self, _key: Any, _value: Any) -> None:
+        pass
+
+    def append(self, _value: Any) -> None:
+        pass
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Unpickler that imports nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {("argparse", "Namespace"): Namespace, ("collections", "OrderedDict"): dict}
+        return known.get((module, name), _Inert)
+
+    def persistent_load(self, _identifier: Any) -> _Inert:
+        return _Inert()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with None in place of every substitute."""
+    if isinstance(value, Namespace):
+        return Namespace(**{name: _plain(each) for name, each in vars(value).items()})
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(each) for each in value)
+    return None if isinstance(value, _Inert) or value is _Inert else value

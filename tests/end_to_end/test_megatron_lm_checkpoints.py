@@ -1,0 +1,99 @@
+"""Checkpoints of Megatron-LM's own training code resume here, and ours resume there, at the losses of each."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from runs import losses, mb
+
+from mb_data import IndexedWriter
+
+SCRIPT = Path(__file__).parents[1] / "megatron_lm_pretrain.py"
+FLAGS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 "
+    "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 2 --micro-batch-size 2 --global-batch-size 8 "
+    "--train-iters 9 --eval-iters 2 --eval-interval 3 --split 90,5,5 --tokenizer-type NullTokenizer --vocab-size 64 "
+    "--no-create-attention-mask-in-dataloader --log-interval 1 --num-workers 0 --make-vocab-size-divisible-by 8"
+)
+HOST = (
+    "--transformer-impl local --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-dropout-fusion "
+    "--no-bias-gelu-fusion --no-persist-layer-norm --no-rope-fusion"
+)
+STEP = re.compile(r" iteration +(\d+)/.* lm loss: (\S+)")
+
+
+def their_run(flags, *, ranks):
+    """Run Megatron-LM to its end; return the loss of each step, as it prints it, and the whole output."""
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    )
+    done = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return {int(step): loss for step, loss in STEP.findall(done.stdout)}, done.stdout
+
+
+def as_printed(found):
+    return {step: f"{loss:.6E}" for step, loss in found.items()}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Return the prefix of a corpus of random documents."""
+    prefix = tmp_path_factory.mktemp("corpus") / "corpus"
+    random = numpy.random.default_rng(1)
+    with IndexedWriter(prefix, dtype=numpy.uint16) as writer:
+        for _ in range(120):
+            writer.add_document(random.integers(0, 63, size=int(random.integers(20, 90))).tolist())
+    return prefix
+
+
+CASES = {
+    "one rank": (1, []),
+    "two ranks with the distributed optimizer": (2, ["--use-distributed-optimizer"]),
+    "two ranks with tensor parallelism": (2, ["--tensor-model-parallel-size", "2"]),
+}
+ALWAYS = "one rank"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        pytest.param(*case, id=name, marks=[] if name == ALWAYS else pytest.mark.matrix)
+        for name, case in CASES.items()
+    ],
+)
+def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, more):
+    flags = [*FLAGS.split(), *more, "--data-path", str(corpus), "--data-cache-path", str(tmp_path / "cache")]
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    undisturbed, _ = their_run([*flags, "--save", str(theirs), "--save-interval", "3"], ranks=ranks)
+    assert list(undisturbed) == list(range(1, 10))
+
+    settings = tmp_path / "run.yaml"
+    done = mb("config", "import-args", *flags, *HOST.split(), f"--out={settings}")
+    assert done.returncode == 0, done.stderr
+    processes = [f"--nproc={ranks}"] if ranks > 1 else []
+    load = (f"checkpoint.load={theirs}", "checkpoint.ckpt_step=3", "train.exit_interval=6")
+    done = mb("pretrain", str(settings), *load, *processes, f"--out={ours}")
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from {theirs}/iter_0000003 at step 3" in done.stdout
+    # dropout is on: weights, optimizer, schedule, data and random states continue exactly
+    assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (4, 5, 6)}
+
+    again, printed = their_run(
+        [*flags, "--load", str(ours / "checkpoints"), "--use-checkpoint-args"], ranks=ranks
+    )
+    expected, _ = their_run([*flags, "--load", str(theirs), "--ckpt-step", "6"], ranks=ranks)
+    assert again == expected
+    assert list(again) == [7, 8, 9]
+    assert "Setting padded_vocab_size to 64 from checkpoint" in printed

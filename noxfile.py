@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -357,17 +358,27 @@ def integration(session: nox.Session, part: str) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Run the examples of every README and of every package's docstring."""
-    readmes = [
+    """Build the documentation strictly into .nox/site; run the examples of its pages, READMEs and docstrings."""
+    # the notice of the theme about the next version of MkDocs
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}
+    build = ["mkdocs", "build", "--quiet", "--strict", "--config-file", "meta/mkdocs.yml"]
+    session.run("uv", "run", "--group", "docs", *build, env=quiet, external=True)
+    pages = [
         "README.md",
-        *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
+        *in_repository("packages/*/README.md"),
         "meta/README.md",
+        *in_repository("meta/docs/**/*.md"),
     ]
-    modules = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src/*/__init__.py"))
+    modules = in_repository("packages/*/src/*/__init__.py")
     # pytest collects a module by its dir(), which imports the lazy names and with them Megatron Core
     run = "import mb_host, pytest, sys; mb_host.install(); sys.exit(pytest.main(sys.argv[1:]))"
-    doctest = ["python", "-c", run, "--doctest-modules", "--doctest-glob=README.md"]
-    session.run("uv", "run", *doctest, *readmes, *modules, "meta/src/mb_trainer/__init__.py", external=True)
+    doctest = ["python", "-c", run, "--doctest-modules", "--doctest-glob=*.md"]
+    session.run("uv", "run", *doctest, *pages, *modules, "meta/src/mb_trainer/__init__.py", external=True)
+
+
+def in_repository(pattern: str) -> list[str]:
+    """Return the files that match a pattern, relative to the repository."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
 @nox.session(requires=["build"])
@@ -479,6 +490,23 @@ def verify(session: nox.Session) -> None:
     """Prove for a table of layouts, some under load, that a resume is exact; words after -- choose rows."""
     script = ["uv", "run", "python", "tests/verify_resume.py"]
     session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
+def drill(session: nox.Session) -> None:
+    """Inject faults into a small run on two ranks for an hour; the moments are other ones each time."""
+    run = [
+        "mb",
+        "drill",
+        "gpt_tiny",
+        "--nproc=2",
+        "--steps=24",
+        "--save-every=4",
+        f"--seed={int(time.time())}",
+    ]
+    layout = "model.tensor_model_parallel_size=2"
+    options = session.posargs or ["--minutes=60"]
+    session.run("uv", "run", *run, layout, *options, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(venv_backend="none")

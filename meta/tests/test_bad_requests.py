@@ -150,7 +150,7 @@ TABLE = [
         "CK03",
         "checkpoint.ckpt_format=torch_dist",
     ),
-    ("checkpoint.also_save_hf_checkpoint=true", 1, "CK22", "checkpoint.also_save_hf_checkpoint=false"),
+    ("checkpoint.hf_source_path=/tmp", 1, "CK33", "checkpoint.also_save_hf_checkpoint=true"),
     (
         "checkpoint.save=null checkpoint.non_persistent_save_interval=5 checkpoint.non_persistent_ckpt_type=global",
         1,

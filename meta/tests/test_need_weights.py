@@ -14,6 +14,9 @@ def test_without_weights_it_is_refused_by_a_rule(tmp_path, monkeypatch):
         done = CliRunner().invoke(app, ["finetune", "gpt_tiny", *words])
         assert (
             done.exit_code,
-            done.stderr.startswith("error: [V244] checkpoint.pretrained_checkpoint: "),
+            done.stderr.startswith(
+                "error: the configuration has 1 problem\ncheckpoint\n"
+                "  error V244  checkpoint.pretrained_checkpoint: "
+            ),
         ) == (1, True)
         assert message in done.stderr

@@ -1,9 +1,7 @@
 """`mb check`, `mb explain` and `mb config show`."""
 
 import json
-import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -33,20 +31,6 @@ def test_a_good_recipe_has_no_problems():
     result = mb("check")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith("gpt_tiny, 1 process: 0 errors, 0 warnings of ")
-
-
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-LAUNCHES = [
-    tuple(shlex.split(line, comments=True)[2:])
-    for line in README.replace("\\\n", " ").splitlines()
-    if line.startswith("mb pretrain ") and "--nproc" in line
-]
-
-
-@pytest.mark.parametrize("words", LAUNCHES, ids=" ".join)
-def test_a_launch_on_several_processes_in_the_readme_is_not_refused(words):
-    result = mb("check", *(word.replace("--nproc", "--world-size") for word in words))
-    assert (result.exit_code, result.stdout) == (0, "")
 
 
 def test_invalid_adapters_are_reported_before_the_launch():
@@ -154,7 +138,7 @@ def test_a_check_for_this_machine_takes_the_layers_that_a_run_would_have():
     result = mb("check", *EIGHT_BITS)
     assert (result.exit_code, "error G07" in result.stdout) == (1, True)
     assert "checked with local layers, as it would run on this machine" in result.stderr
-    assert "[G07]" in mb("pretrain", *EIGHT_BITS).stderr
+    assert "error G07  " in mb("pretrain", *EIGHT_BITS).stderr
     assert mb("check", *EIGHT_BITS, "--gpu", "h100", "--te", "2.20").exit_code == 0
 
 
@@ -225,7 +209,7 @@ def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
     errors = [item["id"] for item in json.loads(checked.stdout)["problems"] if item["severity"] == "error"]
     assert (checked.exit_code, rule in errors) == (1, True)
     planned, swept = mb("plan", *words), mb("sweep", *words, "train.micro_batch_size=1,2")
-    assert (planned.exit_code, planned.stdout, f"[{rule}]" in planned.stderr) == (1, "", True)
+    assert (planned.exit_code, planned.stdout, f"error {rule}  " in planned.stderr) == (1, "", True)
     assert (swept.exit_code, "0 rejected by them" in swept.stdout, f"\n{rule}  " in swept.stdout) in (
         (1, True, True),  # rejected by resolving alone
         (1, False, False),  # rejected by other rules before the configuration is resolved
@@ -282,7 +266,7 @@ def test_a_conflict_of_two_fields_names_the_origin_of_both(words, origins, tmp_p
     lines = [line.strip() for line in mb("check", "gpt_tiny", *words).stdout.splitlines()]
     assert [line for line in lines if " from " in line] == origins
     refused = mb("pretrain", "gpt_tiny", *words)
-    assert f"({', '.join(origins)})" in refused.stderr
+    assert [line.strip() for line in refused.stderr.splitlines() if " from " in line] == origins
 
 
 @pytest.fixture
@@ -342,7 +326,11 @@ def test_config_show_loads_back(empty_folder):
 
 def test_config_show_of_a_rejected_configuration_prints_it_and_the_reason():
     result = mb("config", "show", "train.global_batch_size=7")
-    assert (result.exit_code, "global_batch_size: 7" in result.stdout, "[V242]" in result.stderr) == (
+    assert (
+        result.exit_code,
+        "global_batch_size: 7" in result.stdout,
+        "error V242  train.global_batch_size: " in result.stderr,
+    ) == (
         1,
         True,
         True,

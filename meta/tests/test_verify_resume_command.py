@@ -25,6 +25,20 @@ def test_impossible_requests_are_rejected(options, printed):
     assert printed in " ".join(ended.output.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        (["--faults", "fire"], "fire unknown. Choose from kill"),
+        (["--steps", "1"], "--steps"),
+        (["train.no_such_field=1"], "no_such_field"),
+    ],
+)
+def test_impossible_drills_are_rejected(options, printed):
+    ended = CliRunner().invoke(app, ["drill", *options])
+    assert ended.exit_code == 2
+    assert printed in " ".join(ended.output.replace("│", " ").split())
+
+
 def test_a_folder_that_is_not_empty_is_rejected(tmp_path):
     (tmp_path / "something").touch()
     ended = CliRunner().invoke(app, ["verify-resume", "--out", str(tmp_path)])

@@ -15,7 +15,6 @@ TRUST = "the callback of the option trusts the folders for the length of the com
 ALLOWED = {
     "mb_checkpoint.mcore_torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of distributed optimizers",
     "mb_trainer.cli_runs.sample.trust": TRUST,
-    "mb_trainer.cli_weights.export_hf.trust": TRUST,
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; all ranks read one index",
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; all ranks read one index",
     "mb_metrics.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",
@@ -52,6 +51,8 @@ ALLOWED = {
     "mb_host.random.get_rng_state.device": STAND_IN,
     "mb_host.random.set_rng_state.device": STAND_IN,
     "mb_host.streams.HostEvent.record.stream": STAND_IN,
+    "mb_models.peft.config.PEFT.optimizer_overrides.lr": "the base class, without rates of its own",
+    "mb_models.peft.config.PEFT.optimizer_overrides.min_lr": "the base class, without rates of its own",
     "mb_host.t5.host_t5_spec.pp_rank": SPEC,
     "mb_host.t5.host_t5_spec.vp_stage": SPEC,
     "mb_models.hybrid.hybrid_transformer_engine_spec.config": SPEC,
@@ -59,6 +60,9 @@ ALLOWED = {
     "mb_models.hybrid.hybrid_transformer_engine_spec.vp_stage": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.pp_rank": SPEC,
     "mb_models.t5_layer_specs.t5_transformer_engine_spec.vp_stage": SPEC,
+    "mb_verify.step_results.StepResultReader.__init__.context": "a StateReader that reads no state",
+    "mb_verify.step_results.StepResultReader.state.context": "a StateReader that reads no state",
+    "mb_verify.step_results.StepResultReader.state.complete": "a StateReader that reads no state",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
 }

@@ -68,11 +68,11 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "exit_code", "message"),
     [
-        ([], 1, "[V244] checkpoint.pretrained_checkpoint: is not set"),
+        ([], 1, "error V244  checkpoint.pretrained_checkpoint: is not set"),
         (
             ["checkpoint.pretrained_checkpoint=nowhere"],
             1,
-            "[V244] checkpoint.pretrained_checkpoint: no such folder: nowhere",
+            "error V244  checkpoint.pretrained_checkpoint: no such folder: nowhere",
         ),
         (["peft=ia3"], 2, "'ia3' is none of lora, canonical_lora, dora"),
     ],

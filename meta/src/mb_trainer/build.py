@@ -26,7 +26,7 @@ from mb_checkpoint.layout import shared_save_roots
 from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_config.megatron_lm.arguments import megatron_arguments
-from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer, save_tokenizer
+from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
 from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
@@ -43,6 +43,7 @@ from mb_resilience.monitors import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import build_model, layers_of, model_groups
+from mb_trainer.pretrained import save_assets
 from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
@@ -141,7 +142,7 @@ def build(
 def open_manager(config: ConfigContainer, tokenizer: Tokenizer, stack: ExitStack) -> CheckpointManager:
     """Return the checkpoint manager, which saves the tokenizer with each checkpoint; `stack` closes the default one."""
     manager = create_checkpoint_manager(
-        config.checkpoint, write_assets=partial(save_tokenizer, tokenizer), log_outcomes=False
+        config.checkpoint, write_assets=partial(save_assets, config, tokenizer), log_outcomes=False
     )
     if isinstance(manager, DefaultCheckpointManager):
         stack.callback(manager.close)

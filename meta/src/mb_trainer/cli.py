@@ -6,7 +6,7 @@ Each command imports its module when it is called, so that `mb --help` starts fa
 import sys
 import warnings
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,11 +18,11 @@ import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
 from mb_config.cli_options import add_import_option
 from mb_config.cli_versions import version_option
+from mb_models.hf.commands import add_weight_commands
 from mb_trainer.cli_config import TRAINER, configs
-from mb_trainer.cli_options import command
+from mb_trainer.cli_options import command, read_run_folder
 from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
-from mb_trainer.cli_weights import weights
 
 app = typer.Typer(
     name="mb",
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (train, runs, configs, weights):
+for part in (train, runs, configs):
     app.add_typer(part)
 app.add_typer(mb_data.cli.app, name="data")
 app.add_typer(mb_checkpoint.cli.app, name="ckpt")
@@ -43,6 +43,21 @@ app.add_typer(mb_launch.cli.app, name="launch")
 
 VERSION = version_option(
     "mb-trainer", pattern=r"mb-\w+", frameworks=("torch", "megatron-core", "transformer-engine")
+)
+
+
+def weight_converter() -> Any:
+    """Return the module that converts weights on the CPU, which imports megatron."""
+    import_module("mb_host").install(force=True)  # before megatron is imported
+    return import_module("mb_trainer.hugging_face")
+
+
+add_weight_commands(
+    app,
+    converter=weight_converter,
+    reported=lambda work: command("errors").reported(work),
+    read_folder=read_run_folder,
+    trust=mb_checkpoint.cli.Trust,
 )
 
 

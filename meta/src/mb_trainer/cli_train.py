@@ -9,7 +9,6 @@ from mb_checkpoint.cli import Trust
 from mb_config.cli_options import AllowOom, common_options
 from mb_trainer.cli_options import (
     ConfigFiles,
-    Json,
     NoNumaBinding,
     Out,
     Processes,
@@ -17,7 +16,7 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
-from mb_verify.cli_options import Cut, Kill, ProofFolder, ResumeProcesses, Steps, read_interruption
+from mb_verify.cli_options import DrillOptions, ProofOptions
 
 train = typer.Typer()
 
@@ -89,17 +88,8 @@ def finetune(run: RunArguments) -> None:
     "verify-resume",
     epilog="Example: mb verify-resume gpt_tiny --steps 20 --cut 7 --nproc 2 model.tensor_model_parallel_size=2",
 )
-def verify_resume(  # noqa: PLR0913 - options of a command
-    recipe: Recipe = None,
-    config: ConfigFiles = None,
-    out: ProofFolder = None,
-    nproc: Processes = None,
-    steps: Steps = 20,
-    cut: Cut = 7,
-    kill: Kill = False,
-    resume_nproc: ResumeProcesses = None,
-    as_json: Json = False,
-) -> None:
+@common_options
+def verify_resume(options: ProofOptions, recipe: Recipe = None, config: ConfigFiles = None) -> None:
     """Prove that a resumed run equals an uninterrupted one: run a recipe with and without an interruption.
 
     Compared for every step on every rank: the sequences that were read, counters, learning rate, all random streams,
@@ -112,8 +102,17 @@ def verify_resume(  # noqa: PLR0913 - options of a command
 
     Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
     """
-    interruption = read_interruption(steps=steps, cut=cut, kill=kill, resume_nproc=resume_nproc)
-    options = {"files": config or [], "out": out, "nproc": nproc, "as_json": as_json}
-    raise typer.Exit(
-        command("verify_resume").verify(list(recipe or []), interruption=interruption, **options)
-    )
+    raise typer.Exit(command("verify_resume").start_runs(list(recipe or []), options, files=config or []))
+
+
+@train.command(epilog="Example: mb drill gpt_tiny --nproc 2 --steps 12 --save-every 3 --faults kill,nan")
+@common_options
+def drill(options: DrillOptions, recipe: Recipe = None, config: ConfigFiles = None) -> None:
+    """Run a recipe under injected faults, start it again after each, and compare it with the undisturbed run.
+
+    Each fault comes in a step, at a moment and on a rank that --seed draws. Reported for each: steps and seconds lost,
+    and whether losses, gradient norms and learning rates equal those of the undisturbed run bit for bit.
+
+    Exit code 0: the run recovered from all; 1: not, or a run failed; 3: the machine is not repeatable.
+    """
+    raise typer.Exit(command("verify_resume").start_runs(list(recipe or []), options, files=config or []))

@@ -28,7 +28,3 @@ class UnwritableFolderError(TrainerError, OSError):
 
 class UserCodeError(TrainerError, ValueError):
     """Code of the user that the configuration leaves without a purpose."""
-
-
-class OutputExistsError(TrainerError, FileExistsError):
-    """Output file that already exists and would be overwritten."""

@@ -7,13 +7,17 @@ from pathlib import Path
 import torch
 
 from mb_checkpoint import save_model_weights
+from mb_data.saved_tokenizer import saved_tokenizer_file
 from mb_data.tokenizer_loading import copy_tokenizer_files
-from mb_host.layers import host_block_spec
+from mb_host.families import HOST_LAYERS
 from mb_launch import World
 from mb_loop import TrainState
-from mb_models.hf.conversion import memory_mapped_model, require_gpt, section_of_folder
+from mb_models import family_of
+from mb_models.hf.carried import carry_files
+from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
+from mb_models.peft.loading import require_adapters
 from mb_trainer.model import model_groups
 from mb_trainer.recipes.imported import imported_model
 from mb_trainer.saved_run import SavedRun
@@ -33,11 +37,12 @@ def import_folder(folder: Path, out: Path) -> int:
     """
     section = section_of_folder(folder)
     out.mkdir(parents=True, exist_ok=True)
+    layers = HOST_LAYERS[family_of(section).name]
     copy_tokenizer_files(folder, out)
     config = imported_model(section, folder=out)
     with (
         model_groups(World(), config, device=CPU) as groups,
-        memory_mapped_model(section, groups=groups, layer_spec=host_block_spec, folder=out) as chunk,
+        memory_mapped_model(section, groups=groups, layer_spec=layers, folder=out) as chunk,
     ):
         load_hf_weights([chunk], folder, pg_collection=groups)
         save_model_weights(
@@ -45,7 +50,7 @@ def import_folder(folder: Path, out: Path) -> int:
             [chunk],
             state=GlobalState(cfg=config, train_state=TrainState()),
             pg_collection=groups,
-            write_assets=partial(copy_tokenizer_files, folder),
+            write_assets=partial(copy_assets, folder),
         )
         parameters: int = sum(parameter.numel() for parameter in chunk.parameters())
     # an explicit null would count as set by the user
@@ -53,13 +58,27 @@ def import_folder(folder: Path, out: Path) -> int:
     return parameters
 
 
-def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: bool = False) -> int:
+def copy_assets(source: Path, target: Path) -> None:
+    """Copy the tokenizer and the other small files of a Hugging Face folder into a checkpoint."""
+    copy_tokenizer_files(source, target)
+    carry_files([source], target)
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    *,
+    log: Callable[[str], object],
+    adapters: bool = False,
+    merge: bool = False,
+    model_type: str | None = None,
+) -> int:
     """Write the newest intact checkpoint of a run as a transformers folder; return its step.
 
     `log` receives a message for each damaged checkpoint that was skipped.
 
-    Adapters are merged; with `adapters`, only the adapters are written, in the format of peft. Padding rows of the
-    vocabulary are kept. The tokenizer is copied.
+    Adapters are merged; with `adapters`, only the adapters are written, in the format of peft; `merge` requires
+    adapters. The tokenizer and generation_config.json are copied.
 
     Raises:
         mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
@@ -69,10 +88,13 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
     """
     saved = SavedRun.find(run, purpose="export", log=log)
     config = saved.config
-    section = require_gpt(config.model, source=run)
+    section = require_convertible(config.model, source=run)
+    if merge:
+        require_adapters(config.peft)
+    layers, checkpoint = HOST_LAYERS[family_of(section).name], saved.checkpoint.path
     with (
         model_groups(World(), config, device=CPU) as groups,
-        memory_mapped_model(section, groups=groups, layer_spec=host_block_spec, folder=out.parent) as chunk,
+        memory_mapped_model(section, groups=groups, layer_spec=layers, folder=out.parent) as chunk,
     ):
         export_model(
             chunk,
@@ -82,6 +104,10 @@ def export_run(run: Path, out: Path, *, log: Callable[[str], object], adapters: 
             pg_collection=groups,
             peft=config.peft,
             adapters_only=adapters,
+            model_type=model_type,
+            carried=checkpoint,
+            tokenizer_vocab_size=saved.tokenizer().vocab_size if saved_tokenizer_file(checkpoint) else 0,
+            base=config.checkpoint.pretrained_checkpoint or "",
         )
-    copy_tokenizer_files(saved.checkpoint.path, out)
+    copy_tokenizer_files(checkpoint, out)
     return saved.checkpoint.step or 0

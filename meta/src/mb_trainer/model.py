@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -61,6 +62,16 @@ def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
     return layers
 
 
+def optimizer_overrides(config: ConfigContainer, chunks: list[Any]) -> dict[Any, Any]:
+    """Return Megatron's overrides for single parameters: those of the provider, and the rates of adapters."""
+    rates = {"lr": config.optimizer.lr, "min_lr": config.optimizer.min_lr}
+    context = OptimizerConfigOverrideProviderContext(
+        scheduler_config=config.scheduler, optimizer_config=config.optimizer, model=chunks
+    )
+    found = config.optimizer_config_override_provider.build_config_overrides(context)
+    return found if config.peft is None else {**found, **config.peft.optimizer_overrides(**rates)}
+
+
 def build_model(
     config: ConfigContainer,
     *,
@@ -77,11 +88,7 @@ def build_model(
         groups=groups,
         optimizer=OptimizerSetup(
             config=to_megatron(config.optimizer),
-            config_overrides=lambda chunks: config.optimizer_config_override_provider.build_config_overrides(
-                OptimizerConfigOverrideProviderContext(
-                    scheduler_config=config.scheduler, optimizer_config=config.optimizer, model=chunks
-                )
-            ),
+            config_overrides=lambda chunks: optimizer_overrides(config, chunks),
             scheduler=lambda optimizer: build_scheduler(
                 optimizer,
                 scheduler=config.scheduler,

@@ -18,6 +18,7 @@ from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
 from mb_metrics.event_log import STARTS, read_event_rows
 from mb_metrics.run_folder import RunFolder
+from mb_models.hf.adoption import adopt_architecture
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
@@ -100,7 +101,8 @@ def in_use_error(folder: RunFolder) -> RunFolderError:
 def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
     """Set the unset paths to the run folder, and resolve named run folders to the checkpoints in them.
 
-    The tokenizer of configured weights is taken with them. A path that the user set to null stays null.
+    Tokenizer of configured weights, and architecture of a Hugging Face folder, are taken with them. A path that was set
+    to null stays null.
     """
     expand_home_in(config, PATH_FIELDS)
     checkpoint, logger = config.checkpoint, config.logger
@@ -124,4 +126,5 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
         if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):
             # a run folder in the configuration means its checkpoints
             setattr(checkpoint, name, str(checkpoints_in(Path(named))))
+    config.model = adopt_architecture(config.model, checkpoint.pretrained_checkpoint, origins=provenance)
     take_tokenizer(config, run_config=folder.run_config, provenance=provenance)

@@ -8,12 +8,14 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import SelectedCheckpoint, load_model_weights
+from mb_checkpoint.converted_weights import convert_once
 from mb_checkpoint.integrity import require_newest_intact
 from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
 from mb_models.unsharded import unshard
 from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
+from mb_trainer.pretrained import IMPORT
 from mb_trainer.registry import REGISTRY
 
 
@@ -38,6 +40,8 @@ class SavedRun:
                 tensor_parallel_size=model.tensor_model_parallel_size,
             )
         unshard(model)
+        if config.peft is not None:
+            convert_once(config.checkpoint.pretrained_checkpoint, command=IMPORT, log=log)
         return saved
 
     def tokenizer(self) -> Tokenizer:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
+from mb_checkpoint.exported_weights import hugging_face_copies
 from mb_config.predict.prediction import predicted_speed
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
@@ -40,6 +41,7 @@ from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
 from mb_trainer.machine import first_gpu
+from mb_trainer.pretrained import EXPORT
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.user_code import UserCode
@@ -99,6 +101,12 @@ class Run:
                     *bar.callbacks,
                     *recorders.callbacks,
                     *progress_recorders(self.state, world=self.job.world, print_line=self.console.print),
+                    *hugging_face_copies(
+                        self.job.config.checkpoint,
+                        command=EXPORT,
+                        on_this_rank=self.job.world.is_logging_rank,
+                        log=self.console.print,
+                    ),
                     *position_callbacks(
                         self.job.config.dataset.dataloader_save,
                         rank=self.job.world.rank,
@@ -222,7 +230,9 @@ class Run:
             validated=summary.validated == self.state.train_state.step,
             rerun_machine=self.rerun_machine,
             callbacks=manager,
-            write=self.console.print,
+            write=None
+            if stops
+            else self.console.print,  # while `stops` are watched, metrics and summary print them
             stop_evaluation=stops.stop_evaluation if stops else never_stop,
             non_loss=non_loss,
             **captured_schedule(self.job.config, self.training_model),
@@ -294,5 +304,5 @@ class Run:
             start_step=self.state.train_state.step,
             sample_sizes=self.data.sizes,
             step_values=stragglers.step_values,
-            print_line=self.console.print,
+            print_line=self.console.detail,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import mb_checkpoint
 import mb_host
 import mb_overlap
+from mb_checkpoint.converted_weights import convert_once
 from mb_checkpoint.initial_weights import require_weights
 from mb_checkpoint.run_status import is_in_save_folder
 from mb_config import Provenance
@@ -24,6 +25,7 @@ from mb_metrics.rank_console import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import first_gpu
+from mb_trainer.pretrained import IMPORT
 from mb_trainer.settle import Job, RunOptions, settle_job
 from mb_trainer.user_code import NO_CODE, UserCode
 
@@ -93,7 +95,7 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
-    console = RankConsole(rank=job.world.rank, is_logging_rank=job.world.is_logging_rank)
+    console = RankConsole.of(job.world, style=config.logger.console)
     # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)
     if job.status.state == "complete" and job.world.world_size == 1:
@@ -102,6 +104,7 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
             return done
         job = replace(job, status=replace(job.status, state="resumable"))
     announce(job, bound, console)
+    convert_once(config.checkpoint.pretrained_checkpoint, command=IMPORT, log=console.print)
     set_overlap_variables(job, environment, console)
     start_flight_recorder(config.dist, log=console.print)
     mb_host.install()  # before the import of megatron; on a machine with a GPU it only corrects faults of Megatron

@@ -35,7 +35,11 @@ FOREIGN = {
         "(release/mp_rank_00)",
         "checkpoint.pretrained_checkpoint=DIR",
     ),
-    "hugging face": (["config.json", "model.safetensors"], "a model in Hugging Face format", "mb import-hf"),
+    "hugging face": (
+        ["config.json", "model.safetensors"],
+        "a model in Hugging Face format",
+        "Start from its weights",
+    ),
     "peft": (
         ["adapter_config.json", "adapter_model.safetensors"],
         "adapters of Hugging Face PEFT",

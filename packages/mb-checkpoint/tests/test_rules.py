@@ -61,7 +61,6 @@ MEANINGLESS_ALONE = {  # read only together with a field that a rule refuses
     "replication_factor": "replication",
     "auto_detect_ckpt_format": "ckpt_format",
     "use_tokenizer_model_from_checkpoint_args": "use_checkpoint_args",
-    "hf_source_path": "also_save_hf_checkpoint",
     "hf_trust_remote_code": "also_save_hf_checkpoint",
     "hf_distributed_save": "also_save_hf_checkpoint",
     "hf_save_every_n_ranks": "also_save_hf_checkpoint",

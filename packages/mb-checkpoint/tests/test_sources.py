@@ -103,12 +103,27 @@ def test_a_flipped_bit_in_a_checkpoint_that_was_named_is_an_error_on_every_rank(
     assert found == [("IncompleteCheckpointError", True)] * 2
 
 
-@pytest.mark.parametrize("field", ["load", "pretrained_checkpoint"])
-def test_a_hugging_face_folder_is_rejected_by_name(one_rank, tmp_path, field):
+@pytest.mark.parametrize(
+    ("field", "file", "advice"),
+    [
+        ("load", "model.safetensors", "A run cannot be resumed from it. Start from its weights"),
+        (
+            "pretrained_checkpoint",
+            "model.safetensors",
+            "is not converted yet. Call mb_checkpoint.converted_weights",
+        ),
+        ("pretrained_checkpoint", "pytorch_model.bin", "Save it with safe serialization"),
+    ],
+)
+def test_a_hugging_face_folder_is_no_checkpoint(one_rank, tmp_path, field, file, advice):
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / file).touch()
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.load, tmp_path / "none", {field: str(tmp_path)})
-    assert (kind, "in Hugging Face format" in message) == ("CheckpointNotFoundError", True)
+    assert (kind, "in Hugging Face format" in message, advice in message) == (
+        "CheckpointNotFoundError",
+        True,
+        True,
+    )
 
 
 def test_adapters_alone_are_stored_and_the_base_comes_from_the_pretrained_checkpoint(two_ranks, tmp_path):

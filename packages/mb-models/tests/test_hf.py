@@ -10,8 +10,10 @@ from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 
 from mb_host.layers import host_block_spec
+from mb_models import T5ModelConfig
+from mb_models.hf.carried import carry_files
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
-from mb_models.hf.conversion import memory_mapped_model
+from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
@@ -177,6 +179,33 @@ def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
     assert (rows[:96] != 0).all()
 
 
+def test_padding_is_not_exported_and_ids_of_tokens_are(groups, tmp_path):
+    make("llama", tmp_path / "in")
+    section = section_of_folder(tmp_path / "in")
+    section.transformer_impl = "local"
+    assert section.vocab_size == 128
+    chunk = build(section, groups)
+    load_hf_weights([chunk], tmp_path / "in")
+    (tmp_path / "checkpoint").mkdir()
+    carry_files([tmp_path / "in"], tmp_path / "checkpoint")
+    with memory_mapped_model(
+        section, groups=groups, layer_spec=host_block_spec, folder=tmp_path / "pages"
+    ) as empty:
+        export_model(
+            empty,
+            tmp_path / "out",
+            section=section,
+            load=lambda _: empty.load_state_dict(chunk.state_dict(), strict=False),
+            pg_collection=groups,
+            carried=tmp_path / "checkpoint",
+        )
+    assert same(weights(tmp_path / "in"), weights(tmp_path / "out"))
+    names = ("vocab_size", "eos_token_id", "bos_token_id")
+    before, after = (read_config(tmp_path / name) for name in ("in", "out"))
+    assert [after[name] for name in names] == [before[name] for name in names]
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -257,6 +286,12 @@ def test_a_folder_without_weights_or_with_a_broken_file_is_rejected(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     with pytest.raises(HuggingFaceError, match="cannot be read"):
         TensorFolder(tmp_path)
+
+
+def test_another_kind_of_model_is_not_exported(tmp_path):
+    section = T5ModelConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    with pytest.raises(HuggingFaceError, match="is a T5ModelConfig, because"):
+        require_convertible(section, source=tmp_path)
 
 
 def test_an_unconvertible_model_is_not_exported(groups, tmp_path):

@@ -93,6 +93,22 @@ def test_factors_start_with_the_deviation_of_their_method(tiny, groups, method, 
     assert all(bool(value.any()) == (other != "zero") for value in others)
 
 
+def test_the_second_factor_has_its_own_learning_rate(tiny, groups):
+    _, chunk = build(tiny, groups)
+    section = LoRA(dim=4, loraplus_lr_ratio=16.0)
+    section.install([chunk])
+    [(key, override)] = section.optimizer_overrides(lr=1e-3, min_lr=1e-4).items()
+    assert override == {"max_lr": 1.6e-2, "min_lr": 1.6e-3}
+    fast = [name for name, value in chunk.named_parameters() if key.matches(value, f"module.{name}")]
+    assert fast == [name for name, _ in chunk.named_parameters() if name.endswith("lora_b")] != []
+    assert section.optimizer_overrides(lr=1.0, min_lr=None)[key] == {"max_lr": 16.0}
+    assert (
+        LoRA().optimizer_overrides(lr=1e-3, min_lr=0.0)
+        == PEFT().optimizer_overrides(lr=1.0, min_lr=0.0)
+        == {}
+    )
+
+
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_dropout_is_before_or_after_the_adapter(tiny, groups, position):
     _, chunk = build(tiny, groups)

@@ -1,13 +1,24 @@
 """Options of a command that proves a resume, in a program that uses them."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 typer = pytest.importorskip("typer", reason="typer is not installed")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from mb_verify import Interruption  # noqa: E402
-from mb_verify.cli_options import Cut, Kill, ProofFolder, ResumeProcesses, Steps, read_interruption  # noqa: E402
+from mb_verify import Interruption, VerificationError  # noqa: E402
+from mb_verify.cli_options import (  # noqa: E402
+    Cut,
+    Kill,
+    ProofFolder,
+    ProofOptions,
+    ResumeProcesses,
+    Steps,
+    read_interruption,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -50,3 +61,18 @@ def test_options_describe_an_interruption(options, interruption):
 def test_impossible_ones_are_rejected_with_the_option(options, message):
     ended = CliRunner().invoke(app, options)
     assert (ended.exit_code, message in " ".join(ended.output.split())) == (2, True)
+
+
+def test_options_of_a_trainer_make_the_proof(tmp_path, capsys):
+    program = (
+        "import os, sys, mb_verify\n"
+        "record = mb_verify.record_file_from_environment(os.environ)\n"
+        "record.start(0)\n"
+        "for step in (1, 2): record.step(step, {'losses: loss': str(step)})\n"
+    )
+    options = ProofOptions(steps=2, cut=1, out=tmp_path / "proof")
+    with pytest.raises(VerificationError, match=r"resumed at step \(0,\), not \(1,\)"):
+        options.run(lambda start: [sys.executable, "-c", program], tracker=Path("latest"))
+    assert "interrupted run, start 2: done" in capsys.readouterr().err
+    with pytest.raises(typer.BadParameter, match="leaves nothing to resume"):
+        ProofOptions(steps=8, cut=8)

@@ -1,56 +1,32 @@
-"""`mb verify-resume`: the starts of both runs as `mb pretrain` commands; mb-verify records and compares them."""
+"""`mb verify-resume` and `mb drill`: starts of runs as `mb pretrain` commands; mb-verify records and compares them."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mb_checkpoint.layout import STEP_TRACKER
+from mb_checkpoint.layout import RUN_CHECKPOINTS, STEP_TRACKER
 from mb_config.schedule import length_overrides
 from mb_launch.world import require_single_process
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.request_reader import read_request
-from mb_verify import (
-    EXIT_CODES,
-    Interruption,
-    RunStart,
-    proof_as_data,
-    proof_as_text,
-    prove,
-    run_start_command,
-)
+from mb_verify import RunStart
+from mb_verify.cli_options import DrillOptions, ProofOptions
 
 
-def verify(
-    arguments: Sequence[str],
-    *,
-    files: Sequence[Path],
-    out: Path | None,
-    nproc: int | None,
-    interruption: Interruption,
-    as_json: bool,
+def start_runs(
+    arguments: Sequence[str], options: DrillOptions | ProofOptions, *, files: Sequence[Path]
 ) -> int:
-    """Make both runs, compare them, print the result, and return its exit code (`EXIT_CODES`)."""
+    """Make the runs of a drill or a proof, print the result, and return its exit code."""
 
     def work() -> int:
         require_single_process(os.environ, option="--nproc")
         # errors of the request are reported before anything runs
-        request = read_request(arguments, files=files)
-        length = length_overrides(request.config.train, interruption.steps)
-        log = partial(print, file=sys.stderr, flush=True)  # results go to stdout
-
-        def make_start(start: RunStart) -> None:
-            command = start_command(start, [*arguments, *length], files=files)
-            run_start_command(start, command, tracker=start.run / "checkpoints" / STEP_TRACKER, log=log)
-
-        proof = prove(make_start, folder=out, processes=nproc or 1, interruption=interruption, log=log)
-        print(
-            json.dumps(proof_as_data(proof, interruption)) if as_json else proof_as_text(proof, interruption)
-        )
-        return EXIT_CODES[proof.conclusion]
+        length = length_overrides(read_request(arguments, files=files).config.train, options.steps)
+        make_command = partial(start_command, arguments=[*arguments, *length], files=files)
+        return options.run(make_command, tracker=Path(RUN_CHECKPOINTS) / STEP_TRACKER)
 
     return reported(work)
 

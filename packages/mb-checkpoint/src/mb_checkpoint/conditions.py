@@ -59,6 +59,11 @@ def pretrained_has_checkpoint(pretrained: str | None, manager: str | None, _: ob
     return why_no_source(pretrained, resume=False)
 
 
+def source_is_folder(source: str | None, _: object) -> str | None:
+    """Check that the folder whose files are copied to an export exists; rules on paths reject URLs."""
+    return None if source is None or is_url(source) or Path(source).is_dir() else "is not an existing folder"
+
+
 def step_exists(
     step: int | None, load: str | None, manager: str | None, _: object, storage: str | None = None
 ) -> str | None:

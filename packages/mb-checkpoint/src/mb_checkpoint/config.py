@@ -162,9 +162,9 @@ class CheckpointConfig(StrictFields):
     custom_manager_class: str | None = None
     """Dotted name of the class that replaces the default manager."""
     also_save_hf_checkpoint: bool = False
-    """Also write the weights in Hugging Face format, under `iter_*/hf`."""
+    """Also export the weights in Hugging Face format, to `iter_*/hf`, in another process while training continues."""
     hf_source_path: str | None = None
-    """Hugging Face model that serves as the template of that format."""
+    """Hugging Face folder whose other small files, such as generation_config.json, are copied to that export."""
     hf_trust_remote_code: bool = False
     """Allow code that comes with the template."""
     hf_distributed_save: bool = False

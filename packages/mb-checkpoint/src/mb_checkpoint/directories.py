@@ -5,6 +5,7 @@ from typing import Protocol
 
 from mb_checkpoint.layout import (
     NonPersistentDirs,
+    is_hugging_face_directory,
     is_iteration_directory,
     non_persistent_roots,
     step_of,
@@ -24,12 +25,12 @@ class ResumeSettings(NonPersistentDirs, Protocol):
 
 
 def weight_directories(weights: Path) -> list[Path]:
-    """Return the checkpoints in a folder, newest first, or the folder itself if it is a checkpoint.
+    """Return the checkpoints in a folder, newest first; the folder itself if it holds one, in any format.
 
     A folder that cannot be read has none; loading the weights reports the reason.
     """
     try:
-        if is_iteration_directory(weights):
+        if is_iteration_directory(weights) or is_hugging_face_directory(weights):
             return [weights]
         return [*steps_in(weights).values(), weights / RELEASE]
     except OSError:

@@ -40,6 +40,10 @@ class CheckpointSourceError(CheckpointNotFoundError):
     bad_input: ClassVar[bool] = True
 
 
+class WeightConversionError(CheckpointError, RuntimeError):
+    """Weights in another program's format could not be converted."""
+
+
 class DamagedCheckpointError(CheckpointError):
     """Files of a checkpoint are damaged or missing.
 

@@ -85,18 +85,19 @@ def _recognize_distributed(folder: Path, *, named: Path) -> ForeignCheckpoint | 
 
 
 def _hugging_face(folder: Path) -> ForeignCheckpoint:
-    steps = (
-        f"Convert it with `mb import-hf {folder} --out DIR` and set "
-        "checkpoint.pretrained_checkpoint=DIR/checkpoints"
+    return ForeignCheckpoint(
+        kind="a model in Hugging Face format",
+        to_load="A run cannot be resumed from it. Start from its weights with "
+        f"checkpoint.pretrained_checkpoint={folder}, without checkpoint.load",
+        to_start="Save it with safe serialization (*.safetensors), and set "
+        f"checkpoint.pretrained_checkpoint={folder}",
     )
-    return ForeignCheckpoint(kind="a model in Hugging Face format", to_load=steps, to_start=steps)
 
 
 def _peft_adapters(folder: Path) -> ForeignCheckpoint:
     steps = (
         "They are not a complete model: merge them into it with PEFT's merge_and_unload() and save_pretrained(), "
-        "convert the result with `mb import-hf MERGED --out DIR`, and set "
-        "checkpoint.pretrained_checkpoint=DIR/checkpoints"
+        "and set checkpoint.pretrained_checkpoint to the result"
     )
     return ForeignCheckpoint(
         kind=f"adapters of Hugging Face PEFT ({folder / _PEFT_MARK})", to_load=steps, to_start=steps
@@ -134,7 +135,7 @@ def _torch_dcp(folder: Path, *, named: Path) -> ForeignCheckpoint:
         to_load=f"A run cannot be resumed from it. Keep it; where Megatron-FSDP wrote it, start from its weights with "
         f"checkpoint.pretrained_checkpoint={named} and ddp.use_megatron_fsdp=true, without checkpoint.load",
         to_start="Where Megatron-FSDP wrote it, its weights are read with ddp.use_megatron_fsdp=true; else export them "
-        "in Hugging Face format with the program that wrote it, and convert those with `mb import-hf`",
+        "in Hugging Face format with the program that wrote it, and start from those",
     )
 
 
@@ -167,6 +168,8 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
     path = Path(named)
     try:
         foreign = recognize_foreign(path)
+        if is_hugging_face_directory(path) and not resume and next(path.glob("*.safetensors"), None):
+            return None  # converted before it is read
         if foreign is not None and not is_readable_here(path, resume=resume):
             return f"{named} holds {foreign.kind}. {foreign.advice(resume=resume)}"
         missing = "no such folder" if not path.exists() else why_not_a_checkpoint(path)

@@ -53,8 +53,8 @@ def require_weights(section: WeightSettings) -> None:
             reason,
             values={FIELD: named},
             why="fine-tuning starts from one",
-            fix="Make it first (mb pretrain gpt_tiny for the recipe lora_tiny; mb import-hf for weights from "
-            "elsewhere), or name another.",
+            fix="Make it first (mb pretrain gpt_tiny for the recipe lora_tiny), or name another, or the folder of a "
+            "Hugging Face model.",
         )
 
 

@@ -25,6 +25,7 @@ from mb_checkpoint.conditions import (
     options_are_not_secret,
     pretrained_exists,
     pretrained_has_checkpoint,
+    source_is_folder,
     step_exists,
     storage_can_be_opened,
     strictness_returns_no_lists,
@@ -165,6 +166,32 @@ CONSISTENCY = (
         fix="Use checkpoint.ckpt_format=torch_dist and no local non-persistent checkpoints.",
         fails=(True, "fsdp_dtensor", None),
         passes=(True, "torch_dist", None),
+    ),
+    excludes(
+        "CK22",
+        {"checkpoint.also_save_hf_checkpoint": True, "checkpoint.custom_manager_class": SET},
+        why="the export reads checkpoints of the default manager",
+        fix="Set checkpoint.also_save_hf_checkpoint=false, or leave out checkpoint.custom_manager_class.",
+        fails=(True, "my_package.Manager"),
+        passes=(True, None),
+    ),
+    requires(
+        "CK33",
+        {"checkpoint.hf_source_path": SET},
+        {"checkpoint.also_save_hf_checkpoint": True},
+        why="its files are copied to that export only",
+        fix="Set checkpoint.also_save_hf_checkpoint=true, or leave out checkpoint.hf_source_path.",
+        fails=("models/llama", False),
+        passes=("models/llama", True),
+    ),
+    rule(
+        "CK58",
+        ("checkpoint.hf_source_path", "facts.same_machine"),
+        source_is_folder,
+        why="its small files, such as generation_config.json, are copied from it",
+        fix="Name a folder in Hugging Face format, or leave out checkpoint.hf_source_path.",
+        fails=("/dev/null", True),
+        passes=(None, True),
     ),
     requires(
         "V068",
@@ -386,6 +413,7 @@ PATH_FIELDS = (
     "checkpoint.pretrained_checkpoint",
     "checkpoint.non_persistent_global_ckpt_dir",
     "checkpoint.non_persistent_local_ckpt_dir",
+    "checkpoint.hf_source_path",
 )
 """Fields that name files or folders."""
 

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.converted_weights import source_of_weights
 from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError, file_problem, first_of
 from mb_checkpoint.foreign_formats import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.layout import (
@@ -117,8 +118,14 @@ def find_pretrained(
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The path names one checkpoint, and it is incomplete.
     """
+    named, path = path, source_of_weights(path)
     _reject_foreign("pretrained_checkpoint", path, resume=False)
     chosen = select_checkpoint(path, wanted=WEIGHTS, rejected=rejected)
+    if chosen is None and named != path:
+        raise CheckpointNotFoundError(
+            f"checkpoint.pretrained_checkpoint: {named} holds a model in Hugging Face format, which is not converted "
+            "yet. Call mb_checkpoint.converted_weights.convert_once, as mb finetune does, or mb import-hf."
+        )
     if chosen is None:
         reason = why_no_source(path, resume=False) or f"no checkpoint in {path}"
         raise CheckpointNotFoundError(

@@ -12,7 +12,6 @@ _OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
         True,
         "gathers through the process groups of the training",
     ),
-    (22, "also_save_hf_checkpoint", False, True, "writes only Megatron's format"),
     (23, "use_checkpoint_args", False, True, "reads no settings from checkpoints"),
     (24, "use_mp_args_from_checkpoint_args", False, True, "reads no settings from checkpoints"),
     (25, "ckpt_convert_format", None, "torch_dist", "converts nothing"),
@@ -23,10 +22,9 @@ _OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
     (30, "save_tokens_per_expert_interval", None, 10, "writes no dumps"),
     (31, "save_wgrads_interval", None, 10, "writes no dumps"),
     (32, "save_dgrads_interval", None, 10, "writes no dumps"),
-    (33, "hf_source_path", None, "templates/llama", "writes only Megatron's format"),
     (34, "hf_trust_remote_code", False, True, "runs no code of a template"),
-    (35, "hf_distributed_save", False, True, "writes only Megatron's format"),
-    (36, "hf_save_every_n_ranks", 1, 2, "writes only Megatron's format"),
+    (35, "hf_distributed_save", False, True, "exports in one process next to the training"),
+    (36, "hf_save_every_n_ranks", 1, 2, "exports in one process next to the training"),
 )
 """Number of the rule, name, neutral value, example of another value, and what the package does instead."""
 

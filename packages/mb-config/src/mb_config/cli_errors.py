@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from mb_config._rules import Problem
 from mb_config._unusable_paths import unusable_path
-from mb_config.problems import ConfigError, origin_texts
+from mb_config.cli_listing import Colours, counted, listing
 
 DONE = 0
 REJECTED = 1
@@ -17,6 +17,15 @@ INTERRUPTED = 130
 
 ExitCodes = Callable[[Callable[[], int]], int]
 """Function that runs a command and returns its exit code, or prints its error and returns that of the error."""
+
+
+@runtime_checkable
+class RejectedConfig(Protocol):
+    """Error of violated rules, of any package."""
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Every problem."""
 
 
 @runtime_checkable
@@ -58,7 +67,7 @@ def exit_code(command: Callable[[], int], report: Callable[[str, int], int] = pr
 
 def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, RejectedConfig):
         return problem_lines(error.problems), REJECTED
     if isinstance(error, PackageError) and not error.internal:
         return str(error), BAD_INPUT if error.bad_input else REJECTED
@@ -68,10 +77,6 @@ def message_of(error: Exception) -> tuple[str, int] | None:
 
 
 def problem_lines(problems: Sequence[Problem]) -> str:
-    """Return one line per problem, with the origins of its values if the user set one of them."""
-    lines = []
-    for problem in problems:
-        by_user = any(not origin.startswith(("default", "recipe ")) for origin in problem.origin.values())
-        origins = ", ".join(origin_texts(problem)) if by_user else ""
-        lines.append(f"[{problem.id}] {problem}" + (f" ({origins})" if origins else ""))
-    return "\n".join(lines)
+    """Return the number of problems, and the problems as `check` lists them."""
+    head = f"the configuration has {counted(len(problems), 'problem')}"
+    return "\n".join([head, *listing(problems, Colours(False))])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
 
 from mb_metrics.background import BackgroundSink
 from mb_metrics.config import LoggerConfig
@@ -14,6 +15,7 @@ from mb_metrics.samplers import MemorySampler, memory_names
 from mb_metrics.sink import Sink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.jsonl import JsonlSink
+from mb_metrics.sinks.terminal import StyledTerminal, TerminalSink
 
 QUEUE = 10_000
 CLOSE_SECONDS = 120.0
@@ -59,11 +61,7 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
         return []
     if folder is None and jsonl is not None:
         folder = Path(jsonl).parent
-    sinks: list[Sink] = [
-        ConsoleSink(
-            stream, format="megatron", throughput=config.log_throughput, evaluations=print_evaluations
-        )
-    ]
+    sinks = _console_sinks(config, stream, print_evaluations=print_evaluations)
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step, end_mark=end_mark))
     keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)
@@ -72,6 +70,38 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
         filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
         sinks.append(BackgroundSink(filtered, capacity=capacity, close_seconds=close_seconds))
     return sinks
+
+
+@runtime_checkable
+class RankOutput(StyledTerminal, Protocol):
+    """Console of a rank with a log; a `RankConsole` is one."""
+
+    @property
+    def is_short(self) -> bool:
+        """True if the console has lines for people, and Megatron's lines are in the log only."""
+
+    @property
+    def details(self) -> TextStream:
+        """Stream to the log, and to the console unless `is_short`."""
+
+
+def _console_sinks(config: LoggerConfig, stream: TextStream | None, *, print_evaluations: bool) -> list[Sink]:
+    """Return the sinks for people and for programs that read Megatron's lines."""
+    throughput, output = config.log_throughput, cast("object", stream)
+    if isinstance(output, RankOutput) and output.is_short:
+        return [
+            TerminalSink(output, throughput=throughput),
+            ConsoleSink(output.details, format="megatron", throughput=throughput),
+        ]
+    short = config.console == "short" and not isinstance(output, RankOutput)
+    return [
+        ConsoleSink(
+            stream,
+            format="short" if short else "megatron",
+            throughput=throughput,
+            evaluations=print_evaluations,
+        )
+    ]
 
 
 def build_samplers(

@@ -19,6 +19,10 @@ class LoggerConfig(StrictFields):
 
     skip_train_metrics_log: bool = False
     """Log no training metrics at all, neither on the console nor in files."""
+    console: Literal["auto", "short", "megatron"] = "auto"
+    """Lines on the console: "short" prints one aligned line per log interval that fits into the terminal, and writes
+    Megatron's lines to log.txt only; "megatron" prints Megatron's lines, which other programs parse. "auto" is "short"
+    on a terminal and "megatron" elsewhere."""
     log_interval: int = 100
     """Steps between console lines; a step's metrics are written to files then, too."""
     log_throughput: bool = False

@@ -24,7 +24,7 @@ class MetricsOutput:
     """File of the configuration, uploaded to trackers that store files."""
     stream: TextStream | None = None
     """Output stream of the console; None: standard output."""
-    print_evaluations: bool = False
+    print_evaluations: bool = True
     """Print a console line per evaluation; False: the training loop prints them."""
     description: Mapping[str, object] = field(default_factory=dict)
     """Fields of the event with which the run starts or resumes."""

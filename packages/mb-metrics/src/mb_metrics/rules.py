@@ -152,6 +152,23 @@ RULES: tuple[Rule, ...] = (
         fix="Choose one of ('seconds', 'minutes', 'hours', 'days').",
         fails="x",
     ),
+    one_of(
+        "L39",
+        "logger.console",
+        ("auto", "short", "megatron"),
+        why="the console has lines for people, or those of Megatron for programs",
+        fix="Choose one of ('auto', 'short', 'megatron').",
+        fails="json",
+    ),
+    requires(
+        "L40",
+        {"logger.console": other_than("auto", None)},
+        {"logger.skip_train_metrics_log": False},
+        why="skip_train_metrics_log disables the lines that it selects",
+        fix="Set logger.skip_train_metrics_log=false, or unset logger.console.",
+        fails=("short", True),
+        passes=("short", False),
+    ),
     rule(
         "L10",
         "logger.timing_log_level",

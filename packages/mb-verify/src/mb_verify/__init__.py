@@ -27,12 +27,29 @@ if TYPE_CHECKING:
     from mb_verify.diagnosis import EXIT_CODES as EXIT_CODES
     from mb_verify.diagnosis import ResumeProof as ResumeProof
     from mb_verify.diagnosis import diagnosis_lines as diagnosis_lines
+    from mb_verify.drill import DRILL_EXIT_CODES as DRILL_EXIT_CODES
+    from mb_verify.drill import DrillPlan as DrillPlan
+    from mb_verify.drill import DrillReport as DrillReport
+    from mb_verify.drill import FaultOutcome as FaultOutcome
+    from mb_verify.drill import MakeCommand as MakeCommand
+    from mb_verify.drill import run_drill as run_drill
+    from mb_verify.drill_text import drill_as_data as drill_as_data
+    from mb_verify.drill_text import drill_as_text as drill_as_text
     from mb_verify.environment import RecordingRequest as RecordingRequest
     from mb_verify.environment import callbacks_from_environment as callbacks_from_environment
     from mb_verify.environment import record_file_from_environment as record_file_from_environment
+    from mb_verify.errors import DrillError as DrillError
+    from mb_verify.errors import InjectedFaultError as InjectedFaultError
     from mb_verify.errors import InterruptionError as InterruptionError
     from mb_verify.errors import RecordingRequestError as RecordingRequestError
     from mb_verify.errors import VerificationError as VerificationError
+    from mb_verify.fault_callback import FaultRequest as FaultRequest
+    from mb_verify.fault_callback import InjectedFault as InjectedFault
+    from mb_verify.faults import FAULTS as FAULTS
+    from mb_verify.faults import FaultKind as FaultKind
+    from mb_verify.faults import PlannedFault as PlannedFault
+    from mb_verify.faults import plan_faults as plan_faults
+    from mb_verify.faults import read_kinds as read_kinds
     from mb_verify.interruption import Interruption as Interruption
     from mb_verify.interruption import RunStart as RunStart
     from mb_verify.interruption import prove as prove
@@ -46,6 +63,7 @@ if TYPE_CHECKING:
     from mb_verify.run_record import RunRecord as RunRecord
     from mb_verify.run_record import read_record as read_record
     from mb_verify.start_command import run_start_command as run_start_command
+    from mb_verify.step_results import StepResultReader as StepResultReader
     from mb_verify.torch_state import read_torch_state as read_torch_state
     from mb_verify.torch_state import read_torch_step as read_torch_step
     from mb_verify.verdict_text import proof_as_data as proof_as_data
@@ -58,11 +76,23 @@ _HOMES = {
     "ALL_RANKS": "run_record",
     "CATEGORIES": "comparison",
     "CategoryCount": "comparison",
+    "DRILL_EXIT_CODES": "drill",
     "Difference": "comparison",
+    "DrillError": "errors",
+    "DrillPlan": "drill",
+    "DrillReport": "drill",
     "EXIT_CODES": "diagnosis",
+    "FAULTS": "faults",
+    "FaultKind": "faults",
+    "FaultOutcome": "drill",
+    "FaultRequest": "fault_callback",
+    "InjectedFault": "fault_callback",
+    "InjectedFaultError": "errors",
     "Interruption": "interruption",
     "InterruptionError": "errors",
     "KillAfterCheckpoint": "kill",
+    "MakeCommand": "drill",
+    "PlannedFault": "faults",
     "RecordFile": "run_record",
     "RecordPosition": "run_record",
     "RecordRow": "run_record",
@@ -73,18 +103,24 @@ _HOMES = {
     "RunRecord": "run_record",
     "RunStart": "interruption",
     "StateReader": "recorder",
+    "StepResultReader": "step_results",
     "Verdict": "comparison",
     "VerificationError": "errors",
     "callbacks_from_environment": "environment",
     "compare": "comparison",
     "diagnosis_lines": "diagnosis",
+    "drill_as_data": "drill_text",
+    "drill_as_text": "drill_text",
+    "plan_faults": "faults",
     "proof_as_data": "verdict_text",
     "proof_as_text": "verdict_text",
     "prove": "interruption",
+    "read_kinds": "faults",
     "read_record": "run_record",
-    "record_file_from_environment": "environment",
     "read_torch_state": "torch_state",
     "read_torch_step": "torch_state",
+    "record_file_from_environment": "environment",
+    "run_drill": "drill",
     "run_start_command": "start_command",
     "verdict_as_data": "verdict_text",
     "verdict_as_text": "verdict_text",

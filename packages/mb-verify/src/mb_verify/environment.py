@@ -5,22 +5,27 @@
 | `MB_VERIFY_RECORD` | folder that receives the record; without it nothing is recorded |
 | `MB_VERIFY_START` | number of the start: 0 for the first (default), one more for each resume |
 | `MB_VERIFY_KILL_AFTER` | the last rank kills itself once the checkpoint of this step is complete |
+| `MB_VERIFY_VALUES` | `results`: only losses, gradient norm and learning rate of each step; default: all |
+| `MB_VERIFY_FAULT` | a fault to inject, as JSON: see `mb_verify.fault_callback` |
 | `MB_VERIFY_TRACKER` | file that holds the step of the newest complete checkpoint; a kill waits for it |
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mb_verify.errors import RecordingRequestError
+from mb_verify.fault_callback import FaultRequest, InjectedFault
 from mb_verify.kill import KillAfterCheckpoint
 from mb_verify.recorder import Recorder, StateReader
 from mb_verify.run_record import RecordFile
+from mb_verify.step_results import StepResultReader
 
 PREFIX = "MB_VERIFY_"
 RECORD, START = f"{PREFIX}RECORD", f"{PREFIX}START"
 KILL_AFTER, TRACKER = f"{PREFIX}KILL_AFTER", f"{PREFIX}TRACKER"
+VALUES, RESULTS = f"{PREFIX}VALUES", "results"
 
 KILLED = "killed"
 """File of a record that exists once a rank has killed itself."""
@@ -37,6 +42,8 @@ class RecordingRequest:
     """The last rank kills itself once the checkpoint of this step is complete; None: no kill."""
     tracker: Path | None = None
     """File that holds the step of the newest complete checkpoint."""
+    values: Literal["all", "results"] = "all"
+    """`results`: only losses, gradient norm and learning rate of each step, which costs nothing worth mentioning."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RecordingRequest | None":
@@ -54,7 +61,12 @@ class RecordingRequest:
                 f"{TRACKER}: is not set, and {KILL_AFTER}={kill_after} needs the file with the step of the newest "
                 f"checkpoint. Set {TRACKER}, or unset {KILL_AFTER}."
             )
+        if environment.get(VALUES, RESULTS) != RESULTS:
+            raise RecordingRequestError(
+                f"{VALUES}: {environment[VALUES]!r} is unknown. Set it to {RESULTS!r}, or unset it."
+            )
         return cls(
+            values="results" if VALUES in environment else "all",
             folder=Path(folder),
             start=number_of(START, environment) or 0,
             kill_after=kill_after,
@@ -68,6 +80,7 @@ class RecordingRequest:
             START: self.start,
             KILL_AFTER: self.kill_after,
             TRACKER: self.tracker,
+            VALUES: RESULTS if self.values == "results" else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -80,7 +93,7 @@ def callbacks_from_environment(
     reader: Callable[[Any], StateReader] | None = None,
     conditions: Callable[[], Mapping[str, str]] | None = None,
 ) -> list[object]:
-    """Return the callbacks that record this process, and kill it after a checkpoint; none unless they are requested.
+    """Return the callbacks that record this process, and make it fail; none unless they are requested.
 
     Args:
         environment: variables of the process, such as `os.environ`.
@@ -90,21 +103,27 @@ def callbacks_from_environment(
         conditions: see `Recorder`.
 
     Raises:
-        RecordingRequestError: a number is malformed, or a kill has no file to wait for.
+        RecordingRequestError: a number or a fault is malformed, or a kill has no file to wait for.
     """
-    request = RecordingRequest.from_environment(environment)
+    request, fault = (
+        RecordingRequest.from_environment(environment),
+        FaultRequest.from_environment(environment),
+    )
+    faults = [] if fault is None else [InjectedFault(fault, rank=rank)]
     if request is None:
-        return []
+        return [*faults]
+    if request.values == "results":
+        reader = StepResultReader
     recorder = Recorder(request.folder, rank=rank, start=request.start, reader=reader, conditions=conditions)
     if request.kill_after is None or request.tracker is None:
-        return [recorder]
+        return [recorder, *faults]
     kill = KillAfterCheckpoint(
         request.kill_after,
         tracker=request.tracker,
         kill=rank == world_size - 1,
         mark=request.folder / KILLED,
     )
-    return [recorder, kill]
+    return [recorder, kill, *faults]
 
 
 def record_file_from_environment(environment: Mapping[str, str], *, rank: int = 0) -> RecordFile | None:

@@ -34,3 +34,13 @@ class RecordingRequestError(VerificationError, ValueError):
     """The environment variables that request a recording are malformed."""
 
     bad_input: ClassVar[bool] = True
+
+
+class DrillError(VerificationError, ValueError):
+    """A drill was requested that cannot be made, such as one of an unknown fault."""
+
+    bad_input: ClassVar[bool] = True
+
+
+class InjectedFaultError(VerificationError):
+    """The exception that a drill raises in a rank."""

@@ -67,7 +67,9 @@ class Recorder:
 
     def on_train_step_start(self, context: Any) -> None:
         """Record the state after the previous step."""
-        self._file.state(context.state.train_state.step, self._started().state(context))
+        values = self._started().state(context)
+        if values:
+            self._file.state(context.state.train_state.step, values)
 
     def on_train_step_end(self, context: Any) -> None:
         """Record what the step read and computed."""

@@ -6,6 +6,8 @@ are three kinds of lines: `start` (the step at which a start of the run began, a
 """
 
 import json
+import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +83,7 @@ class RecordFile:
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         values = {"rank": str(self._rank), "reads": str(reads_data)}
-        self._write("start", step, values, conditions=conditions or {})
+        self._write("start", step, values, conditions=conditions or {}, process=os.getpid())
 
     def state(self, step: int, values: Values) -> None:
         """Record the values held after `step` completed steps."""
@@ -91,8 +93,8 @@ class RecordFile:
         """Record the values that step number `step` (from 1) read and computed."""
         self._write("step", step, values)
 
-    def _write(self, kind: str, step: int, values: Values, **more: Values) -> None:
-        line = json.dumps({"kind": kind, "step": step, "values": values, **more})
+    def _write(self, kind: str, step: int, values: Values, **more: Values | int) -> None:
+        line = json.dumps({"kind": kind, "step": step, "time": time.time(), "values": values, **more})
         with self._path.open("a") as file:
             file.write(line + "\n")
 

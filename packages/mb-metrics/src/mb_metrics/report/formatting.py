@@ -42,6 +42,28 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
+def compact(value: float) -> str:
+    """Format a number with three or four digits and without spaces: 2.346, 12.3k, 1.2e-05."""
+    if math.isfinite(value) and 0 < abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return short(value).replace(" ", "")
+
+
+def clock_span(seconds: float) -> str:
+    """Format a time span in few characters: 250ms, 4.2s, 3m05s, 2h10m, 4d04h."""
+    if not math.isfinite(seconds):
+        return "?"
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s" if 0 < seconds < 10 else f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
+
+
 def percent(fraction: float | None) -> str:
     """Format a fraction as a percentage: 97.3 %; "?" for None."""
     if fraction is None:

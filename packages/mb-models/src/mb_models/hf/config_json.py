@@ -5,6 +5,7 @@ Settings that Megatron would compute differently from transformers are rejected,
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,26 @@ from mb_models.hf.family import (
 from mb_models.hf.rotary_fields import LLAMA3_SCALING, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
 from mb_models.hf.unsupported import UNSUPPORTED
+from mb_models.vocab import padded_vocab_size
 
 __all__ = [
     "ARCHITECTURES",
+    "CONVERTIBLE",
     "LLAMA3_SCALING",
     "REQUIRED",
     "config_of",
     "family_of_section",
     "read_config",
+    "same_family",
     "section_of",
+    "with_padded_vocabulary",
 ]
 
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
 """model_type of config.json -> its architecture class."""
+
+CONVERTIBLE: tuple[type, ...] = (GPTModelConfig,)
+"""Sections whose models can be converted."""
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -114,6 +122,12 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
     return GPTModelConfig(**values | rotary)
 
 
+def with_padded_vocabulary(section: GPTModelConfig) -> GPTModelConfig:
+    """Return the section with the rows of the embedding rounded up to a multiple of 128, which ranks can share."""
+    rows = padded_vocab_size(section.vocab_size or 1, divisible_by=128, tensor_parallel_size=1)
+    return replace(section, vocab_size=rows)
+
+
 def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str, Any]:
     """Return a config.json with the values of missing fields, if Megatron can compute the same results."""
     missing = [key for key in REQUIRED if key not in content]
@@ -187,6 +201,17 @@ def family_of_section(config: GPTModelConfig, *, model_type: str | None = None) 
     """Return the family as which a section is exported; the arguments and errors are those of `config_of`."""
     content = config_of(config, vocab_size=config.vocab_size or 1, dtype="float32", model_type=model_type)
     return FAMILIES[content["model_type"]]
+
+
+def same_family(config: GPTModelConfig, model_type: object) -> str | None:
+    """Return the family of an imported model if it still computes the same as the section; None if it does not."""
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        return None
+    try:
+        family_of_section(config, model_type=model_type)
+    except HuggingFaceError:
+        return None
+    return model_type
 
 
 def _written(

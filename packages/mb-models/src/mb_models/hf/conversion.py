@@ -17,7 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.chunks import StackSpec
 from mb_models.config import GPTModelConfig
 from mb_models.families import family_of
-from mb_models.hf.config_json import read_config, section_of
+from mb_models.hf.config_json import read_config, section_of, with_padded_vocabulary
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.load import named_weights
 from mb_models.hf.memory_map import memory_map_parameters
@@ -31,13 +31,15 @@ NUMBER = re.compile(r"\.\d+(?=\.)")
 def section_of_folder(folder: Path) -> GPTModelConfig:
     """Return the model section of a folder in the Hugging Face format, with the floating-point type of its weights.
 
+    The rows of the embedding are a multiple of 128; the additional ones are padding.
+
     Raises:
         HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
     """
     content = read_config(folder)
     with TensorFolder(folder) as stored:
         dtype = stored.dtype()
-    return section_of(content, dtype=dtype_name(dtype))
+    return with_padded_vocabulary(section_of(content, dtype=dtype_name(dtype)))
 
 
 def dtype_name(dtype: torch.dtype) -> Any:
@@ -52,8 +54,8 @@ def weights_dtype(section: GPTModelConfig) -> torch.dtype:
     return torch.float32
 
 
-def require_gpt(section: object, *, source: Path) -> GPTModelConfig:
-    """Return the section if it is that of a GPT, the only family with models in the Hugging Face format.
+def require_convertible(section: object, *, source: Path) -> GPTModelConfig:
+    """Return the section if its family has models in the Hugging Face format.
 
     Raises:
         HuggingFaceError: the section, which was read from `source`, belongs to another family.

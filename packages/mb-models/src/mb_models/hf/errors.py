@@ -9,6 +9,10 @@ class HuggingFaceError(ModelsError, ValueError):
     """The folder or the model cannot be converted without changing what it computes."""
 
 
+class OutputExistsError(ModelsError, FileExistsError):
+    """The output folder of a conversion holds files."""
+
+
 class HuggingFaceFolderError(HuggingFaceError):
     """The folder holds no model in the Hugging Face format, or its config.json cannot be read."""
 

@@ -1,12 +1,14 @@
 """Export of a checkpoint in the Hugging Face format: load, merge adapters, write. Imports torch and megatron."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
-from mb_models.hf.config_json import family_of_section
+from mb_models.hf.carried import GENERATION, read_template
+from mb_models.hf.config_json import family_of_section, same_family
 from mb_models.hf.conversion import load_by_kind
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import PEFT
@@ -14,7 +16,7 @@ from mb_models.peft.hugging_face import save_adapters
 from mb_models.peft.loading import Load, load_adapted, load_merged
 
 
-def export_model(
+def export_model(  # noqa: PLR0913 - options of an export, each by name
     chunk: Any,
     folder: Path,
     *,
@@ -24,10 +26,13 @@ def export_model(
     peft: PEFT | None = None,
     adapters_only: bool = False,
     model_type: str | None = None,
+    carried: Path | None = None,
+    tokenizer_vocab_size: int = 0,
+    base: str = "",
 ) -> None:
     """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
 
-    Adapters are merged. Padding rows of the vocabulary are kept.
+    Adapters are merged. Padding rows of the vocabulary are kept, unless `carried` holds the number of tokens.
 
     Args:
         chunk: the complete model without adapters, from `mb_models.hf.conversion.memory_mapped_model`.
@@ -37,12 +42,19 @@ def export_model(
         pg_collection: groups of one rank each.
         peft: section of the adapters; None: the checkpoint has none.
         adapters_only: write only the adapters, in the format of peft.
-        model_type: family of `mb_models.hf.families`; None: the first that computes the same as the section.
+        model_type: family of `mb_models.hf.families`; None: that of `carried`, or the first that computes the same as
+            the section.
+        carried: folder with the files of `mb_models.hf.carried`, such as the checkpoint; None: there are none.
+        tokenizer_vocab_size: number of tokens of the tokenizer; 0: not known.
+        base: path of the model under the adapters, for adapter_config.json.
 
     Raises:
         HuggingFaceError: no supported transformers model computes the same result.
         PeftError: adapters are requested of a checkpoint that has none, or have a user-defined class.
     """
+    template = {} if carried is None else read_template(carried)
+    if model_type is None:
+        model_type = same_family(section, template.get("model_type"))
     if adapters_only:
         family_of_section(
             section, model_type=model_type
@@ -55,10 +67,22 @@ def export_model(
             config=section,
             pg_collection=pg_collection,
             model_type=model_type,
+            base=base,
         )
         return
     if peft is None:
         load_by_kind(chunk, load)
     else:
         load_merged(peft, [chunk], load)
-    save_hf_model(chunk, folder, config=section, pg_collection=pg_collection, model_type=model_type)
+    tokens: Any = template.get("vocab_size")
+    save_hf_model(
+        chunk,
+        folder,
+        config=section,
+        pg_collection=pg_collection,
+        model_type=model_type,
+        template=template,
+        vocab_size=max(tokens, tokenizer_vocab_size) if isinstance(tokens, int) else None,
+    )
+    if carried is not None and (carried / GENERATION).is_file():
+        shutil.copyfile(carried / GENERATION, folder / GENERATION)

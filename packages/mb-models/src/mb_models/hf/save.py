@@ -1,6 +1,7 @@
 """Export of a model on a single rank to a folder in the Hugging Face format."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
+from mb_models.hf.carried import from_template
 from mb_models.hf.config_json import config_of
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.families import FAMILIES
@@ -27,6 +29,8 @@ def save_hf_model(
     pg_collection: ProcessGroupCollection | None = None,
     shard_bytes: int = SHARD_BYTES,
     model_type: str | None = None,
+    template: Mapping[str, Any] | None = None,
+    vocab_size: int | None = None,
 ) -> None:
     """Write config.json and the weights of a complete model; the index or the single file is written last.
 
@@ -39,6 +43,9 @@ def save_hf_model(
         pg_collection: groups of one rank each; None: those that the model was built with.
         shard_bytes: maximum size of a file.
         model_type: family of `mb_models.hf.families`; None: the first that computes the same as the section.
+        template: a config.json from which fields without effect on the logits are taken, such as ids of special
+            tokens; None: none are.
+        vocab_size: number of tokens, if the embedding has more rows for padding, which are not written; None: all rows.
 
     Raises:
         HuggingFaceError: no model in that format computes the same, or the model is distributed over several ranks.
@@ -53,8 +60,10 @@ def save_hf_model(
         )
     target = Path(folder)
     dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
-    vocab_size = chunk.embedding.word_embeddings.weight.shape[0]
-    content = config_of(config, vocab_size=vocab_size, dtype=dtype, model_type=model_type)
+    rows = chunk.embedding.word_embeddings.weight.shape[0]
+    tokens = rows if vocab_size is None else min(vocab_size, rows)
+    content = config_of(config, vocab_size=tokens, dtype=dtype, model_type=model_type)
+    content = from_template(content, template or {})
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):
         raise FileExistsError(
@@ -63,7 +72,8 @@ def save_hf_model(
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
     for _, value, origin in parameter_origins([chunk], groups, FAMILIES[content["model_type"]]):
-        for name, part in zip(origin.tensors, stored_tensors(value.detach(), config, origin), strict=True):
+        kept = value.detach()[:tokens] if origin.vocabulary else value.detach()
+        for name, part in zip(origin.tensors, stored_tensors(kept, config, origin), strict=True):
             writer.add(name, part)
     writer.finish()
 

@@ -47,6 +47,13 @@ class PEFT(StrictFields):
         """Return whether a parameter, by its name in the model, is an adapter; checkpoints hold only adapters."""
         return ".adapter." in name
 
+    def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:
+        """Return Megatron's `ParamKey` to `ParamGroupOverride` for parameters with a learning rate of their own.
+
+        `lr` and `min_lr` are the rates of the other parameters. The default is none.
+        """
+        return {}
+
     def start(self, chunks: Sequence[Any]) -> None:
         """Initialise adapters from the model's weights, if these are loaded without adapters. Collective."""
 
@@ -72,6 +79,8 @@ class LoRA(PEFT):
     """
     lora_B_init_method: Literal["xavier", "kaiming", "normal", "zero"] = "zero"
     """Initial values of B, in the same way with rank and outputs; zero leaves the model unchanged at the start."""
+    loraplus_lr_ratio: float | None = None
+    """Learning rate of B divided by that of all other trained parameters (LoRA+, arXiv 2402.12354); None: 1."""
     target_modules: list[str] = field(default_factory=lambda: list(TARGETS))
     """Layers with adapters, by the last part of their name, or by their full name with `*` for any text, as in
     "*.layers.0.*.linear_proj"; experts included. Each pattern must match a layer on some rank; of the default list,
@@ -85,6 +94,15 @@ class LoRA(PEFT):
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the model and add the adapters."""
         import_module("mb_models.peft.lora").install(chunks, self)  # sections do not import torch
+
+    def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:
+        """Return the learning rates of B, if `loraplus_lr_ratio` is set."""
+        if self.loraplus_lr_ratio is None:
+            return {}
+        rates = {"max_lr": lr, "min_lr": min_lr}
+        scaled = {name: rate * self.loraplus_lr_ratio for name, rate in rates.items() if rate is not None}
+        key = import_module("megatron.core.optimizer.optimizer_config").ParamKey  # as above
+        return {key(name="*.adapter.*.lora_b"): scaled}
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,21 @@ Load = Callable[[Callable[[str], bool]], object]
 to, or on top of, base weights."""
 
 
+def require_adapters(section: PEFT | None) -> LoRA:
+    """Return the section of a run's adapters if they can be merged and exported.
+
+    Raises:
+        PeftError: there are no adapters, or adapters of a user-defined class, which is unknown here.
+    """
+    if not isinstance(section, LoRA):
+        kind = "a run without adapters" if section is None else type(section).__name__
+        raise PeftError(
+            f"peft: {kind} cannot be merged or exported, because it is no kind of LoRA. Do it with the class "
+            "itself, or export the complete model."
+        )
+    return section
+
+
 def load_merged(section: PEFT | None, chunks: list[Any], load: Load) -> None:
     """Load the base model and its adapters, and merge them. Collective.
 
@@ -33,12 +48,7 @@ def load_adapted(section: PEFT | None, chunks: list[Any], load: Load) -> LoRA:
     Raises:
         PeftError: there are no adapters, or adapters of a user-defined class, which is unknown here.
     """
-    if not isinstance(section, LoRA):
-        kind = "a run without adapters" if section is None else type(section).__name__
-        raise PeftError(
-            f"peft: {kind} cannot be merged or exported, because it is no kind of LoRA. Do it with the class "
-            "itself, or export the complete model."
-        )
-    section.install(chunks)
-    load(section.is_adapter)
-    return section
+    adapters = require_adapters(section)
+    adapters.install(chunks)
+    load(adapters.is_adapter)
+    return adapters

@@ -56,5 +56,14 @@ RULES: tuple[Rule, ...] = (
         fails=("zero", "zero"),
         passes=("kaiming", "zero"),
     ),
+    rule(
+        "PE06",
+        "peft.loraplus_lr_ratio",
+        lambda ratio: None if ratio is None or 0 < ratio < float("inf") else "is not positive",
+        why="it multiplies the learning rate of the second factor of each adapter",
+        fix="Set peft.loraplus_lr_ratio to a positive number, such as 16, or leave it out.",
+        fails=(0.0,),
+        passes=(16.0,),
+    ),
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

@@ -1,0 +1,18 @@
+"""Files that checkpoints keep with the weights, and the commands that convert weights in a process of their own."""
+
+import sys
+from pathlib import Path
+
+from mb_checkpoint.directories import weight_directories
+from mb_data import Tokenizer, save_tokenizer
+from mb_models.hf.carried import carry_files
+from mb_trainer.config import ConfigContainer
+
+IMPORT, EXPORT = ((sys.executable, "-m", "mb_trainer", name) for name in ("import-hf", "export-hf"))
+
+
+def save_assets(config: ConfigContainer, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer, and the small files that came with the initial weights, into a checkpoint."""
+    named = config.checkpoint.pretrained_checkpoint
+    save_tokenizer(tokenizer, folder)
+    carry_files([] if named is None else weight_directories(Path(named)), folder)

@@ -1,0 +1,182 @@
+"""Console output on a terminal: one aligned line per log interval that fits into the width of the terminal."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+from mb_metrics import names
+from mb_metrics.record import Evaluation, LogInterval, perplexity
+from mb_metrics.report.formatting import clock_span, compact
+from mb_metrics.sink import Sink
+
+Style = Literal["plain", "label", "main", "speed", "problem", "evaluation"]
+"""Role of a piece of a line; the terminal chooses its colour."""
+StyledText = tuple[str, Style]
+
+_GAP = "  "
+_FEWEST_DIGITS_OF_A_STEP = 3
+
+
+@runtime_checkable
+class StyledTerminal(Protocol):
+    """Terminal that prints coloured lines; a `RankConsole` is one."""
+
+    @property
+    def columns(self) -> int:
+        """Current width in characters."""
+
+    def print_styled(self, pieces: Sequence[StyledText], /) -> object:
+        """Print one line; it is not written to the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """Cell of a line: a label and a value, in a column of its own."""
+
+    name: str
+    label: str
+    value: str
+    style: Style = "plain"
+    unit: str = ""
+    """Text behind the value."""
+
+
+class TerminalSink(Sink):
+    """Sink that prints each log interval and each evaluation as one line for a person, aligned below the previous one.
+
+    A line has the step, the losses (means over the interval), the learning rate, the gradient norm, tokens per second,
+    MFU, peak memory and the time left, as far as they are known, then the step time and other recorded metrics. What
+    does not fit into the width of the terminal is left out, the last ones first. Skipped steps and losses that are not
+    finite are always shown.
+
+    Args:
+        terminal: Prints the lines.
+        throughput: If True, TFLOP/s per device are shown, if known and not below 0.05.
+    """
+
+    def __init__(self, terminal: StyledTerminal, *, throughput: bool = False) -> None:
+        self._terminal = terminal
+        self._throughput = throughput
+        self._widths: dict[str, int] = {}
+        self._usual: dict[str, _Cell] = {}
+
+    def write_interval(self, interval: LogInterval) -> None:
+        """Print one line."""
+        step = self._step(interval.last.step, interval.total_steps)
+        problems = list(_problems(interval))
+        ordered = self._with_earlier_columns(_cells(interval, throughput=self._throughput))
+        room = self._terminal.columns - len(step) - sum(len(_GAP) + len(text) for text in problems)
+        self._terminal.print_styled(
+            [
+                (step, "plain"),
+                *self._fitted(ordered, room),
+                *((f"{_GAP}{text}", "problem") for text in problems),
+            ]
+        )
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Print one line."""
+        step = self._step(evaluation.step, None)
+        pieces: list[StyledText] = [(step, "plain")]
+        room = self._terminal.columns - len(step)
+        for name, loss in evaluation.losses.items():
+            text = f"{_GAP}validation {short_name(name)} {_loss(loss)}"
+            if evaluation.perplexities:
+                text += f"{_GAP}perplexity {compact(perplexity(loss))}"
+            if len(text) > room and len(pieces) > 1:
+                break
+            room -= len(text)
+            pieces.append((text, "evaluation" if math.isfinite(loss) else "problem"))
+        self._terminal.print_styled(pieces)
+
+    def _with_earlier_columns(self, cells: Iterable[_Cell]) -> list[_Cell]:
+        """Return the cells in order; a usual metric that has no value in this interval keeps its column."""
+        found = {cell.name: cell for cell in cells}
+        self._usual |= {name: cell for name, cell in found.items() if name in _ORDER}
+        empty = {name: replace(cell, value="-", style="plain") for name, cell in self._usual.items()}
+        return sorted((empty | found).values(), key=lambda cell: _ORDER.get(cell.name, len(_ORDER)))
+
+    def _step(self, step: int, total: int | None) -> str:
+        text = f"step {step:>{_FEWEST_DIGITS_OF_A_STEP}}" if total is None else _progress(step, total)
+        self._widths["step"] = max(self._widths.get("step", 0), len(text))
+        return text.ljust(self._widths["step"])
+
+    def _fitted(self, cells: Sequence[_Cell], room: int) -> Iterator[StyledText]:
+        for cell in cells:
+            width = max(self._widths.get(cell.name, _WIDTHS.get(cell.name, 0)), len(cell.value))
+            self._widths[cell.name] = width
+            label, unit = f"{cell.label} " if cell.label else "", cell.unit
+            room -= len(_GAP) + len(label) + width + len(unit)
+            if room < 0:
+                return
+            yield f"{_GAP}{label}", "label"
+            yield f"{cell.value:>{width}}", cell.style
+            if unit:
+                yield unit, "label"
+
+
+_ORDER = {
+    name: place
+    for place, name in enumerate(
+        ("loss", "learning rate", "grad norm", "tokens", "eta", "mfu", "memory", "step time", "tflops")
+    )
+}
+_WIDTHS = {"grad norm": 6, "tokens": 5, "eta": 5, "mfu": 5, "memory": 5, "step time": 5}
+"""Fewest characters of a value, so that columns seldom grow."""
+
+
+def short_name(loss: str) -> str:
+    """Return "loss" for the usual names of the main loss, other names unchanged."""
+    return "loss" if names.is_training_loss(loss) or names.is_validation_loss(loss) else loss
+
+
+def _progress(step: int, total: int) -> str:
+    return f"step {step:>{max(_FEWEST_DIGITS_OF_A_STEP, len(str(total)))}}/{total}"
+
+
+def _cells(interval: LogInterval, *, throughput: bool) -> Iterator[_Cell]:
+    latest, losses = interval.latest, interval.mean_losses
+    main = next((name for name in losses if names.is_training_loss(name)), next(iter(losses), None))
+    rate, norm = names.find_learning_rate(latest), names.find_grad_norm(latest)
+    if main is not None:
+        style: Style = "main" if math.isfinite(losses[main]) else "problem"
+        yield _Cell(name="loss", label=short_name(main), value=_loss(losses[main]), style=style)
+    if rate is not None:
+        yield _Cell(name="learning rate", label="lr", value=f"{latest[rate]:.2e}")
+    if norm is not None:
+        yield _Cell(name="grad norm", label="grad", value=_loss(latest[norm], digits=3))
+    yield from _speed_cells(interval, throughput=throughput)
+    shown = {main, rate, norm, names.PEAK_MEMORY, names.LOSS_SCALE, *names.ADDED_BY_METRICS}
+    for name, value in {**latest, **losses}.items():
+        if name not in shown and not names.is_validation_loss(name):
+            yield _Cell(name=f"metric {name}", label=name, value=compact(value))
+
+
+def _speed_cells(interval: LogInterval, *, throughput: bool) -> Iterator[_Cell]:
+    rates, memory = interval.rates, interval.latest.get(names.PEAK_MEMORY)
+    if rates.tokens_per_second is not None:
+        speed = compact(rates.tokens_per_second)
+        yield _Cell(name="tokens", label="", value=speed, style="speed", unit=" tok/s")
+    if interval.seconds_left is not None:
+        yield _Cell(name="eta", label="ETA", value=clock_span(interval.seconds_left))
+    if rates.mfu is not None:
+        yield _Cell(name="mfu", label="MFU", value=f"{100 * rates.mfu:.1f}%", style="speed")
+    if memory is not None:
+        yield _Cell(name="memory", label="mem", value=f"{memory:.1f}", unit=" GB")
+    yield _Cell(name="step time", label="", value=clock_span(rates.step_seconds), unit="/step")
+    tflops = rates.tflops_per_device
+    if throughput and tflops is not None and tflops >= 0.05:
+        yield _Cell(name="tflops", label="", value=compact(tflops), style="speed", unit=" TFLOP/s")
+
+
+def _loss(value: float, *, digits: int = 4) -> str:
+    plain = not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e5
+    return f"{value:.{digits}f}" if plain else f"{value:.2e}"
+
+
+def _problems(interval: LogInterval) -> Iterator[str]:
+    if interval.skipped_steps:
+        yield f"{interval.skipped_steps} skipped"
+    if interval.nonfinite_steps:
+        yield f"{interval.nonfinite_steps} NaN"

@@ -1,0 +1,78 @@
+"""The architecture of a Hugging Face folder in the model section of a run that starts from its weights. No torch."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mb_models.config import KernelFields, OverlapFields, ParallelFields, PrecisionFields
+from mb_models.hf.config_json import CONVERTIBLE, read_config, section_of, with_padded_vocabulary
+from mb_models.hf.errors import HuggingFaceError
+
+_OF_THE_RUN = frozenset(
+    {
+        *(
+            item.name
+            for kind in (ParallelFields, PrecisionFields, OverlapFields, KernelFields)
+            for item in fields(kind)
+        ),
+        "seq_length",
+        "transformer",
+        "parallel_output",
+        "perform_initialization",
+        "use_cpu_initialization",
+        "make_vocab_size_divisible_by",
+    }
+)
+"""Fields that belong to the run, not to the weights: layout, precision, kernels, and length of the sequences."""
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Return whether a folder holds a model in the Hugging Face format: its config.json, and *.safetensors."""
+    return (folder / "config.json").is_file() and next(folder.glob("*.safetensors"), None) is not None
+
+
+class OriginsLike(Protocol):
+    """Origins of the values of a configuration; `mb_config.Provenance` matches."""
+
+    def by_user(self, path: str) -> bool:
+        """Return whether the user has set a value, such as "model.num_layers"."""
+
+    def note(self, path: str, origin: str) -> None:
+        """Record the origin of a value."""
+
+
+def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLike) -> Any:
+    """Return the model section with the architecture of the initial weights, if these are a Hugging Face folder.
+
+    Layout, precision, kernels and `seq_length` are kept, and so is each field that the user has set. The embedding is
+    padded as in the conversion of the folder.
+
+    Args:
+        section: section of a GPT or of a hybrid model; not modified.
+        weights: value of `checkpoint.pretrained_checkpoint`.
+        origins: origins of the values; receives those of the fields that change.
+
+    Raises:
+        HuggingFaceError: Megatron would compute a different result, or the section is that of another kind of model.
+    """
+    if weights is None or not is_model_folder(Path(weights)):
+        return section
+    folder = Path(weights)
+    found = section_of(read_config(folder), dtype="float32")
+    if type(section) not in CONVERTIBLE:
+        raise HuggingFaceError(
+            f"model: is a {type(section).__name__}, and {folder} holds a model for a {type(found).__name__}, because "
+            "the recipe trains another kind of model. Choose a recipe of a language model, such as sft_tiny."
+        )
+    adopted = with_padded_vocabulary(found)
+    names = {item.name for item in fields(section)}
+    kept = {
+        item.name: getattr(section, item.name)
+        for item in fields(adopted)
+        if item.name in names and (item.name in _OF_THE_RUN or origins.by_user(f"model.{item.name}"))
+    }
+    adopted = replace(adopted, **kept)
+    for item in fields(adopted):
+        if item.name not in names or getattr(adopted, item.name) != getattr(section, item.name):
+            origins.note(f"model.{item.name}", "resolve: config.json of checkpoint.pretrained_checkpoint")
+    return adopted

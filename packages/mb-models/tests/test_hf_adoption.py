@@ -1,0 +1,100 @@
+"""The architecture of a Hugging Face folder in the section of a run, and small files that are carried along."""
+
+import json
+
+import pytest
+from hf_models import make
+from hf_ranks import SMALL
+
+from mb_models import GPTModelConfig, T5ModelConfig
+from mb_models.hf.adoption import adopt_architecture
+from mb_models.hf.carried import carry_files, from_template, read_template
+from mb_models.hf.config_json import read_config, same_family, section_of
+from mb_models.hf.errors import HuggingFaceError
+
+pytest.importorskip("transformers")
+
+
+class Origins:
+    """Origins of values, of which the user has set some."""
+
+    def __init__(self, *paths):
+        self.paths, self.notes = paths, {}
+
+    def by_user(self, path):
+        return path in self.paths
+
+    def note(self, path, origin):
+        self.notes[path] = origin
+
+
+def section(**values):
+    return GPTModelConfig(num_layers=9, hidden_size=64, num_attention_heads=8, seq_length=50, **values)
+
+
+def test_layout_lengths_and_settings_of_the_user_are_kept(tmp_path):
+    make("qwen3", tmp_path)
+    origins = Origins("model.rotary_base")
+    ours = section(tensor_model_parallel_size=2, rotary_base=500, bf16=True, recompute_granularity="full")
+    adopted = adopt_architecture(ours, str(tmp_path), origins=origins)
+    kept = (
+        adopted.tensor_model_parallel_size,
+        adopted.seq_length,
+        adopted.bf16,
+        adopted.recompute_granularity,
+    )
+    assert kept == (2, 50, True, "full")
+    shape = (
+        adopted.num_layers,
+        adopted.hidden_size,
+        adopted.kv_channels,
+        adopted.qk_layernorm,
+        adopted.rotary_base,
+    )
+    assert shape == (SMALL["num_hidden_layers"], SMALL["hidden_size"], 16, True, 500)
+    assert adopted.vocab_size == 128  # 96 tokens and padding
+    assert origins.notes["model.num_layers"] == "resolve: config.json of checkpoint.pretrained_checkpoint"
+    assert "model.seq_length" not in origins.notes
+    again = Origins("model.rotary_base")
+    assert adopt_architecture(adopted, str(tmp_path), origins=again) == adopted
+    assert again.notes == {}
+
+
+@pytest.mark.parametrize("weights", [None, "runs/gpt_tiny/checkpoints"])
+def test_without_a_hugging_face_folder_nothing_changes(weights):
+    ours = section()
+    assert adopt_architecture(ours, weights, origins=Origins()) is ours
+
+
+def test_another_kind_of_model_is_rejected(tmp_path):
+    make("llama", tmp_path)
+    ours = T5ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8)
+    with pytest.raises(
+        HuggingFaceError, match=r"model: is a T5ModelConfig, and .* holds a model for a GPTModelConfig"
+    ):
+        adopt_architecture(ours, str(tmp_path), origins=Origins())
+
+
+def test_small_files_are_carried_from_folder_to_checkpoint_to_checkpoint(tmp_path):
+    folders = [tmp_path / name for name in ("none", "model", "base", "run")]
+    for folder in folders:
+        folder.mkdir()
+    template = {"model_type": "qwen3", "eos_token_id": 7, "vocab_size": 96, "dtype": "bfloat16"}
+    (folders[1] / "config.json").write_text(json.dumps(template))
+    (folders[1] / "generation_config.json").write_text("{}")
+    carry_files(folders[:2], folders[2])
+    carry_files([folders[2]], folders[3])
+    assert sorted(path.name for path in folders[3].iterdir()) == ["generation_config.json", "hf_config.json"]
+    assert read_template(folders[3]) == template
+    assert from_template({"vocab_size": 100}, template) == {"vocab_size": 100, "eos_token_id": 7}
+    assert read_template(folders[0]) == {}
+    (folders[0] / "hf_config.json").write_text("{")
+    assert read_template(folders[0]) == {}
+
+
+def test_an_export_has_the_family_of_the_import_while_it_computes_the_same(tmp_path):
+    make("phi3", tmp_path)
+    found = section_of(read_config(tmp_path), dtype="float32")
+    assert same_family(found, "phi3") == "phi3"
+    found.qk_layernorm = True
+    assert [same_family(found, name) for name in ("phi3", "gpt2", None)] == [None, None, None]

@@ -1,0 +1,89 @@
+"""The commands `import-hf` and `export-hf` in the program of a trainer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+typer = pytest.importorskip("typer")
+testing = pytest.importorskip("typer.testing")
+
+from mb_models.hf.commands import add_weight_commands  # noqa: E402 - requires the extra cli
+
+
+class Conversions:
+    """Conversions that record their arguments."""
+
+    def __init__(self):
+        self.calls = []
+
+    def import_folder(self, folder, out):
+        self.calls.append((folder, out))
+        return 1_500_000
+
+    def export_run(self, run, out, *, log, **options):
+        log("skipped one")
+        self.calls.append((run, out, options))
+        return 7
+
+
+def program(conversions):
+    def reported(work):
+        try:
+            return work()
+        except OSError as error:
+            print(error)
+            return 1
+
+    app = typer.Typer()
+    trust = Annotated[list[Path] | None, typer.Option("--trust")]
+    add_weight_commands(app, converter=lambda: conversions, reported=reported, read_folder=Path, trust=trust)
+    return app
+
+
+def run(*words):
+    conversions = Conversions()
+    answer = testing.CliRunner().invoke(program(conversions), [str(word) for word in words])
+    return answer, conversions.calls
+
+
+def test_a_folder_is_imported(tmp_path):
+    answer, calls = run("import-hf", "llama", "--out", tmp_path)
+    assert (answer.exit_code, calls) == (0, [(Path("llama"), tmp_path)])
+    assert f"1.5 M parameters in {tmp_path / 'checkpoints'}" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "text"),
+    [
+        ([], {"adapters": False, "merge": False, "model_type": None}, "weights of step 7"),
+        (["--merge"], {"adapters": False, "merge": True, "model_type": None}, "weights of step 7"),
+        (["--adapters"], {"adapters": True, "merge": False, "model_type": None}, "adapters of step 7"),
+        (
+            ["--model-type", "phi3"],
+            {"adapters": False, "merge": False, "model_type": "phi3"},
+            "weights of step 7",
+        ),
+    ],
+)
+def test_a_run_is_exported(flags, options, text, tmp_path):
+    answer, calls = run("export-hf", "runs/a", "--out", tmp_path, *flags)
+    assert (answer.exit_code, calls) == (0, [(Path("runs/a"), tmp_path, options)])
+    assert f"{text} in {tmp_path}" in answer.stdout
+
+
+def test_merged_weights_and_adapters_alone_exclude_each_other(tmp_path):
+    answer, calls = run("export-hf", "runs/a", "--out", tmp_path, "--merge", "--adapters")
+    assert (answer.exit_code, calls) == (2, [])
+    assert "excludes --adapters" in answer.output
+
+
+@pytest.mark.parametrize("command", ["import-hf", "export-hf"])
+def test_an_output_folder_with_files_is_rejected(command, tmp_path):
+    (tmp_path / "file").touch()
+    answer, calls = run(command, "runs/a", "--out", tmp_path)
+    assert (answer.exit_code, calls) == (1, [])
+    assert (
+        f"--out: {tmp_path} holds files, which would be mixed with the new ones. Name another."
+        in answer.stdout
+    )

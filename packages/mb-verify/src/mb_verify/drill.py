@@ -1,0 +1,405 @@
+"""Drill: a run under injected faults, compared with the same run without them. No torch.
+
+The undisturbed run is made once. For each fault the run is made again in a new folder, the fault is injected at its
+moment, and the same command is started again until the run is complete, as a cluster would. A trainer resumes from the
+newest checkpoint of its folder.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from mb_verify.environment import PREFIX, RECORD, RecordingRequest
+from mb_verify.errors import DrillError, VerificationError
+from mb_verify.fault_injectors import DrilledRun, FaultInjector, reason_to_skip
+from mb_verify.faults import FaultKind, PlannedFault, plan_faults
+from mb_verify.interruption import RunStart
+from mb_verify.progress import (
+    StartProgress,
+    final_values,
+    first_completions,
+    read_progress,
+    steps_lost,
+)
+from mb_verify.start_process import StartedCommand
+
+MakeCommand = Callable[[RunStart], Sequence[str]]
+"""Returns program and arguments of a start; the same for all starts of a run."""
+
+Conclusion = Literal["passed", "failed", "not repeatable"]
+DRILL_EXIT_CODES: Mapping[Conclusion, int] = {"passed": 0, "failed": 1, "not repeatable": 3}
+"""Exit code for each conclusion of a drill."""
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillPlan:
+    """Faults of a drill and limits of its runs."""
+
+    kinds: tuple[FaultKind, ...]
+    seed: int = 0
+    """Of the moments and ranks of the faults."""
+    processes: int = 1
+    rounds: int = 1
+    """All faults are injected so often, each time at other moments."""
+    seconds: float | None = None
+    """Start rounds until so much time has passed, instead of `rounds`."""
+    save_every: int | None = None
+    """Steps between two checkpoints; None: the command sets it."""
+    max_restarts: int = 4
+    """A run that is not complete after so many restarts has not recovered."""
+    patience: float | None = None
+    """Seconds without a completed step after which a run is ended; None: from the undisturbed run's longest step.
+
+    Until the first step of a start it has three times as long as that of the undisturbed run.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeRun:
+    """A run that has ended, with all its starts."""
+
+    starts: tuple[StartProgress, ...]
+    ends: tuple[str, ...]
+    """Readable end of each start."""
+    began: float
+    """Time of the first start, in seconds since the epoch."""
+    complete: bool
+    values: Mapping[tuple[int, int], Mapping[str, str]]
+
+    def seconds(self, *, from_first_step: bool) -> float:
+        """Return the seconds until the last start had completed the last step.
+
+        They count from the first completed step, or from the start of the command.
+        """
+        times = first_completions(self.starts)
+        end = max(start.completed.get(max(times), 0.0) for start in self.starts)
+        return end - (times[min(times)] if from_first_step else self.began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOutcome:
+    """Result of one fault."""
+
+    fault: PlannedFault
+    skipped: str | None = None
+    """Reason why the fault was not injected; the other fields are empty then."""
+    restarts: int = 0
+    steps_lost: int = 0
+    """Steps that were computed again."""
+    seconds_lost: float | None = None
+    """Seconds that the run took longer than the undisturbed one; None: it did not recover."""
+    difference: str | None = None
+    """First result that differs from the undisturbed run; None: all are equal, bit for bit."""
+    not_recovered: str | None = None
+    """How the run failed to recover; None: it is complete."""
+    ends: tuple[str, ...] = ()
+    """Readable end of each start."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the fault was injected, and the run recovered with equal results."""
+        return self.skipped is None and self.not_recovered is None and self.difference is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillReport:
+    """Results of a drill."""
+
+    plan: DrillPlan
+    steps: int
+    step_seconds: float
+    """Median time of a step in the undisturbed run."""
+    seconds: float
+    """Of the undisturbed run, from the start of the command to its last step."""
+    outcomes: tuple[FaultOutcome, ...]
+    repetition: str | None = None
+    """First difference between two undisturbed runs; None: they are equal, or no second one was needed."""
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Return whether the run survived all faults that were injected, and at least one was."""
+        injected = [outcome for outcome in self.outcomes if outcome.skipped is None]
+        if any(outcome.not_recovered for outcome in injected) or not injected:
+            return "failed"
+        if all(outcome.passed for outcome in injected):
+            return "passed"
+        return "failed" if self.repetition is None else "not repeatable"
+
+
+def run_drill(
+    make_command: MakeCommand,
+    plan: DrillPlan,
+    *,
+    folder: Path | None = None,
+    checkpoints: str = "checkpoints",
+    log: Callable[[str], None] = print,
+) -> DrillReport:
+    """Make the undisturbed run and a run for each fault, and compare them.
+
+    The trainer records itself as its environment requests (`callbacks_from_environment`, or
+    `record_file_from_environment`), and resumes from the newest checkpoint when the same command is started again.
+
+    Args:
+        make_command: returns the command of a start.
+        plan: which faults, and when.
+        folder: receives the run folders, `records/` and `logs/`, and must be empty; None: a temporary folder.
+        checkpoints: name of the folder below a run folder that holds its checkpoints.
+        log: receives progress messages.
+
+    Raises:
+        DrillError: the undisturbed run has fewer than two steps.
+        VerificationError: the folder is not empty, or the undisturbed run failed or recorded nothing.
+    """
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise VerificationError(f"{folder}: is not empty, and a drill starts afresh. Give another folder.")
+    with TemporaryDirectory(prefix="mb-drill-") if folder is None else nullcontext(folder) as name:
+        return Drill(make_command, plan, Path(name).absolute(), checkpoints=checkpoints, log=log).run()
+
+
+class Drill:
+    """A drill in an empty folder; see `run_drill`."""
+
+    def __init__(
+        self,
+        make_command: MakeCommand,
+        plan: DrillPlan,
+        folder: Path,
+        *,
+        checkpoints: str,
+        log: Callable[[str], None],
+    ) -> None:
+        self._make_command = make_command
+        self._plan = plan
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._log = log
+        self._patience = self._start_patience = float("inf")
+
+    def run(self) -> DrillReport:
+        """Make all runs and return the report."""
+        undisturbed = self._make_undisturbed("undisturbed")
+        gaps = gaps_of(undisturbed)
+        steps = max(gaps)
+        if steps < 2:
+            raise DrillError(
+                f"steps: the run has {steps}, and a fault needs a step to recover in. Make it longer."
+            )
+        self._patience = self._plan.patience or 10 + 3 * max(gaps[step] for step in gaps if step > 1)
+        self._start_patience = max(self._patience, 10 + 3 * gaps[1])
+        seconds = undisturbed.seconds(from_first_step=False)
+        self._log(f"undisturbed run: {steps} steps, {seconds:.1f} s")
+        outcomes = self._make_rounds(undisturbed, gaps)
+        repetition = None
+        if any(outcome.difference for outcome in outcomes):
+            self._log("different; a second undisturbed run shows whether this machine repeats a run at all")
+            again = self._make_undisturbed("undisturbed-again")
+            repetition = first_difference(undisturbed.values, again.values)
+        return DrillReport(
+            plan=self._plan,
+            steps=steps,
+            step_seconds=median(sorted(gaps.values())[:-1]),
+            seconds=seconds,
+            outcomes=tuple(outcomes),
+            repetition=repetition,
+        )
+
+    def _make_rounds(self, undisturbed: MadeRun, gaps: Mapping[int, float]) -> list[FaultOutcome]:
+        rng, deadline = random.Random(self._plan.seed), time.monotonic() + (self._plan.seconds or 0)
+        outcomes: list[FaultOutcome] = []
+        number = 0
+        while number < self._plan.rounds if self._plan.seconds is None else time.monotonic() < deadline:
+            faults = plan_faults(self._plan.kinds, steps=max(gaps), processes=self._plan.processes, rng=rng)
+            for fault in faults:
+                name = f"{len(outcomes) + 1:03}-{fault.kind}"
+                outcomes.append(self._make_outcome(fault, name, undisturbed, gaps))
+                if self._plan.seconds is not None and time.monotonic() >= deadline:
+                    break
+            number += 1
+        return outcomes
+
+    def _make_outcome(
+        self, fault: PlannedFault, name: str, undisturbed: MadeRun, gaps: Mapping[int, float]
+    ) -> FaultOutcome:
+        reason = reason_to_skip(fault.kind, processes=self._plan.processes, folder=self._folder)
+        if reason is not None:
+            self._log(f"{fault.kind}: skipped: {reason}")
+            return FaultOutcome(fault=fault, skipped=reason)
+        folders = self._folders(name)
+        with FaultInjector(fault, folders, step_seconds=gaps[max(2, fault.step)]) as injector:
+            made = self._make_run(folders, injector)
+            injected = injector.injected_at is not None
+        if not injected:
+            skipped = f"the run had ended before its moment ({made.ends[-1]})"
+            self._log(f"{fault.kind}: skipped: {skipped}")
+            return FaultOutcome(fault=fault, skipped=skipped, ends=made.ends)
+        outcome = outcome_of(fault, made, undisturbed)
+        result = "recovered" if outcome.passed else outcome.not_recovered or "different"
+        self._log(f"{fault.kind}: {result}, {len(made.starts)} starts")
+        return outcome
+
+    def _make_undisturbed(self, name: str) -> MadeRun:
+        folders = self._folders(name)
+        folders.record.mkdir(parents=True)
+        made = self._make_run(folders, None)
+        if not made.complete or not made.values:
+            raise VerificationError(
+                f"the {name} run {made.ends[0]} and recorded {len(made.values)} results, so there is nothing to "
+                f"compare with. See the end of its output:\n{end_of(self._log_file(name, 0))}"
+            )
+        return made
+
+    def _make_run(self, folders: DrilledRun, injector: FaultInjector | None) -> MadeRun:
+        """Start the command again until the run is complete or may not be restarted."""
+        began, ends = time.time(), []
+        starts: list[StartProgress] = []
+        complete = False
+        while not complete and len(starts) <= (self._plan.max_restarts if injector else 0):
+            number = len(starts)
+            ends.append(self._make_start(folders, number, injector))
+            starts.append(read_progress(folders.record, start=number))
+            if injector is not None:
+                injector.after_start()
+            complete = ends[-1] == ENDED and not self._is_unfinished(starts[-1])
+        return MadeRun(
+            starts=tuple(starts),
+            ends=tuple(ends),
+            began=began,
+            complete=complete,
+            values=final_values(folders.record),
+        )
+
+    def _make_start(self, folders: DrilledRun, number: int, injector: FaultInjector | None) -> str:
+        """Run the command to its end, or until it makes no progress. Return how it ended."""
+        name = folders.folder.name
+        processes = self._plan.processes
+        start = RunStart(
+            run=folders.folder,
+            record=folders.record,
+            number=number,
+            processes=processes,
+            save_every=self._plan.save_every,
+        )
+        request = RecordingRequest(folder=folders.record, start=number, values="results")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+        more = {} if injector is None else injector.environment(number)
+        log = self._log_file(name, number)
+        started = StartedCommand(
+            self._make_command(start),
+            environment={**inherited, **request.variables(), **more},
+            log=log,
+            mark=RECORD,
+        )
+        try:
+            quiet = self._watch(started, folders, number, injector)
+        finally:
+            remaining = started.kill(grace=5.0)
+        if injector is not None and number == 0:
+            injector.poll(started, read_progress(folders.record, start=0), processes=processes)
+        if quiet is not None:
+            return f"completed no step for {quiet:.0f} s and was ended"
+        return describe_end(started.exit_code or 0, log=log, remaining=len(remaining))
+
+    def _watch(
+        self, started: StartedCommand, folders: DrilledRun, number: int, injector: FaultInjector | None
+    ) -> float | None:
+        """Inject the fault while the command runs. Return its seconds without a step if they are too many."""
+        steps, changed = 0, time.monotonic()
+        while started.exit_code is None:
+            progress = read_progress(folders.record, start=number)
+            if injector is not None and number == 0:
+                injector.poll(started, progress, processes=self._plan.processes)
+            if len(progress.completed) != steps:
+                steps, changed = len(progress.completed), time.monotonic()
+            quiet = time.monotonic() - changed
+            if quiet > (self._patience if steps else self._start_patience):
+                return quiet
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _is_unfinished(self, start: StartProgress) -> bool:
+        """Return whether a start that ended in order has stopped before the last step of the undisturbed run."""
+        record = self._folders("undisturbed").record
+        last = read_progress(record, start=0).last_step
+        return start.last_step is not None and last is not None and start.last_step < last
+
+    def _folders(self, name: str) -> DrilledRun:
+        run = self._folder / name
+        return DrilledRun(
+            folder=run, checkpoints=run / self._checkpoints, record=self._folder / "records" / name
+        )
+
+    def _log_file(self, name: str, start: int) -> Path:
+        return self._folder / "logs" / f"{name}.{start}.txt"
+
+
+ENDED = "ended in order"
+
+
+def describe_end(exit_code: int, *, log: Path, remaining: int = 0) -> str:
+    """Return how a start ended, with its last error line and the processes that it left."""
+    left = f"; {remaining} of its processes were still running and were ended" if remaining else ""
+    if exit_code == 0:
+        return ENDED + left
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if line.startswith(("error:", "Error")) or "Error: " in line]
+    how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return how + (f": {errors[-1]}" if errors and exit_code > 0 else "") + left
+
+
+def end_of(log: Path, *, lines: int = 20) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def gaps_of(run: MadeRun) -> dict[int, float]:
+    """Return for each step the seconds since the previous one was complete, or since the start of the command."""
+    times = first_completions(run.starts)
+    gaps, previous = {}, run.began
+    for step, moment in sorted(times.items()):
+        gaps[step], previous = moment - previous, moment
+    return gaps
+
+
+def outcome_of(fault: PlannedFault, made: MadeRun, undisturbed: MadeRun) -> FaultOutcome:
+    """Compare a run with the undisturbed one."""
+    failed = (
+        None
+        if made.complete
+        else f"is not complete after {len(made.starts)} starts; the last {made.ends[-1]}"
+    )
+    lost = None
+    if made.complete:
+        reached = bool(made.starts[0].completed)
+        lost = made.seconds(from_first_step=reached) - undisturbed.seconds(from_first_step=reached)
+    return FaultOutcome(
+        fault=fault,
+        restarts=len(made.starts) - 1,
+        steps_lost=steps_lost(made.starts),
+        seconds_lost=lost,
+        difference=first_difference(undisturbed.values, made.values) if made.complete else None,
+        not_recovered=failed,
+        ends=made.ends,
+    )
+
+
+def first_difference(
+    expected: Mapping[tuple[int, int], Mapping[str, str]], found: Mapping[tuple[int, int], Mapping[str, str]]
+) -> str | None:
+    """Return the first result, by step and rank, that two runs do not share; None: all are equal, bit for bit."""
+    for step, rank in sorted({*expected, *found}):
+        values, others = expected.get((step, rank), {}), found.get((step, rank), {})
+        for name in sorted({*values, *others}):
+            if values.get(name) != others.get(name):
+                return (
+                    f"{name}, in step {step}, rank {rank}: {values.get(name, 'nothing')} in the undisturbed run, "
+                    f"{others.get(name, 'nothing')} in this one"
+                )
+    return None

@@ -1,0 +1,136 @@
+"""From a Hugging Face folder and own conversations to an adapted model in transformers and in peft, by the commands.
+
+LoRA on a small Qwen3 from its folder, stopped, resumed under the same and under another layout, merged, exported.
+"""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from runs import losses, mb, mb_here, metrics
+
+from mb_trainer.sampling import loaded_model
+from mb_trainer.saved_run import SavedRun
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+)
+TOKENS = torch.arange(3, 43).reshape(2, 20)
+
+
+def qwen3(folder):
+    """Save a small random Qwen3 with an odd vocabulary, a tokenizer with a chat template and generation settings."""
+    models, byte_level = tokenizers.models, tokenizers.pre_tokenizers.ByteLevel
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(), tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["two and three is five"] * 9, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=321,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=fast.eos_token_id,
+    )
+    model = transformers.Qwen3ForCausalLM(config)
+    model.generation_config.repetition_penalty = 1.25
+    model.save_pretrained(folder)
+
+
+def conversations(folder):
+    """Write sums as questions and answers."""
+    folder.mkdir()
+    for name, first in (("training", 0), ("validation", 5)):
+        rows = [
+            [{"role": "user", "content": f"{a} + {a}?"}, {"role": "assistant", "content": f"{2 * a}"}]
+            for a in range(first, 60, 2)
+        ]
+        text = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(text)
+
+
+def command(out, *more):
+    return [
+        *("finetune", "sft_tiny", "checkpoint.pretrained_checkpoint=qwen3", "dataset.dataset_root=chat"),
+        *("~dataset.dataset_kwargs.prompt_template", "+dataset.dataset_kwargs.chat=true"),
+        "+dataset.dataset_kwargs.use_hf_tokenizer_chat_template=true",
+        *("dataset.do_test=false", "dataset.seq_length=64", "model.seq_length=64", "train.train_iters=6"),
+        *("train.global_batch_size=4", "train.micro_batch_size=2", "validation.eval_iters=1"),
+        *("checkpoint.save_interval=3", "optimizer.lr=0.01", "scheduler.lr_warmup_iters=0"),
+        *("peft=lora", "peft.dim=4", "checkpoint.also_save_hf_checkpoint=true", "--out", out, *more),
+    ]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def logits_of_run(run):
+    """Return the logits of Megatron's model with the adapters of a run."""
+    saved = SavedRun.find(Path(run), purpose="test", log=print)
+    with loaded_model(saved, tokenizer_vocab_size=1) as model, torch.no_grad():
+        return model(TOKENS, torch.arange(20).expand(2, -1), None)
+
+
+@pytest.mark.slow
+def test_a_hugging_face_folder_is_adapted_to_conversations_and_goes_back(tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MB_CACHE_DIR", str(tmp_path / "cache"))
+    qwen3(tmp_path / "qwen3")
+    conversations(tmp_path / "chat")
+
+    stopped = mb(*command("one", "train.exit_interval=3"))
+    assert stopped.returncode == 0, stopped.stderr
+    assert "converting qwen3 into Megatron's layout, once" in stopped.stdout
+    shutil.copytree("one", "two")
+    one = mb(*command("one"))
+    assert one.returncode == 0, one.stderr
+    assert ("converting" in one.stdout, "in Hugging Face format in" in one.stdout) == (False, True)
+    two = mb(*command("two", "--nproc", "2", "model.tensor_model_parallel_size=2", "--resume-with-changes"))
+    assert two.returncode == 0, two.stderr
+    assert [row["step"] for row in metrics(tmp_path / "two") if "lm loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+    for flag in ("merge", "adapters"):
+        done = mb_here("export-hf", "two", "--out", flag, f"--{flag}")
+        assert done.returncode == 0, done.stderr
+    load = partial(transformers.AutoModelForCausalLM.from_pretrained, dtype="float32")
+    base, merged = load("qwen3").eval(), load("merge").eval()
+    copied = load("two/checkpoints/iter_0000006/hf").eval()
+    assert (logits(base) - logits(merged)).abs().max() > 1e-2
+    assert torch.equal(logits(copied), logits(merged))
+    assert (logits(merged) - logits_of_run("two")[..., :321]).abs().max() < 1e-5
+    adapted = peft.PeftModel.from_pretrained(base, "adapters").eval()
+    assert (logits(adapted) - logits(merged)).abs().max() < 1e-5
+    assert json.loads(Path("adapters/adapter_config.json").read_text())["base_model_name_or_path"] == "qwen3"
+
+    sizes = (
+        merged.config.vocab_size,
+        merged.config.eos_token_id,
+        merged.generation_config.repetition_penalty,
+    )
+    assert sizes == (321, 2, 1.25)
+    texts = [transformers.AutoTokenizer.from_pretrained(name).chat_template for name in ("qwen3", "merge")]
+    assert texts[0] == texts[1]

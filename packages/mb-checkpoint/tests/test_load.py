@@ -129,7 +129,7 @@ def test_each_replica_gets_its_own_random_state_and_other_numbers_of_replicas_no
     assert (a, b) == (a_again, b_again)
     assert a != b
     (alone,) = one_rank.run(rank_work.load_only, {}, {"load": folder}, {})
-    assert alone.notes == ("random state: stored for another number of replicas; this run keeps its own",)
+    assert alone.notes[-1] == "random state: stored for another number of replicas; this run keeps its own"
 
 
 def error(ranks, work, *args):

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docstring_markup import without_tags
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (*sorted(path.name for path in (ROOT / "packages").glob("mb-*")), "mb-trainer")
 KINDS = ("Functions", "Classes", "Protocols", "Constants", "Errors")
@@ -144,4 +146,4 @@ def paragraph(text: str) -> str:
 
 def cell(text: str) -> str:
     """Return a text for a cell of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return without_tags(text).replace("|", "\\|").replace("\n", " ")

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import get_args, get_type_hints
 
 from api_pages import cell, docstring_of, paragraph, with_following
+from docstring_markup import without_tags
 from rule_pages import rule_link
 
 import mb_config
@@ -122,7 +123,7 @@ def class_lines(section: str, owner: type, classes: list[type], seen: set[str]) 
         anchor = path if path not in seen else f"{path}-{owner.__name__.lower()}"
         seen.add(path)
         lines += [f"### `{name}` {{#{anchor}}}", "", f"`{kind}` · {default_text(fields[name])}", ""]
-        lines += [docs_of(owner).get(name, ""), ""]
+        lines += [without_tags(docs_of(owner).get(name, "")), ""]
         rules = rules_by_field().get(path, [])
         if rules:
             lines += [f"Rules: {', '.join(rules)}", ""]

@@ -5,7 +5,8 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from readme_pages import DOCS, ROOT, readme_pages
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "meta" / "docs"
 
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".md": "markdown"}
@@ -20,9 +21,7 @@ def source_pages() -> dict[str, str]:
     pages = {
         page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")
     }
-    linked = {
-        target for page, text in {**readme_pages(), **pages}.items() for target in outside_links(page, text)
-    }
+    linked = {target for page, text in pages.items() for target in outside_links(page, text)}
     return {page_path(target): source_page(target) for target in sorted(linked)}
 
 

@@ -1,4 +1,4 @@
-"""Test cases of every family under every layout, and the table of them in the README."""
+"""Test cases of every family under every layout, and the table of them in the documentation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -265,7 +265,7 @@ def covered_columns(row: FamilyCase) -> dict[str, bool]:
 
 
 def table() -> str:
-    """Return the table of the README: the numbers of ranks of the runs of a family, or the reason for none."""
+    """Return the table of the documentation: the numbers of ranks of the runs of a family, or the reason for none."""
     columns = list(covered_columns(CASES[0]))
     lines = [f"| family | {' | '.join(columns)} | CUDA graph | runs |", "|---" * (len(columns) + 3) + "|"]
     for family in FAMILIES:

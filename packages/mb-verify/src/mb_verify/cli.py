@@ -91,7 +91,7 @@ def drill(  # noqa: PLR0913 - options of a command
     """Run a trainer under injected faults, and compare it with the same run without them.
 
     The command is started again until its run is complete. It must resume from the newest checkpoint of {run}, and
-    record its steps as its environment requests: see the README.
+    record its steps as its environment requests: see the documentation of mb-verify.
 
     Exit code 0: recovered from each fault, with results equal bit for bit; 1: not; 2: no such request; 3: the machine
     is not repeatable.

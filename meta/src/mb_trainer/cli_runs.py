@@ -1,4 +1,4 @@
-"""The part of the command line that reads runs: `mb sample`, and `report` and `watch` of mb-metrics."""
+"""The part of the command line that reads runs: `mb sample`, `replay`, and `report` and `watch` of mb-metrics."""
 
 import sys
 from functools import partial
@@ -10,7 +10,7 @@ import typer
 
 import mb_metrics.cli
 from mb_checkpoint.cli import Trust
-from mb_trainer.cli_options import command
+from mb_trainer.cli_options import Json, Processes, command, read_run_folder
 
 runs = typer.Typer()
 
@@ -44,6 +44,32 @@ def sample(
         return 0
 
     raise typer.Exit(command("errors").reported(work))
+
+
+@runs.command(epilog="Example: mb replay runs/gpt_tiny --step 210")
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    step: Annotated[int, typer.Option(min=1, help="Number of the step.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changed settings.", show_default=False)
+    ] = None,
+    nproc: Processes = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=read_run_folder, help="Keep the run of the replay here."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="List all tensors, by layer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a step of a run again, bit for bit, and print the norms of its weights, gradients and outputs by layer.
+
+    It is made from the newest checkpoint before it, in a folder of its own: the run is only read. What was computed is
+    compared with the metrics of the run. On GPUs equal bits need model.deterministic_mode=true in the run.
+
+    Exit code 0: equal to the run; 1: different, or failed.
+    """
+    options = {"step": step, "out": out, "nproc": nproc, "full": full, "as_json": as_json}
+    raise typer.Exit(command("replay").replay(run, overrides or [], **options))
 
 
 runs.add_typer(mb_metrics.cli.app)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mb_metrics.flops_model import model_flops_per_token as model_flops_per_token
     from mb_metrics.flops_model_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.gradient_norms import GradientNorms as GradientNorms
+    from mb_metrics.gradient_norms import WeightNorms as WeightNorms
     from mb_metrics.gradient_norms import report_l2_norm_grad as report_l2_norm_grad
     from mb_metrics.integrations.accelerate import AccelerateTracker as AccelerateTracker
     from mb_metrics.integrations.lightning import LightningLogger as LightningLogger
@@ -197,6 +198,7 @@ _HOMES = {
     "TransformersCallback": "integrations.transformers",
     "UnknownFlopsError": "flops_model_shape",
     "WandbSink": "sinks.wandb",
+    "WeightNorms": "gradient_norms",
     "build_memory_report": "memory_report",
     "build_profiling": "torch_profiling",
     "build_reductions": "build",

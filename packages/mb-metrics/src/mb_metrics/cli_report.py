@@ -14,9 +14,10 @@ from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
-from mb_metrics.report.run_reader import CONFIG, read_run, read_run_from_log
+from mb_metrics.report.run_reader import read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration, compare_configuration
 from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.run_folder import CONFIG
 
 BaselineFinder = Callable[[Path], BaselineConfiguration | None]
 """Function that returns the baseline of the run in a folder; None if it has none."""

@@ -62,6 +62,9 @@ class LoggerConfig(StrictFields):
 
     log_params_norm: bool = False
     """Compute and log the L2 norm of all parameters."""
+    tensor_norms_steps: list[int] | None = None
+    """Steps of which tensor_norms.jsonl in the run folder has the norms of every weight, gradient and module output;
+    None: no step."""
     log_num_zeros_in_grad: bool = False
     """Count zero gradients. Set `optimizer.log_num_zeros_in_grad` instead."""
     log_max_attention_logit: bool = False

@@ -1,4 +1,4 @@
-"""L2 norms of gradients, per parameter and of the complete model. Adapter for torch; does not import Megatron."""
+"""L2 norms of gradients and weights, per parameter and of the model. Adapter for torch; does not import Megatron."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from mb_metrics.norms import (
     groups_of,
     named_parameters,
     param_is_not_shared,
+    parameter_shard,
 )
 from mb_metrics.reductions import is_alone
 
@@ -42,13 +43,54 @@ def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict
     """
     chunks = model if isinstance(model, (list, tuple)) else [model]
     names = [name for name, parameter in named_parameters(chunks) if parameter.requires_grad]
-    measured = _measure(chunks, groups or groups_of(chunks))
+    measured = _measure(_gradient_shards(chunks), groups or groups_of(chunks))
     values = torch.cat([measured.norms, measured.total.view(1)]).tolist()
     found = dict(zip(measured.names, values, strict=False))
     return {PREFIX + name: found[name] for name in names if name in found} | {GLOBAL: values[-1]}
 
 
-class GradientNorms:
+class _StageNorms:
+    """Norms of the trained parameters of all pipeline stages, under names independent of the parallel layout.
+
+    Construction is collective over the pipeline. See `GradientNorms`.
+    """
+
+    def __init__(self, model: Any, *, groups: NormGroups | None = None) -> None:
+        self.chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+        self.groups = groups or groups_of(self.chunks)
+        self._own = _global_names(self.chunks)
+        self._stages = [self._own]
+        if not is_alone(self.groups.pp):
+            self._stages = [{}] * self.groups.pp.size()  # type: ignore[union-attr]
+            dist.all_gather_object(self._stages, self._own, group=self.groups.pp)
+
+    def of_all_stages(
+        self, pieces: Sequence[ParameterShard], *, scale: float | Tensor = 1.0
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the norm of each parameter of all stages and that of the complete model, divided by `scale`."""
+        measured = _measure(pieces, self.groups)
+        found = dict(zip(measured.names, measured.norms.unbind(), strict=True))
+        zero = measured.total.new_zeros(())
+        norms = torch.stack([*(found.get(name, zero) for name in self._own), measured.total]) / scale
+        *own, total = norms.unbind()
+        every = own if len(self._stages) == 1 else self._over_stages(norms[:-1])
+        names = [shown for stage in self._stages for shown in stage.values()]
+        named = dict(zip(names, every, strict=True))
+        named.pop("", None)
+        return named, total
+
+    def _over_stages(self, own: Tensor) -> list[Tensor]:
+        longest = max(map(len, self._stages))
+        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+        gathered = padded.new_empty(len(self._stages) * longest)
+        dist.all_gather_into_tensor(gathered, padded, group=self.groups.pp)
+        rows = gathered.view(len(self._stages), longest)
+        return [
+            norm for row, names in zip(rows, self._stages, strict=True) for norm in row[: len(names)].unbind()
+        ]
+
+
+class GradientNorms(_StageNorms):
     """L2 norms of the gradients of all pipeline stages, on the device, under names independent of the parallel layout.
 
     Layers are numbered from 0 over the complete model, so that every tensor, data, context and (virtual) pipeline
@@ -61,15 +103,6 @@ class GradientNorms:
         groups: Process groups of the model; None: the `pg_collection` of the chunks, if they have one.
     """
 
-    def __init__(self, model: Any, *, groups: NormGroups | None = None) -> None:
-        self._chunks = list(model) if isinstance(model, (list, tuple)) else [model]
-        self._groups = groups or groups_of(self._chunks)
-        self._own = _global_names(self._chunks)
-        self._stages = [self._own]
-        if not is_alone(self._groups.pp):
-            self._stages = [{}] * self._groups.pp.size()  # type: ignore[union-attr]
-            dist.all_gather_object(self._stages, self._own, group=self._groups.pp)
-
     def __call__(self, *, loss_scale: float | Tensor = 1.0) -> dict[str, Tensor]:
         """Return "l2_norm/grad/<parameter>" and "l2_norm/grad/global" as 0-dimensional tensors.
 
@@ -79,26 +112,24 @@ class GradientNorms:
         Args:
             loss_scale: Factor by which the loss, and therefore the gradients, were multiplied.
         """
-        measured = _measure(self._chunks, self._groups)
-        found = dict(zip(measured.names, measured.norms.unbind(), strict=True))
-        zero = measured.total.new_zeros(())
-        norms = torch.stack([*(found.get(name, zero) for name in self._own), measured.total]) / loss_scale
-        *own, total = norms.unbind()
-        every = own if len(self._stages) == 1 else self._over_stages(norms[:-1])
-        names = [shown for stage in self._stages for shown in stage.values()]
-        named = dict(zip(names, every, strict=True))
-        named.pop("", None)
+        named, total = self.of_all_stages(_gradient_shards(self.chunks), scale=loss_scale)
         return {**{PREFIX + name: norm for name, norm in named.items()}, GLOBAL: total}
 
-    def _over_stages(self, own: Tensor) -> list[Tensor]:
-        longest = max(map(len, self._stages))
-        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
-        gathered = padded.new_empty(len(self._stages) * longest)
-        dist.all_gather_into_tensor(gathered, padded, group=self._groups.pp)
-        rows = gathered.view(len(self._stages), longest)
-        return [
-            norm for row, names in zip(rows, self._stages, strict=True) for norm in row[: len(names)].unbind()
+
+class WeightNorms(_StageNorms):
+    """L2 norms of the trained weights of all pipeline stages, on the device, under the names of `GradientNorms`.
+
+    The optimizer's float32 main parameters are used where they exist. Construction is collective over the pipeline.
+    """
+
+    def __call__(self) -> dict[str, Tensor]:
+        """Return name -> norm as 0-dimensional tensors. Collective over all groups; does not synchronize."""
+        pieces = [
+            parameter_shard(name, parameter)
+            for name, parameter in named_parameters(self.chunks)
+            if parameter.requires_grad
         ]
+        return self.of_all_stages(pieces)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +141,7 @@ class _LocalNorms:
     total: Tensor
 
 
-def _measure(chunks: Sequence[Any], groups: NormGroups) -> _LocalNorms:
-    shards = _shards(chunks)
-    pieces = [
-        _gradient_shard(name, parameter, shards)
-        for name, parameter in named_parameters(chunks)
-        if parameter.requires_grad
-    ]
+def _measure(pieces: Sequence[ParameterShard], groups: NormGroups) -> _LocalNorms:
     pieces = [piece for piece in pieces if piece.value is not None or piece.sharded]
     squares = SquaredNorms(pieces, groups)
     total = squares.total()
@@ -128,16 +153,21 @@ def _measure(chunks: Sequence[Any], groups: NormGroups) -> _LocalNorms:
     )
 
 
-def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
-    """Map names in these chunks to names in the complete model; "" for a copy of another stage's parameter."""
-    numbers = {
+def layer_numbers(chunks: Sequence[Any]) -> dict[str, int]:
+    """Map the names of layers in these chunks to their numbers in the complete model, from 0."""
+    return {
         prefix + name: module.layer_number - 1
         for prefix, chunk in _prefixed(chunks)
         for name, module in chunk.named_modules()
         if isinstance(attribute(module, "layer_number"), int)
     }
+
+
+def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
+    """Map names in these chunks to names in the complete model; "" for a copy of another stage's parameter."""
+    numbers = layer_numbers(chunks)
     return {
-        name: _renumbered(name, numbers) if param_is_not_shared(parameter) else ""
+        name: renumbered(name, numbers) if param_is_not_shared(parameter) else ""
         for name, parameter in named_parameters(chunks)
         if parameter.requires_grad
     }
@@ -147,7 +177,7 @@ def _prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(f"chunk{index}." if len(chunks) > 1 else "", chunk) for index, chunk in enumerate(chunks)]
 
 
-def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
+def renumbered(name: str, numbers: Mapping[str, int]) -> str:
     """Replace the index of a layer in its chunk by its index in the model, and remove the chunk prefix."""
     for match in re.finditer(r"\blayers\.(\d+)(?=\.)", name):
         number = numbers.get(name[: match.end()])
@@ -155,6 +185,16 @@ def _renumbered(name: str, numbers: Mapping[str, int]) -> str:
             name = f"{name[: match.start(1)]}{number}{name[match.end() :]}"
             break
     return re.sub(r"^chunk\d+\.", "", name)
+
+
+def _gradient_shards(chunks: Sequence[Any]) -> list[ParameterShard]:
+    """Return the part of each gradient on this rank."""
+    shards = _shards(chunks)
+    return [
+        _gradient_shard(name, parameter, shards)
+        for name, parameter in named_parameters(chunks)
+        if parameter.requires_grad
+    ]
 
 
 def _gradient_shard(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> ParameterShard:

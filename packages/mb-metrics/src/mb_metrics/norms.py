@@ -100,7 +100,7 @@ def calc_params_l2_norm(
     if use_megatron_fsdp:
         return calc_dtensor_params_l2_norm(_fsdp_parameters(chunks))
     pieces = [
-        _parameter_shard(name, parameter, weights=force_create_fp32_copy)
+        parameter_shard(name, parameter, weights=force_create_fp32_copy)
         for name, parameter in named_parameters(chunks)
     ]
     squares = SquaredNorms(pieces, groups or groups_of(chunks))
@@ -238,7 +238,8 @@ def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
         dist.all_reduce(numbers, group=group)
 
 
-def _parameter_shard(name: str, parameter: Any, *, weights: bool) -> ParameterShard:
+def parameter_shard(name: str, parameter: Any, *, weights: bool = False) -> ParameterShard:
+    """Return the part of a parameter on this rank: of the float32 main parameter, unless `weights` is set."""
     half = parameter.dtype not in (torch.float32, torch.float64)
     sharded = half and not weights and bool(attribute(parameter, "main_param_sharded"))
     main = attribute(parameter, "main_param") if half and not weights else None

@@ -79,6 +79,11 @@ def _timers(level: int) -> str | None:
     return f"requires timers of parts of a step (timing_log_level={level})" if level > 0 else None
 
 
+def _before_the_first(steps: list[int] | None) -> str | None:
+    early = [step for step in steps or () if step < 1]
+    return f"contains {early[0]}, and steps are numbered from 1" if early else None
+
+
 def _rarely_coincide(points: int, interval: int) -> str | None:
     if points < 1 or interval < 1 or points % interval == 0 or interval % points == 0:
         return None
@@ -222,6 +227,15 @@ RULES: tuple[Rule, ...] = (
         fix="Set it to a multiple of logger.log_interval, or to None for every log interval.",
         fails=(15, 10),
         passes=(20, 10),
+    ),
+    rule(
+        "L50",
+        "logger.tensor_norms_steps",
+        _before_the_first,
+        why="no such step is made",
+        fix="Give numbers of steps from 1.",
+        fails=([0, 5],),
+        passes=([4, 5],),
     ),
     as_warning(
         rule(

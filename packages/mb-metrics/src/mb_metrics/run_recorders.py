@@ -9,6 +9,7 @@ from mb_metrics.memory_report import MemoryReport, build_memory_report
 from mb_metrics.metrics_output import MetricsOutput
 from mb_metrics.recorded_steps import Value
 from mb_metrics.sections import MeasuredModel, MetricsSettings
+from mb_metrics.tensor_norms import TensorNorms, build_tensor_norms
 from mb_metrics.training import build_training_metrics
 from mb_metrics.training_context import SampleSizes
 from mb_metrics.training_metrics import TrainingMetrics
@@ -23,11 +24,15 @@ class RunRecorders:
     """Writer of events.jsonl; None on every rank but the one that writes."""
     memory: MemoryReport | None = None
     """Report of the memory; None if metrics are disabled."""
+    tensor_norms: TensorNorms | None = None
+    """Writer of tensor_norms.jsonl; None if no step is chosen."""
 
     @property
     def callbacks(self) -> list[object]:
         """Callbacks of the recorders, in the order of registration."""
-        return [each for each in (self.metrics, self.events, self.memory) if each is not None]
+        return [
+            each for each in (self.metrics, self.events, self.memory, self.tensor_norms) if each is not None
+        ]
 
 
 @contextmanager
@@ -70,4 +75,6 @@ def record_run(
         if events is not None:
             stack.enter_context(events)
         memory = build_memory_report(config, model, print_line=print_line)
-        yield RunRecorders(metrics=metrics, events=events, memory=memory)
+        folder = None if output is None else output.folder
+        norms = build_tensor_norms(config, model, folder=folder)
+        yield RunRecorders(metrics=metrics, events=events, memory=memory, tensor_norms=norms)

@@ -139,7 +139,7 @@ class TrainingMetrics:
             return
         self._gradient_norms = {}
         if (context.state.train_state.step + 1) % self._log_interval == 0:
-            scale = _loss_scale(context.optimizer)
+            scale = loss_scale(context.optimizer)
             self._gradient_norms = self._measure_gradients(loss_scale=1.0 if scale is None else scale)
 
     def on_train_step_end(self, context: MetricsContext) -> None:
@@ -159,7 +159,7 @@ class TrainingMetrics:
                 GRAD_NORM: result.grad_norm,
                 NUM_ZEROS: result.num_zeros_in_grad,
                 MAX_ATTENTION_LOGIT: result.max_attention_logit,
-                LOSS_SCALE: _loss_scale(context.optimizer),
+                LOSS_SCALE: loss_scale(context.optimizer),
                 DECOUPLED_LEARNING_RATE: result.decoupled_learning_rate if self._decoupled_rate else None,
                 SKIPPED_SAMPLES: counters.skipped_train_samples or None,
                 **self._gradient_norms,
@@ -217,6 +217,6 @@ class TrainingMetrics:
         return found
 
 
-def _loss_scale(optimizer: Any) -> Value:
+def loss_scale(optimizer: Any) -> Value:
     """Return the loss scale; None for an optimizer without one, such as those of torch."""
     return optimizer.get_loss_scale() if isinstance(optimizer, ScalingOptimizer) else None

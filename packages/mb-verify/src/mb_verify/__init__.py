@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mb_verify.errors import InjectedFaultError as InjectedFaultError
     from mb_verify.errors import InterruptionError as InterruptionError
     from mb_verify.errors import RecordingRequestError as RecordingRequestError
+    from mb_verify.errors import ReplayRequestError as ReplayRequestError
     from mb_verify.errors import VerificationError as VerificationError
     from mb_verify.fault_callback import FaultRequest as FaultRequest
     from mb_verify.fault_callback import InjectedFault as InjectedFault
@@ -56,6 +57,13 @@ if TYPE_CHECKING:
     from mb_verify.kill import KillAfterCheckpoint as KillAfterCheckpoint
     from mb_verify.recorder import Recorder as Recorder
     from mb_verify.recorder import StateReader as StateReader
+    from mb_verify.replay import MetricDifference as MetricDifference
+    from mb_verify.replay import Replay as Replay
+    from mb_verify.replay import ReplayPlan as ReplayPlan
+    from mb_verify.replay import plan_replay as plan_replay
+    from mb_verify.replay import run_replay as run_replay
+    from mb_verify.replay_text import replay_as_data as replay_as_data
+    from mb_verify.replay_text import replay_as_text as replay_as_text
     from mb_verify.run_record import ALL_RANKS as ALL_RANKS
     from mb_verify.run_record import RecordFile as RecordFile
     from mb_verify.run_record import RecordPosition as RecordPosition
@@ -92,6 +100,7 @@ _HOMES = {
     "InterruptionError": "errors",
     "KillAfterCheckpoint": "kill",
     "MakeCommand": "drill",
+    "MetricDifference": "replay",
     "PlannedFault": "faults",
     "RecordFile": "run_record",
     "RecordPosition": "run_record",
@@ -99,6 +108,9 @@ _HOMES = {
     "Recorder": "recorder",
     "RecordingRequest": "environment",
     "RecordingRequestError": "errors",
+    "Replay": "replay",
+    "ReplayPlan": "replay",
+    "ReplayRequestError": "errors",
     "ResumeProof": "diagnosis",
     "RunRecord": "run_record",
     "RunStart": "interruption",
@@ -112,6 +124,7 @@ _HOMES = {
     "drill_as_data": "drill_text",
     "drill_as_text": "drill_text",
     "plan_faults": "faults",
+    "plan_replay": "replay",
     "proof_as_data": "verdict_text",
     "proof_as_text": "verdict_text",
     "prove": "interruption",
@@ -120,7 +133,10 @@ _HOMES = {
     "read_torch_state": "torch_state",
     "read_torch_step": "torch_state",
     "record_file_from_environment": "environment",
+    "replay_as_data": "replay_text",
+    "replay_as_text": "replay_text",
     "run_drill": "drill",
+    "run_replay": "replay",
     "run_start_command": "start_command",
     "verdict_as_data": "verdict_text",
     "verdict_as_text": "verdict_text",

@@ -44,3 +44,9 @@ class DrillError(VerificationError, ValueError):
 
 class InjectedFaultError(VerificationError):
     """The exception that a drill raises in a rank."""
+
+
+class ReplayRequestError(VerificationError, ValueError):
+    """A replay is impossible, such as one of a step that the run has not recorded."""
+
+    bad_input: ClassVar[bool] = True

@@ -119,6 +119,10 @@ _TIMED = (
 )
 
 
+def _hooks_in_graphs(steps: list[int] | None, graphs: str | None) -> str | None:
+    return f"requires cuda_graph_impl=none ({graphs})" if steps and graphs not in (None, "none") else None
+
+
 def _no_separate_forward_passes(
     timed: bool | None, implementation: str | None, modules: object, overlapped: bool | None
 ) -> str | None:
@@ -222,6 +226,15 @@ RULES: tuple[Rule, ...] = (
         fix="Set rerun_state_machine.check_for_nan_in_loss=false.",
         fails=(True, "full_iteration"),
         passes=(False, "full_iteration"),
+    ),
+    rule(
+        "T36b",
+        ("logger.tensor_norms_steps", "model.cuda_graph_impl"),
+        _hooks_in_graphs,
+        why="a captured graph calls no hooks, so that the outputs of its modules would be missing",
+        fix="Set model.cuda_graph_impl=none, or logger.tensor_norms_steps=null.",
+        fails=([5], "local"),
+        passes=([5], "none"),
     ),
     rule(
         "T42",

@@ -29,6 +29,7 @@ EXTERNAL_FIELDS: Mapping[str, Any] = {
     "ft.enable_ft_package": _SWITCH,
     "dataset.vocab_size": _SIZE,
     "logger.log_l2_norm_grad_to_tensorboard": _SWITCH,
+    "logger.tensor_norms_steps": list[int] | None,
     "model.account_for_embedding_in_pipeline_split": _SWITCH,
     "model.account_for_loss_in_pipeline_split": _SWITCH,
     "model.attention_dropout": _NUMBER,

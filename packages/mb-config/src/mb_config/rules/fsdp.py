@@ -55,6 +55,10 @@ def _norms_of_shards(requested: bool | None, *on: bool | None) -> str | None:
     return "is true under Megatron-FSDP" if requested and any(on) else None
 
 
+def _norms_of_tensors(steps: list[int] | None, *on: bool | None) -> str | None:
+    return f"is {steps} under Megatron-FSDP" if steps and any(on) else None
+
+
 def _strategies(inner: str | None, outer: str | None) -> str | None:
     if inner is not None and inner not in STRATEGIES:
         return f"{inner!r} is not one of {', '.join(STRATEGIES)}"
@@ -170,5 +174,15 @@ RULES: tuple[Rule, ...] = (
         fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
         fails={**dict.fromkeys(FSDP_SWITCHES, True), "logger.log_l2_norm_grad_to_tensorboard": True},
         passes={**dict.fromkeys(FSDP_SWITCHES, True), "logger.log_l2_norm_grad_to_tensorboard": False},
+    ),
+    Rule(
+        id="T36a",
+        fields=("logger.tensor_norms_steps", *FSDP_SWITCHES),
+        test=_norms_of_tensors,
+        why="it keeps entire rows of a tensor on some of the ranks and none of it on others, which then have no norm "
+        "to add",
+        fix="Set logger.tensor_norms_steps=null.",
+        fails={**dict.fromkeys(FSDP_SWITCHES, True), "logger.tensor_norms_steps": [5]},
+        passes={**dict.fromkeys(FSDP_SWITCHES, True), "logger.tensor_norms_steps": None},
     ),
 )

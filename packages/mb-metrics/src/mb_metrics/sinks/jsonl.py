@@ -127,10 +127,11 @@ def _object(
     line: dict[str, object] = {"step": step, "time": time}
     if consumed_samples is not None:
         line[CONSUMED_SAMPLES] = consumed_samples
-    return line | {name: _plain(value) for name, value in values.items()}
+    return line | {name: plain_number(value) for name, value in values.items()}
 
 
-def _plain(value: float) -> float | str:
+def plain_number(value: float) -> float | str:
+    """Return a number as JSON can hold it: NaN and infinity as text."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -52,6 +52,16 @@ def test_a_step_has_the_position_of_its_metrics(run):
     assert (find_step(run, 3).consumed, find_step(run, 3).samples) == (8, 6)  # after a ramp-up
 
 
+def test_the_replicas_are_those_of_the_start_before_the_step(run):
+    starts = [{"event": "start", "step": 0, "world_size": 4}, {"event": "resume", "step": 2, "world_size": 8}]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in starts))
+    assert [find_step(run, step).replicas for step in (2, 3)] == [4, 8]
+
+
+def test_a_step_without_a_number_of_processes_has_that_of_the_next_row(run):
+    assert [find_step(run, step).replicas for step in (1, 3)] == [2, 2]
+
+
 def test_a_step_that_was_made_again_has_its_last_position(tmp_path):
     folder = write_run(tmp_path / "run", rows=[row(1, 4, 4), row(2, 8, 4), row(2, 12, 8)])
     assert (find_step(folder, 2).consumed, find_step(folder, 2).samples) == (4, 8)

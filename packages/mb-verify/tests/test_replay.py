@@ -54,6 +54,12 @@ def test_it_begins_at_the_newest_checkpoint_before_the_step(run):
     assert (plan.start, plan.processes, list(plan.recorded)) == (2, 2, [3, 4])
 
 
+def test_the_processes_are_those_of_the_start_before_the_step(run):
+    starts = [{"event": "start", "step": 0, "world_size": 4}, {"event": "resume", "step": 3, "world_size": 8}]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in starts))
+    assert [plan_replay(run, step, checkpoints=()).processes for step in (3, 4)] == [4, 8]
+
+
 def test_without_a_checkpoint_it_begins_at_the_first_step(run):
     assert list(plan_replay(run, 2, checkpoints={2, 4}).recorded) == [1, 2]
 

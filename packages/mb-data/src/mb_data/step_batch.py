@@ -23,6 +23,8 @@ from mb_data.tokenizers import Tokenizer
 
 CONSUMED, BATCH, WORLD = "samples vs steps", "batch-size", "world-size"
 """Names in metrics.jsonl: consumed samples after a step, its samples over all ranks, and processes."""
+WORLD_OF_START = "world_size"
+"""Processes in the event with which a run starts or resumes."""
 _TOKENS = ("tokens", "text_enc", "input_ids")
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
@@ -81,13 +83,13 @@ def find_step(run: Path, step: int) -> StepPosition:
         UnknownStepError: The run has not made the step, or its metrics lack the position.
         OSError: A file cannot be read.
     """
-    file, found, last = run / "metrics.jsonl", None, 0
-    for line in file.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        last = max(last, row["step"])
-        if row["step"] == step and CONSUMED in row and BATCH in row:
-            found = row
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found = next(
+        (row for row in reversed(rows) if row["step"] == step and CONSUMED in row and BATCH in row), None
+    )
     if found is None:
+        last = max((row["step"] for row in rows), default=0)
         raise UnknownStepError(
             f"{file}: has no step {step} with the position in the data, because the run ended at step {last} or that "
             f"step was not recorded. Give a step from 1 to {last}."
@@ -101,13 +103,26 @@ def find_step(run: Path, step: int) -> StepPosition:
         step=step,
         consumed=int(found[CONSUMED]) - samples,
         samples=samples,
-        replicas=max(1, int(found.get(WORLD, 1)) // ranks),
+        replicas=max(1, _world_size(run, rows, step) // ranks),
         metrics={
             name: value
             for name, value in found.items()
             if "loss" in name or name in ("grad-norm", "learning-rate")
         },
     )
+
+
+def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> int:
+    """Return the processes of a run in a step: of the start before it, otherwise of the next row with their number."""
+    events = run / "events.jsonl"
+    lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
+    starts = [
+        event for event in map(json.loads, lines) if WORLD_OF_START in event and event.get("step", 0) < step
+    ]
+    if starts:
+        return int(starts[-1][WORLD_OF_START])
+    known = [row for row in rows if WORLD in row]
+    return int(next((row for row in known if row["step"] >= step), known[-1] if known else {WORLD: 1})[WORLD])
 
 
 def batch_settings_of(run: Path) -> BatchSettings:

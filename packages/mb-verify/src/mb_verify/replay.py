@@ -16,8 +16,9 @@ from typing import Any
 
 from mb_verify.errors import ReplayRequestError, VerificationError
 
-METRICS, TENSOR_NORMS = "metrics.jsonl", "tensor_norms.jsonl"
-WORLD_SIZE = "world-size"
+METRICS, EVENTS, TENSOR_NORMS = "metrics.jsonl", "events.jsonl", "tensor_norms.jsonl"
+WORLD_SIZE, WORLD_SIZE_OF_START = "world-size", "world_size"
+"""Number of processes in a row of the metrics at the end of a log interval, and in the event of a start."""
 
 _COMPUTED = re.compile(
     r"loss|grad-norm|learning-rate|num-zeros|params-norm|^samples vs|^batch-size|attention"
@@ -78,7 +79,7 @@ def plan_replay(run: Path, step: int, *, checkpoints: Collection[int]) -> Replay
     Raises:
         ReplayRequestError: The run has not recorded the step, or not each step since that checkpoint.
     """
-    rows = {row["step"]: row for row in read_rows(run / METRICS) if "lm loss" in row or WORLD_SIZE in row}
+    rows = {row["step"]: row for row in read_rows(run / METRICS) if "grad-norm" in row}
     if step not in rows:
         made = f"it has recorded steps {min(rows)} to {max(rows)}" if rows else "it has recorded no step"
         raise ReplayRequestError(f"{run}: has no step {step}; {made}. Give another --step.")
@@ -93,9 +94,20 @@ def plan_replay(run: Path, step: int, *, checkpoints: Collection[int]) -> Replay
     return ReplayPlan(
         step=step,
         start=start,
-        processes=int(rows[step].get(WORLD_SIZE, 1)),
+        processes=_processes(run, rows, step),
         recorded={each: rows[each] for each in steps},
     )
+
+
+def _processes(run: Path, rows: Mapping[int, Mapping[str, Any]], step: int) -> int:
+    """Return the processes that made a step: of the start before it, otherwise of the next row with their number."""
+    events = read_rows(run / EVENTS) if (run / EVENTS).exists() else ()
+    starts = [event for event in events if WORLD_SIZE_OF_START in event and event["step"] < step]
+    if starts:
+        return int(starts[-1][WORLD_SIZE_OF_START])
+    known = [row for row in rows.values() if WORLD_SIZE in row]
+    later = (row for row in known if row["step"] >= step)
+    return int(next(later, known[-1] if known else {WORLD_SIZE: 1})[WORLD_SIZE])
 
 
 def run_replay(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mb_trainer.cli import app
 from mb_trainer.recipes import RECIPES
 
-COMMANDS = [["pretrain"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
+COMMANDS = [["pretrain"], ["bench"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
 
 
 @pytest.fixture(autouse=True)

@@ -71,6 +71,7 @@ def options(
     launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
     mb_launch.cli.set_program(context, mb_launch.cli.LaunchedProgram(**launched))
     mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
+    mb_metrics.cli.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
     mb_data.cli.set_request_reader(
         context, lambda settings, **options: command("index_request").read_index_request(settings, **options)
     )

@@ -15,6 +15,7 @@ from mb_config.request import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
 from mb_launch.world import require_single_process
 from mb_metrics import write_missing_stop
+from mb_metrics.bench.request import bench_callbacks
 from mb_metrics.rank_console import RankConsole
 from mb_metrics.run_folder import RunFolder
 from mb_trainer.commands.errors import reported
@@ -86,7 +87,7 @@ def run_options(request: ConfigRequest, *, out: Path | None, resume_with_changes
 
 
 def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
-    """Return the callbacks of mb-verify that the environment requests: `mb verify-resume` records its runs so."""
+    """Return the callbacks that the environment requests: `mb verify-resume` and `mb bench` record their runs so."""
 
     def conditions() -> dict[str, str]:
         torch_state = import_module("mb_verify.torch_state")  # imports torch, as the next one does
@@ -94,9 +95,9 @@ def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
         return {**torch_state.conditions(), **arithmetic.as_text()}
 
     world = read_world(environment)
-    return callbacks_from_environment(
-        environment, rank=world.rank, world_size=world.world_size, conditions=conditions
-    )
+    ranks = {"rank": world.rank, "world_size": world.world_size}
+    recorders = callbacks_from_environment(environment, **ranks, conditions=conditions)
+    return [*recorders, *bench_callbacks(environment)]
 
 
 RESUME_COMMAND = "MB_RESUME_COMMAND"

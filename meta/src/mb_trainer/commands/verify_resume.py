@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mb_checkpoint.layout import RUN_CHECKPOINTS, STEP_TRACKER
 from mb_config.schedule import length_overrides
+from mb_config.unattended import unattended_overrides
 from mb_launch.world import require_single_process
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
@@ -33,17 +34,8 @@ def start_runs(
 
 def start_overrides(start: RunStart) -> tuple[str, ...]:
     """Return the overrides of a start: its folder and its end, and no trackers on the network."""
-    checkpoints = start.run / "checkpoints"
     return (
-        "train.exit_duration_in_mins=null",
-        f"checkpoint.save={checkpoints}",
-        f"checkpoint.load={checkpoints}",
-        "checkpoint.ckpt_step=null",
-        "logger.tensorboard_dir=null",
-        "logger.save_config_filepath=null",
-        "logger.wandb_project=null",
-        "logger.mlflow_experiment=null",
-        "logger.comet_project=null",
+        *unattended_overrides(checkpoints=start.run / "checkpoints"),
         f"checkpoint.save_interval={start.save_every or 'null'}",
         f"train.exit_interval={start.leave_every or 'null'}",
     )

@@ -15,9 +15,10 @@ from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 
 if TYPE_CHECKING:
+    from mb_metrics.cli_bench import CommandMaker
     from mb_metrics.cli_report import BaselineFinder
 
-_FIND_BASELINE = "mb_metrics.find_baseline"
+_FIND_BASELINE, _BENCH_COMMAND = "mb_metrics.find_baseline", "mb_metrics.bench_command"
 
 
 class CommandWithExample(TyperCommand):
@@ -47,6 +48,14 @@ def set_baseline_finder(context: typer.Context, find_baseline: "BaselineFinder")
     A program that mounts `app` calls it in its callback. By default settings are not compared.
     """
     context.meta[_FIND_BASELINE] = find_baseline
+
+
+def set_bench_command(context: typer.Context, make_command: "CommandMaker") -> None:
+    """Set the function that makes the command of a measured run, for the commands below `context`.
+
+    A program that mounts `app` calls it in its callback. By default the arguments of `bench` are the command.
+    """
+    context.meta[_BENCH_COMMAND] = make_command
 
 
 _Runs = Annotated[
@@ -142,3 +151,58 @@ def watch(
     with exit_codes():
         names = MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate)
         import_module("mb_metrics.cli_watch").watch(run, seconds=seconds, metric_names=names)
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog='gpt_tiny --steps 20 --against "model.hidden_size=128"',
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": False},
+)
+def bench(
+    context: typer.Context,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Arguments and options of the run, as the trainer takes them; without a trainer the command of a "
+            "program with the callbacks of mb_metrics.bench.request.",
+            show_default=False,
+        ),
+    ],
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Measured steps.")] = 20,
+    warmup: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Steps before them, such as for compilation.")
+    ] = 5,
+    profiled: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Steps after them, whose calls are counted.")
+    ] = 2,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARGUMENTS",
+            help="Measure a second run in turn and print ratios: further overrides, or another run if it begins with "
+            "neither KEY=VALUE nor an option.",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each, in turn.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the run folders and their output here.", show_default=False),
+    ] = None,
+) -> None:
+    """Measure the speed of a run and print it as JSON: step time, tokens/s, MFU, peak memory, host synchronizations.
+
+    Each run is started for warmup + steps + profiled steps. It saves no checkpoint. On a GPU the time of a step is
+    taken there, without synchronization. What cannot be measured is null: on a CPU the MFU, synchronizations and
+    launches.
+    """
+    with exit_codes():
+        command = import_module("mb_metrics.cli_bench")
+        command.bench(
+            arguments,
+            against=against,
+            plan=command.BenchPlan(steps=steps, warmup=warmup, profiled=profiled, rounds=rounds),
+            out=out,
+            make_command=context.meta.get(_BENCH_COMMAND, command.plain_command),
+        )

@@ -1,0 +1,120 @@
+"""Measurement of commands: each is started with a request in its environment, and leaves a result. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mb_metrics.bench.request import PREFIX, BenchRequest
+from mb_metrics.bench.result import BenchResult, combine_rounds, ratios
+from mb_metrics.errors import MetricsError
+
+_LAST_LINES = 30
+_BAD_INPUT = 2
+
+
+class BenchRunError(MetricsError, RuntimeError):
+    """Error raised when a measured command fails, or measures nothing."""
+
+
+class BenchCommandError(BenchRunError):
+    """Error raised when a measured command ends with exit code 2: it could not read what it was asked for."""
+
+    bad_input = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """What is measured."""
+
+    steps: int
+    warmup: int
+    profiled: int
+    rounds: int = 1
+    """Runs of each command, in turn."""
+
+    def request(self, result: Path) -> BenchRequest:
+        """Return the request for one run."""
+        return BenchRequest(result=result, steps=self.steps, warmup=self.warmup, profiled=self.profiled)
+
+
+MakeCommand = Callable[[Path, BenchRequest], Sequence[str]]
+"""Function of an empty folder for the run and of the request, which returns the command of the run."""
+
+
+def measure(
+    commands: Sequence[tuple[str, MakeCommand]],
+    plan: BenchPlan,
+    *,
+    folder: Path | None = None,
+    log: Callable[[str], object] = print,
+) -> dict[str, Any]:
+    """Measure one command, or two in turn, and return the JSON object of the result.
+
+    Args:
+        commands: Name and command of the run; a second pair is what it is compared with.
+        plan: Steps and rounds.
+        folder: Receives the folder of each run and its output; None: a temporary one.
+        log: Receives a line for each run.
+
+    Raises:
+        BenchRunError: a command failed, or wrote no result.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        root = Path(temporary) if folder is None else folder
+        results: list[list[BenchResult]] = [[] for _ in commands]
+        for turn in range(plan.rounds):
+            for index, (name, make_command) in enumerate(commands):
+                run = root / f"{'run' if index == 0 else 'against'}-{turn + 1}"
+                found = measure_once(name, make_command, run, plan)
+                log(f"{name}: {found.as_text()}")
+                results[index].append(found)
+    combined = [combine_rounds(each) for each in results]
+    answer: dict[str, Any] = {"run": {"name": commands[0][0], **combined[0].as_json()}}
+    if len(combined) > 1:
+        answer["against"] = {"name": commands[1][0], **combined[1].as_json()}
+        answer["ratios"] = ratios(combined[0], combined[1])
+    return answer
+
+
+def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPlan) -> BenchResult:
+    """Run a command to its end and return what its process measured.
+
+    Raises:
+        BenchCommandError: the command could not be started, or could not read its arguments.
+        BenchRunError: the command failed, or wrote no result.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    request = plan.request(run / "bench.json")
+    request.result.unlink(missing_ok=True)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    began, log = time.monotonic(), run / "output.txt"
+    command, environment = list(make_command(run, request)), {**inherited, **request.variables()}
+    with log.open("w") as output:
+        try:
+            code = subprocess.run(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
+            ).returncode
+        except OSError as error:
+            raise BenchCommandError(f"{name}: cannot be started ({error}). Check the command.") from error
+    if code != 0:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+        kind = BenchCommandError if code == _BAD_INPUT else BenchRunError
+        seconds = time.monotonic() - began
+        raise kind(
+            f"{name}: the run failed with exit code {code} after {seconds:.0f} s. Its last lines:\n{last}"
+        )
+    if not request.result.exists():
+        raise BenchRunError(
+            f"{name}: the run ended without a result, because its loop made fewer than "
+            f"{request.warmup + request.steps} steps, or has no callback of "
+            f"mb_metrics.bench.request.bench_callbacks. Add it to the callbacks."
+        )
+    return BenchResult.from_dict(json.loads(request.result.read_text()))

@@ -1,0 +1,51 @@
+"""Counts of the calls with which the host launches kernels, waits for the GPU, and reads numbers. Adapter for torch."""
+
+from collections import Counter
+from types import TracebackType
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+LAUNCHES = frozenset(
+    {
+        *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+        *("cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "cudaMemsetAsync"),
+    }
+)
+"""Runtime and driver calls that put work on a stream. A graph is one launch, however many kernels it contains."""
+WAITS = frozenset(
+    {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemset"}
+)
+"""Calls that return when the GPU has finished something."""
+READS = frozenset({"aten::_local_scalar_dense"})
+"""Operation behind `item()`, `float(tensor)` and `bool(tensor)` on any device."""
+
+
+class CallCounter:
+    """Context manager that counts the calls of the host while it is open; slows them down.
+
+    Attributes:
+        counts: Name of a call to how often it was made. Set when the context ends.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+
+    def __enter__(self) -> "CallCounter":
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, traceback)
+        known = LAUNCHES | WAITS | READS
+        self.counts = Counter(event.name for event in self._profile.events() if event.name in known)
+
+    def total(self, names: frozenset[str]) -> int:
+        """Return how often the host made one of several calls."""
+        return sum(self.counts[name] for name in names)

@@ -1,0 +1,142 @@
+"""Callback that measures the steps of a training loop. Adapter for torch."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mb_metrics.bench.device_calls import LAUNCHES, READS, WAITS, CallCounter
+from mb_metrics.bench.request import BenchRequest
+from mb_metrics.bench.result import BenchResult
+from mb_metrics.training import device_peak_tflops
+from mb_metrics.training_context import MetricsContext
+
+_KIB, _GIB = 2**10, 2**30
+
+
+class BenchRecorder:
+    """Callback that measures a number of steps, and writes the result when training ends.
+
+    A step lasts from the end of the step before to its own end, so that waiting for data counts. On a GPU both ends are
+    events of the current stream: the measurement does not synchronize with the device. Then follow the steps in which
+    a profiler counts calls. Every rank has a callback; the last one, which knows the losses, writes the file.
+
+    The model FLOPs are those that the loop counts in `state.train_state.floating_point_operations_so_far`, and the
+    peak is that of the precision of `state.cfg.model`; without them there is no MFU.
+    """
+
+    def __init__(self, request: BenchRequest) -> None:
+        self.request = request
+        self._steps = 0
+        self._stamps: list[Any] = []
+        self._flops: list[float] = []
+        self._tokens: list[int | None] = []
+        self._losses: list[Any] = []
+        self._counter: CallCounter | None = None
+        self._gpu = torch.cuda.is_available()
+
+    def on_train_step_end(self, context: MetricsContext) -> None:
+        """Take the time of the step, and start to count calls after the last measured one."""
+        self._steps += 1
+        done, request = self._steps - self.request.warmup, self.request
+        if 0 <= done <= request.steps:
+            self._stamps.append(self._stamp())
+            counters = context.state.train_state
+            self._flops.append(float(getattr(counters, "floating_point_operations_so_far", 0)))
+        result = context.result
+        if result is not None and done <= request.steps:
+            self._keep(result, measured=done > 0)
+        if done == request.steps and request.profiled:
+            self._counter = CallCounter()
+            self._counter.__enter__()
+
+    def on_train_start(self, context: MetricsContext) -> None:
+        """Take the time of the start, which is that of the first step without a warm-up."""
+        if self.request.warmup == 0:
+            self._stamps.append(self._stamp())
+            counters = context.state.train_state
+            self._flops.append(float(getattr(counters, "floating_point_operations_so_far", 0)))
+
+    def on_train_end(self, context: Any) -> None:
+        """Write the result. Collective; nothing is written if the run ended before the last measured step."""
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+        if len(self._stamps) <= self.request.steps:
+            return
+        result = self._result(context)
+        if result.world_size == 1 or dist.get_rank() == result.world_size - 1:
+            target = self.request.result
+            partial = target.with_name(f"{target.name}.partial")
+            partial.write_text(json.dumps(result.to_dict()))
+            partial.replace(target)
+
+    def _keep(self, result: Any, *, measured: bool) -> None:
+        if measured:
+            self._tokens.append(result.tokens)
+        loss = next(iter(result.losses.values()), None)
+        if loss is not None:
+            self._losses.append(loss.detach().clone() if isinstance(loss, torch.Tensor) else loss)
+
+    def _stamp(self) -> Any:
+        if not self._gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _step_times(self) -> tuple[float, ...]:
+        if self._gpu:
+            torch.cuda.synchronize()
+        pairs = zip(self._stamps, self._stamps[1:], strict=False)
+        if self._gpu:
+            return tuple(first.elapsed_time(last) / 1000 for first, last in pairs)
+        return tuple(last - first for first, last in pairs)
+
+    def _result(self, context: Any) -> BenchResult:
+        world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        config = getattr(context.state, "cfg", None)
+        counter, profiled, flops = self._counter, self.request.profiled, self._flops[-1] - self._flops[0]
+
+        def per_step(names: frozenset[str]) -> float | None:
+            return None if counter is None else counter.total(names) / profiled
+
+        return BenchResult(
+            device=torch.cuda.get_device_name() if self._gpu else "cpu",
+            world_size=world_size,
+            warmup_steps=self.request.warmup,
+            step_times=self._step_times(),
+            tokens=_sum_if_known(self._tokens),
+            flops=flops or None,
+            peak_tflops=None if config is None else device_peak_tflops(config.model),
+            peak_memory_gib=_over_ranks(_peak_memory(gpu=self._gpu), world_size) / _GIB,
+            synchronizations_per_step=per_step(WAITS) if self._gpu else None,
+            scalar_reads_per_step=per_step(READS),
+            kernel_launches_per_step=per_step(LAUNCHES) if self._gpu else None,
+            losses=tuple(map(float, self._losses)),
+        )
+
+
+def _peak_memory(*, gpu: bool) -> int:
+    if gpu:
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+
+
+def _over_ranks(number: int, world_size: int) -> int:
+    """Return the largest number of all ranks. Collective."""
+    if world_size == 1:
+        return number
+    found: list[int] = [0] * world_size
+    dist.all_gather_object(found, number)
+    return max(found)
+
+
+def _sum_if_known(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

@@ -95,8 +95,9 @@ def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
         return {**torch_state.conditions(), **arithmetic.as_text()}
 
     world = read_world(environment)
-    ranks = {"rank": world.rank, "world_size": world.world_size}
-    recorders = callbacks_from_environment(environment, **ranks, conditions=conditions)
+    recorders = callbacks_from_environment(
+        environment, rank=world.rank, world_size=world.world_size, conditions=conditions
+    )
     return [*recorders, *bench_callbacks(environment)]
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -33,7 +34,7 @@ class CallCounter:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        self._profile: Any = profile(activities=activities)  # torch declares no types for it
 
     def __enter__(self) -> "CallCounter":
         self._profile.__enter__()

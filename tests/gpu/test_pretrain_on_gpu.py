@@ -36,11 +36,12 @@ def test_the_distributed_optimizer_with_both_overlaps_learns(overrides, tmp_path
     "settings",
     [
         LOCAL,
+        [*LOCAL, *SHARDED],
         pytest.param(BF16, marks=ENGINE),
         pytest.param([*BF16, *SHARDED, "checkpoint.async_save=true"], marks=ENGINE),
         pytest.param([*BF16, "peft=lora", "peft.dim=4", "peft.dropout=0.1"], marks=ENGINE),
     ],
-    ids=["local", "transformer-engine", "sharded-async", "lora"],
+    ids=["local", "local-sharded", "transformer-engine", "sharded-async", "lora"],
 )
 def test_a_resume_is_exact(overrides, tmp_path, settings):
     words = [*overrides, *DETERMINISTIC, *settings, "model.hidden_dropout=0.1"]

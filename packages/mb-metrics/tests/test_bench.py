@@ -95,6 +95,8 @@ def test_two_commands_are_measured_in_turn(tmp_path):
     assert [line.partition(":")[0] for line in lines] == ["new", "old", "new", "old"]
     assert (found["run"]["name"], found["against"]["name"]) == ("new", "old")
     assert (found["run"]["steps"], found["ratios"]["step_seconds"]) == (6, 1.0)
+    with pytest.raises(BenchCommandError, match=r"--out: .*run-1 holds files"):
+        measure(both, PLAN, folder=tmp_path, log=lines.append)
     assert {each.name for each in tmp_path.iterdir()} == {"run-1", "run-2", "against-1", "against-2"}
 
 

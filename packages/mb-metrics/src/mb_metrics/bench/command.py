@@ -25,7 +25,7 @@ class BenchRunError(MetricsError, RuntimeError):
 
 
 class BenchCommandError(BenchRunError):
-    """Error raised when a measured command ends with exit code 2: it could not read what it was asked for."""
+    """Error raised when a measured command ends with exit code 2: it could not read its arguments."""
 
     bad_input = True
 
@@ -88,12 +88,15 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
     """Run a command to its end and return what its process measured.
 
     Raises:
-        BenchCommandError: the command could not be started, or could not read its arguments.
+        BenchCommandError: the folder is not empty, or the command could not be started or read its arguments.
         BenchRunError: the command failed, or wrote no result.
     """
+    if run.is_dir() and any(run.iterdir()):
+        raise BenchCommandError(
+            f"--out: {run} holds files, because something was measured there before. Name another folder."
+        )
     run.mkdir(parents=True, exist_ok=True)
     request = plan.request(run / "bench.json")
-    request.result.unlink(missing_ok=True)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     began, log = time.monotonic(), run / "output.txt"
     command, environment = list(make_command(run, request)), {**inherited, **request.variables()}

@@ -114,8 +114,12 @@ def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
     run.train(1)
     steps = normal_steps(run)
     sync, torch_sync = synchronous(run, place)
-    with_manager(run, f"{place}/async", async_save=True)
+    with_manager(run, f"{place}/unreserved", async_save=True)
     steps += normal_steps(run)  # as in a run, where the writer has long started when the first save comes
+    unreserved, _, _ = background(run)
+    with_manager(run, f"{place}/async", async_save=True)
+    run.manager.reserve_memory(run.model, run.optimizer)  # as RunCheckpointer does after the first step
+    steps += normal_steps(run)
     stalls, slowed, poll = background(run)
     steps += normal_steps(run)
     theirs, theirs_slowed = torch_async(run, f"{place}/dcp")
@@ -126,6 +130,8 @@ def measured(run: tiny_run.TinyRun, place: str) -> dict[str, float]:
         "synchronous save, first": sync[0],
         "synchronous save, later": statistics.median(sync[1:]),
         "torch save, later": statistics.median(torch_sync[1:]),
+        "background save, first, memory not reserved": unreserved[0],
+        "background save, later, memory not reserved": statistics.median(unreserved[1:]),
         "background save, first: stall": stalls[0],
         "background save, later: stall": statistics.median(stalls[1:]),
         "step while a save is being written": statistics.median(slowed),

@@ -122,3 +122,17 @@ def describe_writer(section):
     name = type(run.manager._writer).__name__
     run.manager.close()
     return name
+
+
+def reserve_and_save(shape, section):
+    """Reserve the memory of a save after one step, and save; return the reserved and the used bytes of this rank."""
+    run = new_run(shape, **{**BACKGROUND, **section})
+    run.train(1)
+    run.manager.reserve_memory(run.model, run.optimizer)
+    run.manager._writer._buffer.wait_until_reserved()
+    reserved = run.manager._writer.staged_bytes
+    run.save()
+    used = run.manager._writer._buffer._end
+    run.manager.finalize_async_saves(blocking=True, terminate=True)
+    run.manager.close()
+    return reserved, used

@@ -77,3 +77,13 @@ def test_configuration_and_counters_are_those_of_the_moment_of_the_save(one_rank
 def test_a_writer_does_one_job_at_a_time(one_rank, tmp_path):
     ((kind, message, _),) = one_rank.run(rank_work.error_of, tiny_work.two_jobs_at_once, tmp_path)
     assert (kind, "a save is in progress. Call finalize_async_saves" in message) == ("RuntimeError", True)
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"bf16": True}, {"bf16": True, "dist_opt": True}], ids=["float32", "BF16", "sharded"]
+)
+def test_what_is_reserved_ahead_is_what_the_ranks_write(shape, two_ranks, tmp_path):
+    """The tensors are tiny, so that padding and the pickled job make a part of the memory."""
+    both = two_ranks.run(async_work.reserve_and_save, shape, {"save": str(tmp_path)})
+    reserved, used = (sum(each[index] for each in both) for index in (0, 1))
+    assert 0.8 * used < reserved < 1.2 * used, both

@@ -49,6 +49,27 @@ class Manager:
         return self.polls.pop(0) if self.polls else None
 
 
+class ReservingManager(Manager):
+    """Manager that keeps what memory is reserved for."""
+
+    def __init__(self):
+        super().__init__()
+        self.reserved = []
+
+    def reserve_memory(self, model, optimizer, groups=None):
+        self.reserved.append((model, optimizer, groups))
+
+
+def test_memory_is_reserved_once_when_the_optimizer_has_its_state():
+    manager = ReservingManager()
+    run = Run(manager, groups="groups")
+    run.poll(1)
+    assert manager.reserved == []
+    run.poll(2)
+    run.poll(3)
+    assert manager.reserved == [(["chunk"], None, "groups")]
+
+
 class Run:
     """Loop with a checkpointer: polls after each step, and repeats failed saves."""
 

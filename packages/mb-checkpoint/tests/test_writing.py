@@ -164,7 +164,7 @@ def test_the_writer_process_gets_tensors_after_the_queued_work_of_their_gpus():
     tensors, expected = updated_later(stream)
     (file,) = buffer.resolve(buffer.stage([file_of(*tensors)], synchronize=stream.synchronize))
     assert all(torch.equal(piece.data, each) for piece, each in zip(file.pieces, expected, strict=True))
-    assert stream.waited_for == ["cuda:0", "cuda:1"]
+    assert stream.waited_for == ["cuda:0", "cuda:1"] * 2  # before the copies are issued, and for them
     del file
     buffer.close()
 

@@ -66,6 +66,10 @@ class BackgroundWriter:
         """Size in bytes of the host memory allocated for copies."""
         return self._buffer.size
 
+    def reserve(self, size: int) -> None:
+        """Allocate memory for the copies ahead of the first save, in the background; see `StagingBuffer.reserve`."""
+        self._buffer.reserve(size)
+
     def start(self) -> None:
         """Start the process unless it is running. Called automatically before a job."""
         if self._process is not None and self._process.is_alive():

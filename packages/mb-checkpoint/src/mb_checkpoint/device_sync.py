@@ -26,6 +26,24 @@ def wait_for_devices(tensors: Iterable[object], *, synchronize: Synchronize | No
         (synchronize or torch.cuda.synchronize)(device)
 
 
+def wait_for_copies(tensors: Iterable[object], *, synchronize: Synchronize | None = None) -> None:
+    """Wait for copies that were issued on the current streams of the GPUs that hold the tensors, by one event each.
+
+    Args:
+        tensors: Tensors on any device; other objects are skipped.
+        synchronize: Blocks until the copies of a device have arrived; None records an event and waits for it.
+    """
+    found = {each.device for each in tensors if isinstance(each, torch.Tensor)}
+    for device in sorted((each for each in found if each.type == "cuda"), key=str):
+        (synchronize or _wait_for_event)(device)
+
+
+def _wait_for_event(device: torch.device) -> None:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    event.synchronize()
+
+
 def wait_for_current_device(*, synchronize: Callable[[], object] | None = None) -> None:
     """Wait for all streams of this process's GPU. For copies in flight whose tensors are not known.
 

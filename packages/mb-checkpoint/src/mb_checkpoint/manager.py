@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from mb_checkpoint.save import (
 )
 from mb_checkpoint.save_plan import BackgroundWriterLike, start_in_background
 from mb_checkpoint.sources import find_checkpoint
+from mb_checkpoint.staged_size import estimate_staged_bytes
 from mb_checkpoint.storage_mirror import load_with_storage, new_mirror
 from mb_checkpoint.verified_cache import VerifiedCache
 
@@ -175,6 +176,24 @@ class DefaultCheckpointManager:
             self._writer = None
         if self._mirror is not None:
             self._mirror.stop()
+
+    def reserve_memory(self, model: Sequence[Any], optimizer: Any | None, groups: Any | None = None) -> None:
+        """Allocate host memory for background saves ahead of the first one, in the background. Not a collective.
+
+        Call it after the first step, when the optimizer has its state. Does nothing without `async_save`, and for the
+        layout of Megatron-FSDP.
+
+        Args:
+            model: Model chunks of this rank.
+            optimizer: Megatron's optimizer.
+            groups: Process groups, as `CheckpointSaveContext.pg_collection`.
+        """
+        if not isinstance(self._writer, BackgroundWriter) or self._config.ckpt_format == "fsdp_dtensor":
+            return
+        shared = writing_group(self._config, CheckpointGroups.of(groups))
+        sharing = 1 if shared is None else shared.size()
+        saved = optimizer if self._config.save_optim else None
+        self._writer.reserve(estimate_staged_bytes(model, saved, sharing=sharing))
 
     def has_checkpoint(self) -> bool:
         """Return whether `load` would find a checkpoint on the shared file system. Not collective.

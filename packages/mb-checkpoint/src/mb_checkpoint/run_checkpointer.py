@@ -60,6 +60,15 @@ class _HasMessage(Protocol):
     def message(self) -> str: ...
 
 
+@runtime_checkable
+class _ReservesMemory(Protocol):
+    """Manager that can allocate the memory of background saves ahead of the first one."""
+
+    def reserve_memory(
+        self, model: Sequence[Any], optimizer: Any | None, groups: Any | None = None
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOutcome:
     """Outcome of a save that has ended, identical on all ranks except for `seconds`."""
@@ -154,6 +163,8 @@ class RunCheckpointer:
         self._log = log
         self._clock = clock
         self._retry = SaveRetry()
+        # loops poll before or after a step: at the second poll the optimizer has its state in both
+        self._polls_until_reserved = 2
         self._last = _StartedSave(step=0, non_persistent=False, seconds=0.0)
         self.may_wait = False
         """Whether the next poll may block, because a background save is in flight."""
@@ -208,9 +219,16 @@ class RunCheckpointer:
     def poll(self, *, blocking: bool) -> list[SaveOutcome]:
         """Return the background saves that have ended (`blocking`: wait for them, and end the background process).
 
+        The second poll, when the optimizer has its state, lets the manager allocate the memory of background saves.
+
         Raises:
             CheckpointSaveError: blocking, and the last save and its retry at the end of the run failed.
         """
+        if self._polls_until_reserved:
+            self._polls_until_reserved -= 1
+            if not self._polls_until_reserved and isinstance(self._manager, _ReservesMemory):
+                bound = self._bound
+                self._manager.reserve_memory(bound["model"], bound["optimizer"], bound["pg_collection"])
         if not blocking and not self.may_wait:
             return []
         ended = self._finalize(blocking=blocking, terminate=blocking)

@@ -1,6 +1,7 @@
 """Pages of the API: the public names of each package, with the signatures and docstrings of their sources."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from docstring_markup import without_tags
 ROOT = Path(__file__).parents[2]
 PACKAGES = (*sorted(path.name for path in (ROOT / "packages").glob("mb-*")), "mb-trainer")
 KINDS = ("Functions", "Classes", "Protocols", "Constants", "Errors")
+
+DOCUMENTED_ELSEWHERE = {"cli", "config", "rules"}
+"""Modules whose content is among the commands, fields and rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,43 @@ def api_page(package: str) -> str:
         if members:
             lines += ["", f"| {kind.lower()} | |", "|---|---|"]
             lines += [f"| {link(member)} | {cell(member.summary)} |" for member in members]
+    modules = further_modules(package)
+    if modules:
+        lines += ["", "| further modules | |", "|---|---|"]
+        lines += [f"| [`{path}`][{path}] | {cell(module_summary(path))} |" for path in modules]
     for kind, members in groups.items():
         documented = [member for member in members if member.path]
         if documented:
             lines += ["", f"## {kind}", ""]
         for member in documented:
             lines += [f"::: {member.path}", "    options:", "      heading_level: 3", ""]
+    for path in modules:
+        lines += ["", f"## `{path}`", "", f"::: {path}", "    options:", "      heading_level: 3"]
+        lines += ["      show_root_heading: false", "      show_root_toc_entry: false", ""]
     return "\n".join(lines)
+
+
+def further_modules(package: str) -> list[str]:
+    """Return the modules that the page of a package names as `mb_x.module`: they are imported by name."""
+    page = ROOT / "meta" / "docs" / "packages" / f"{package}.md"
+    if not page.exists():
+        return []
+    top = package.replace("-", "_")
+    named = re.findall(rf"\b{top}\.[a-z_0-9.]*[a-z_0-9]", page.read_text(encoding="utf-8"))
+    found = {longest_module(name) for name in named} - {""}
+    return sorted(path for path in found if path.removeprefix(f"{top}.") not in DOCUMENTED_ELSEWHERE)
+
+
+def longest_module(path: str) -> str:
+    """Return the module that a dotted path begins with: a file, not a package."""
+    while path and not file_of(path).is_file():
+        path = path.rpartition(".")[0]
+    return "" if file_of(path).name == "__init__.py" else path
+
+
+def module_summary(path: str) -> str:
+    """Return the first paragraph of a module's docstring."""
+    return paragraph(ast.get_docstring(parse(path)) or "")
 
 
 def link(member: PublicName) -> str:
@@ -131,12 +165,16 @@ def with_following(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt | 
 
 def parse(module: str) -> ast.Module:
     """Return the syntax tree of a module of this repository."""
+    return ast.parse(file_of(module).read_text(encoding="utf-8"))
+
+
+def file_of(module: str) -> Path:
+    """Return the file of a module of this repository, which may not exist."""
     top = module.partition(".")[0]
     package = "mb-trainer" if top == "mb_trainer" else top.replace("_", "-")
     source = (ROOT / "meta" if package == "mb-trainer" else ROOT / "packages" / package) / "src"
     file = source.joinpath(*module.split("."))
-    path = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
 
 
 def paragraph(text: str) -> str:

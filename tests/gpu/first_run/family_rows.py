@@ -18,7 +18,6 @@ TEN_STEPS = (
 BASE = "family.base"
 """Row whose weights the rows of fine-tuning start from."""
 PACKED = (
-    "dataset.dataset_kwargs.prompt_template='Q: {input}\\nA: {output}'",
     "dataset.packed_sequence_specs.packed_sequence_size=256",
     "train.micro_batch_size=1",
     "train.global_batch_size=8",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -35,8 +36,9 @@ TINY_MIMO = (
 def train_here(
     words: list[str], out: Path, *, callbacks: tuple[Callback, ...] = (), **options
 ) -> TrainOutcome:
-    """Train in this process, without a launcher."""
-    request = read_request(words)
+    """Train in this process, without a launcher; a bare machine with a GPU may lack TensorBoard."""
+    bare = [] if find_spec("tensorboard") else ["logger.tensorboard_dir=null"]
+    request = read_request([*words, *bare])
     return pretrain(
         request.config,
         name=request.name,

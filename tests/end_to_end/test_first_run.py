@@ -21,7 +21,7 @@ from first_run.pytest_rows import outcomes_of  # noqa: E402
 from first_run.resume_rows import SAVES, STALL, stalls  # noqa: E402
 from first_run.row import Row, RowFailed  # noqa: E402
 from first_run.running import run_row, table, tail  # noqa: E402
-from first_run.speed_rows import LADDER, measured, speed_rows  # noqa: E402
+from first_run.speed_rows import LADDER, further_speed_rows, measured, speed_rows  # noqa: E402
 from first_run.table import all_rows, summary  # noqa: E402
 from first_run.training_rows import compared, need_gpu  # noqa: E402
 
@@ -86,16 +86,19 @@ def test_a_dry_run_without_a_gpu_skips_with_reasons_what_it_cannot_run(tmp_path)
 
 def test_the_ladder_and_the_peers_are_in_the_table_for_both_models(tmp_path):
     (tmp_path / "torchtitan.py").write_text("")
-    found = [row.id for row in speed_rows(tmp_path)]
+    rows = [*speed_rows(tmp_path), *further_speed_rows()]
+    found = [row.id for row in rows]
     peers = ["megatron_lm", "nanogpt", "torchtitan"]
-    expected = [
+    expected = {
         f"{kind}.{shape}.{name}"
         for shape in ("350m", "1300m")
         for kind, names in (("ladder", LADDER), ("peer", peers))
         for name in names
-    ]
-    assert found == expected
-    assert all(row.alone for row in speed_rows())
+    }
+    assert ({*found}, len(found)) == (expected, len(expected))
+    assert found[0] == "ladder.350m.eager"
+    assert found.index("peer.1300m.torchtitan") < found.index("ladder.1300m.whole_graph")
+    assert all(row.alone for row in rows)
 
 
 def test_the_next_row_follows_whatever_happens(machine):

@@ -15,7 +15,7 @@ from first_run.row import RowFailed
 from first_run.training_rows import TWO_PERCENT
 
 REQUIRED_MODULES = (
-    *("numpy", "yaml", "typer", "rich", "psutil", "xxhash", "hydra", "dataclasses_json", "tensorboard"),
+    *("numpy", "yaml", "typer", "rich", "psutil", "xxhash", "hydra", "dataclasses_json", "tokenizers"),
     "megatron",
 )
 """Modules without which no row trains."""

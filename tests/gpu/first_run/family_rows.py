@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from first_run.machine import Machine
-from first_run.row import BF16, ENGINE, Row, RowFailed, mb, out_of
+from first_run.row import BF16, ENGINE, WITHOUT_TENSORBOARD, Row, RowFailed, mb, out_of
 from first_run.training_rows import losses_of, require_falling, rounded
 
 TEN = 10
@@ -14,6 +14,7 @@ TEN_STEPS = (
     "checkpoint.save_interval=null",
     "logger.log_interval=5",
     "scheduler.lr_warmup_iters=2",
+    WITHOUT_TENSORBOARD,
 )
 BASE = "family.base"
 """Row whose weights the rows of fine-tuning start from."""

@@ -14,6 +14,7 @@ from first_run.row import (
     LOCAL,
     SHARDED,
     WHOLE_GRAPH,
+    WITHOUT_TENSORBOARD,
     Row,
     RowFailed,
     mb,
@@ -29,11 +30,11 @@ HIDDEN_PACKAGES = ("transformer_engine", "transformer_engine_torch", "apex", "am
 def resume_rows() -> list[Row]:
     """Return the rows of resumes and saves, worst risk first."""
     return [
+        stall_row(),
         resume_row("resume.transformer_engine_sharded", *BF16, *SHARDED, *DROPOUT, needs=ENGINE),
         resume_row("resume.local_distributed_optimizer", *LOCAL, *SHARDED, *DROPOUT),
         resume_row("graphs.layers_saved_and_resumed", *BF16, *LAYER_GRAPHS, needs=ENGINE),
         resume_row("graphs.whole_step_saved_and_resumed", *BF16, *WHOLE_GRAPH, needs=ENGINE),
-        stall_row(),
         resume_row("resume.asynchronous", *BF16, *SHARDED, "checkpoint.async_save=true", needs=ENGINE),
         resume_row("resume.local", *LOCAL, *DROPOUT),
         resume_row("resume.transformer_engine", *BF16, *DROPOUT, needs=ENGINE),
@@ -66,6 +67,7 @@ STALL_SETTINGS = (
     "scheduler.lr_warmup_iters=2",
     "validation.eval_interval=null",
     "logger.log_interval=1",
+    WITHOUT_TENSORBOARD,
 )
 
 

@@ -20,6 +20,8 @@ WHOLE_GRAPH = (
     "model.cuda_graph_warmup_steps=3",
     "rerun_state_machine.check_for_nan_in_loss=false",
 )
+WITHOUT_TENSORBOARD = "logger.tensorboard_dir=null"
+"""Setting of each run, because a bare machine may lack TensorBoard."""
 ENGINE = ("gpu", "transformer_engine")
 """Needs of a row with layers of Transformer Engine."""
 

@@ -1,7 +1,7 @@
 """Rows that measure speed: a ladder of settings on two models, and other trainers on the same shapes."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,28 +107,35 @@ LADDER: Mapping[str, tuple[str, ...]] = {
 """Steps of the ladder, in order of worth. The first is what the others are compared with."""
 
 
+WORTH_MOST = ("eager", "fused", "perf", "fp8_current")
+"""Steps of the ladder that the larger model takes before anything else but speed is measured."""
+
+
 def speed_rows(peers: Path | None = None) -> list[Row]:
-    """Return the ladder and the peers: of the smaller model first, then of the larger one.
+    """Return the rows worth most: the whole ladder of the smaller model, a part of that of the larger one, and peers.
 
     Args:
         peers: A folder with further programs, each of which takes the arguments of `peers/measured.py`.
     """
-    found = []
-    for shape in SHAPES:
-        first = shape == SHAPES[0]
-        found += [
-            ladder_row(shape, step, settings, dry=first and step == "eager")
-            for step, settings in LADDER.items()
-        ]
-        programs = [PEERS / "megatron_lm.py", PEERS / "nanogpt.py"]
-        programs += sorted(peers.glob("*.py")) if peers is not None else []
-        found += [peer_row(shape, program, dry=first) for program in programs]
-    return found
+    small, large = SHAPES
+    programs = [PEERS / "megatron_lm.py", PEERS / "nanogpt.py"]
+    programs += sorted(peers.glob("*.py")) if peers is not None else []
+    return [
+        *(ladder_row(small, step, dry=step == "eager") for step in LADDER),
+        *(peer_row(small, program, dry=True) for program in programs),
+        *(ladder_row(large, step) for step in WORTH_MOST),
+        *(peer_row(large, program) for program in programs),
+    ]
 
 
-def ladder_row(shape: SpeedShape, step: str, settings: Sequence[str], *, dry: bool) -> Row:
+def further_speed_rows() -> list[Row]:
+    """Return the other rows of the ladder of the larger model."""
+    return [ladder_row(SHAPES[1], step) for step in LADDER if step not in WORTH_MOST]
+
+
+def ladder_row(shape: SpeedShape, step: str, *, dry: bool = False) -> Row:
     """Return a row that measures our own run; `dry`: also without a GPU, in a tiny shape."""
-    row = f"ladder.{shape.name}.{step}"
+    row, settings = f"ladder.{shape.name}.{step}", LADDER[step]
 
     def words(chosen: SpeedShape, gpu: str) -> list[str]:
         return ["gpt_350m", *chosen.overrides, *COMMON, *(each.format(gpu=gpu) for each in settings)]
@@ -149,7 +156,7 @@ def ladder_row(shape: SpeedShape, step: str, settings: Sequence[str], *, dry: bo
     )
 
 
-def peer_row(shape: SpeedShape, program: Path, *, dry: bool) -> Row:
+def peer_row(shape: SpeedShape, program: Path, *, dry: bool = False) -> Row:
     """Return a row that measures another trainer in the same shape, by the same callback."""
     row = f"peer.{shape.name}.{program.stem}"
 

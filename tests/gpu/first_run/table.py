@@ -9,7 +9,7 @@ from first_run.machine import Machine
 from first_run.pytest_rows import pytest_rows
 from first_run.resume_rows import resume_rows
 from first_run.row import Row, RowFailed, mb
-from first_run.speed_rows import speed_rows
+from first_run.speed_rows import further_speed_rows, speed_rows
 from first_run.training_rows import training_rows
 
 SPEED_COLUMNS = {
@@ -26,7 +26,14 @@ SPEED_COLUMNS = {
 
 def all_rows(peers: Path | None = None) -> list[Row]:
     """Return the table, in order of worth."""
-    return [*training_rows(), *speed_rows(peers), *resume_rows(), *family_rows(), *pytest_rows()]
+    return [
+        *training_rows(),
+        *speed_rows(peers),
+        *resume_rows(),
+        *family_rows(),
+        *further_speed_rows(),
+        *pytest_rows(),
+    ]
 
 
 def report_row() -> Row:

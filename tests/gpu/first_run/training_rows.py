@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from first_run.machine import NO_GPU, Machine
-from first_run.row import ENGINE, STEPS, Row, RowFailed, in_a_child, mb, out_of
+from first_run.row import ENGINE, STEPS, WITHOUT_TENSORBOARD, Row, RowFailed, in_a_child, mb, out_of
 
 TWO_PERCENT = 0.02
 SAME_WEIGHTS = ("model.use_cpu_initialization=true",)
@@ -15,6 +15,7 @@ TRAINED = (
     "validation.eval_interval=null",
     "checkpoint.save_interval=10",
     "logger.log_interval=5",
+    WITHOUT_TENSORBOARD,
 )
 
 

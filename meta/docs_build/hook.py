@@ -12,12 +12,13 @@ from field_pages import field_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from recipe_pages import recipe_pages
 from rule_pages import rule_pages
 from source_pages import rewrite_links, source_pages
 
 GENERATORS: tuple[Callable[[], Mapping[str, str]], ...] = (
     *(api_pages, field_pages, rule_pages, command_pages),
-    source_pages,
+    *(recipe_pages, source_pages),
 )
 """Each returns the pages of a part of the reference: path under `docs/` to text."""
 

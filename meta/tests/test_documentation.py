@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mb_metrics import names
 from mb_trainer.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,13 @@ def test_a_run_is_not_rejected(words, tmp_path, monkeypatch):
     }
     shown = any(part in word for part in REJECTED for word in words)
     assert bool(rejecting - OF_THE_MACHINE) == shown, result.output
+
+
+def test_every_metric_of_a_run_is_documented():
+    page = (ROOT / "meta" / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    recorded = names.NOT_LOSSES | names.ADDED_BY_METRICS | {names.ENERGY, names.POWER}
+    aliases = {*names.BRIDGE_ALIASES.values()}
+    assert [name for name in sorted(recorded - aliases) if name.rpartition("/")[2] not in page] == []
 
 
 def check_arguments(words: list[str]) -> list[str]:

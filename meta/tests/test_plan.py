@@ -125,6 +125,20 @@ def test_an_unknown_gpu_is_rejected_with_one_mention_of_the_option():
     assert "'abacus' is not a known GPU" in done.stderr
 
 
+def test_the_parts_of_the_step_are_drawn_next_to_the_memory(tmp_path):
+    done = mb(
+        "plan",
+        "mixed_precision=bf16_mixed",
+        "--gpu",
+        "h100",
+        "--explain",
+        "--chart",
+        str(tmp_path / "plan.svg"),
+    )
+    assert f"step chart written to {tmp_path / 'plan-step.svg'}" in done.stderr
+    assert "products in BF16" in (tmp_path / "plan-step.svg").read_text()
+
+
 def test_the_chart_has_a_bar_for_each_stage(empty_folder):
     words = ("plan", "model.pipeline_model_parallel_size=2", "--chart", "charts/p.svg", "--gpu", "a100")
     assert mb(*words).exit_code == 0

@@ -428,6 +428,19 @@ def test_one_point_is_singular(run):
     ]
 
 
+def test_all_layouts_are_swept_over_but_for_sizes_that_are_set(run):
+    machine = ("--world-size", "4", "--gpu", "h100", "--limit", "0", "--json")
+    code, out, err = run("sweep", *PLANNED, "--layouts", "model.pipeline_model_parallel_size=1", *machine)
+    found = json.loads(out)
+    points = [each["values"] for each in found["shown"]]
+    assert (code, {"model.pipeline_model_parallel_size"} & points[0].keys()) == (0, set())
+    assert {each["model.tensor_model_parallel_size"] for each in points} > {1}
+    assert all(
+        each["model.sequence_parallel"] for each in points if each["model.tensor_model_parallel_size"] > 1
+    )
+    assert "resolving and planning" in err
+
+
 def test_a_sweep(run):
     code, out, _ = run("sweep", "train.micro_batch_size=1,3", "--json")
     found = json.loads(out)

@@ -231,13 +231,17 @@ def plan(
     epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
 )
 @common_options
-def sweep(
+def sweep(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     request: RequestOptions,
     machine: MachineOptions,
     world_size: WorldSizes = "1",
     limit: Limit = None,
     top: Top = None,
+    layouts: Annotated[
+        bool,
+        typer.Option("--layouts", help="Sweep over all parallel layouts, but for sizes that you set."),
+    ] = False,
     chart: Annotated[
         Path | None,
         typer.Option(
@@ -255,7 +259,9 @@ def sweep(
     a YAML file, if the field takes no list: key=[1,2,4]. If it takes one, the list is its value, and several
     lists are key=[1,2],[3].
 
-    With --gpu the step of each point is predicted, and the fastest that fit the memory are shown first.
+    With --gpu the step of each point is predicted, and the fastest that fit the memory are shown first. With
+    --layouts the fields are chosen: tensor, sequence, pipeline, virtual pipeline, context and expert parallelism
+    and the micro-batch size, as in sweep llama31_70b --layouts --world-size 64 --gpu h100 --top 5.
 
     For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
     passes.
@@ -274,6 +280,7 @@ def sweep(
             targets=targets,
             limit=limit or None,
             top=top,
+            layouts=layouts,
             chart=chart,
             as_json=as_json,
         ),

@@ -17,7 +17,7 @@ from mb_config._rules import Problem
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import counted
-from mb_config.cli_prediction import print_prediction
+from mb_config.cli_prediction import MEANINGS, print_prediction
 from mb_config.facts import TargetMachine
 from mb_config.module_layouts import has_parallelism_per_module, module_layouts
 from mb_config.plan.errors import PlanError
@@ -26,6 +26,7 @@ from mb_config.plan.memory_chart import render_memory_chart
 from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.plan.resource_plan import ResourcePlan, StagePlan
 from mb_config.predict.prediction import Prediction, predict
+from mb_config.predict.step_chart import render_step_chart
 from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, check_request, machine_of_perf
@@ -49,7 +50,7 @@ def plan(
         program: Reader, rules, facts and the function that counts FLOPs.
         given: Recipe or file, and overrides.
         target: Machines; without a number of processes, the smallest one that holds the model.
-        chart: SVG file for a memory chart.
+        chart: SVG file for a memory chart; with `explained` the parts of the step are drawn next to it.
         explained: Print the parts of the predicted step.
         as_json: Print one JSON object.
 
@@ -74,6 +75,10 @@ def plan(
         _write_chart(chart, estimate, title=f"{request.name}: memory per GPU", gpu=target.gpu)
     fits = fits_gpu(estimate.plan, target.gpu)
     speed, unpredicted = _predicted(program, config, estimate, gpu=target.gpu)
+    if chart is not None and explained and speed is not None:
+        _write_step_chart(
+            chart.with_name(f"{chart.stem}-step.svg"), speed, title=f"{request.name}: predicted step"
+        )
     if as_json:
         predicted = None if speed is None else speed.to_dict()
         print(
@@ -139,6 +144,12 @@ def _write_chart(path: Path, estimate: RunEstimate, *, title: str, gpu: str | No
     svg = render_memory_chart(estimate.plan, title=title, limit_bytes=limit, limit=gpu or "")
     path.write_text(svg, encoding="utf-8")
     print(f"memory chart written to {path}", file=sys.stderr)
+
+
+def _write_step_chart(path: Path, speed: Prediction, *, title: str) -> None:
+    """Write the chart of the parts of a step to an SVG file, and print its path on stderr."""
+    path.write_text(render_step_chart(speed.parts, meanings=MEANINGS, title=title), encoding="utf-8")
+    print(f"step chart written to {path}", file=sys.stderr)
 
 
 def _print_estimate(estimate: RunEstimate, config: Any, *, name: str, gpu: str | None) -> None:

@@ -12,6 +12,8 @@ from mb_config.predict.step import TERMS, fitted
 
 BAR = 40
 """Characters of the longest bar."""
+MEANINGS = {**TERMS, WAITING: "pipeline stages wait for each other"}
+"""Part of a step -> what it is."""
 
 
 def print_prediction(prediction: Prediction, *, precision_gpu: str, explained: bool) -> None:
@@ -51,11 +53,10 @@ def _lines(prediction: Prediction, *, gpu: str) -> Iterator[tuple[str, str]]:
 def bars(prediction: Prediction) -> Iterator[str]:
     """Yield one line for each part of a step, the largest first."""
     largest = max(prediction.parts.values())
-    meanings = {**TERMS, WAITING: "pipeline stages wait for each other"}
     for name, seconds in sorted(prediction.parts.items(), key=lambda item: -item[1]):
         share = seconds / prediction.step_seconds
         bar = "#" * max(1, round(BAR * seconds / largest))
-        yield f"{name:<11}{duration(seconds):>9} {share:>6.1%}  {bar:<{BAR}}  {meanings[name]}"
+        yield f"{name:<11}{duration(seconds):>9} {share:>6.1%}  {bar:<{BAR}}  {MEANINGS[name]}"
 
 
 def duration(seconds: float) -> str:

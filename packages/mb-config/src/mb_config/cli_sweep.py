@@ -21,6 +21,7 @@ from mb_config.cli_sweep_report import (
     write_sweep_chart,
 )
 from mb_config.facts import TargetMachine
+from mb_config.layout_variations import layout_variations, splits_sequences_where_possible
 from mb_config.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.overrides import apply_overrides
 from mb_config.plan.errors import PlanError
@@ -33,9 +34,11 @@ from mb_config.sweep import Axis, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_config.yaml_file import dump_yaml, read_yaml
 
+DEFAULT_NODE = 8
+"""GPUs of a node where the GPU is not known."""
 NOTHING_VARIES = (
     "nothing is swept over, so that this is one point: "
-    "give a field several values, as in train.micro_batch_size=1,2"
+    "give a field several values, as in train.micro_batch_size=1,2, or --layouts for all parallel layouts"
 )
 
 
@@ -46,6 +49,7 @@ def sweep(
     targets: Sequence[TargetMachine],
     limit: int | None,
     top: int | None = None,
+    layouts: bool = False,
     chart: Path | None = None,
     as_json: bool,
 ) -> int:
@@ -59,6 +63,7 @@ def sweep(
         limit: Maximum number of passing variations to show; None: all. Without a GPU no more are resolved and planned.
             With one, all are, and the best are shown first (`best_points`).
         top: Number of the best points to show (`best_points`), of those that are resolved; None: as `limit` states.
+        layouts: Sweep over the parallel layouts of the model (`layout_variations`), too.
         chart: SVG file for a chart of memory and predicted time; needs a GPU.
         as_json: Print one JSON object.
     """
@@ -67,6 +72,18 @@ def sweep(
     config = request.config
     program.place(request, given.out)
     facts = program.gather_facts(targets[0], config.env_vars)
+    if layouts:
+        swept_paths = {variation.path for variation in variations}
+        variations = [
+            *variations,
+            *layout_variations(
+                config.model,
+                world_size=max(target.world_size or 1 for target in targets),
+                node_gpus=facts.get("gpus_per_node") or DEFAULT_NODE,
+                is_kept=lambda path: path in swept_paths or request.provenance.by_user(path),
+            ),
+        ]
+        swept = replace(swept, variations=variations)
     axes = to_axes(
         config, variations, section_factories=program.reader.section_factories, targets=program.reader.targets
     )
@@ -79,6 +96,10 @@ def sweep(
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
     result = run_sweep(sections, axes, rules_per_point(program.rules, config.model), facts=facts)
+    if layouts:
+        kept = [index for index in result.passing if splits_sequences_where_possible(result.values(index))]
+        result = replace(result, passing=tuple(kept))
+        print(f"resolving and planning {len(kept):,} layouts", file=sys.stderr)
     # The best points are known only after all have been planned. Without a GPU they are shown in the order of the axes.
     sort = targets[0].gpu is not None and top is None
     points = _resolve_points(program, swept, result, targets=targets, limit=None if sort else limit)

@@ -26,6 +26,8 @@ from mb_config.variations import Variation
 COLUMN_TITLES = {
     WORLD_SIZE: "processes",
     "model.tensor_model_parallel_size": "tp",
+    "model.sequence_parallel": "sp",
+    "train.micro_batch_size": "mbs",
     "model.pipeline_model_parallel_size": "pp",
     "model.virtual_pipeline_model_parallel_size": "vp",
     "model.context_parallel_size": "cp",
@@ -73,6 +75,13 @@ class SweptPoint:
         return list(dict.fromkeys(problem.id for problem in self.problems))
 
     @property
+    def verdict(self) -> str:
+        """Why the point cannot run; empty if it can."""
+        if self.rejected:
+            return f"rejected as resolved: {' '.join(self.rejected)}"
+        return f"does not fit {self.gpu}" if self.fits is False else ""
+
+    @property
     def statistics(self) -> dict[str, float | None]:
         """Statistics by which a point is chosen; None: not counted."""
         plan = self.plan
@@ -105,6 +114,23 @@ class SweepReport:
     """Points that pass the rules and were resolved."""
     shown: Sequence[SweptPoint]
     """Points to show."""
+
+    @property
+    def folded(self) -> list[tuple[int, str, Mapping[str, Any]]]:
+        """Number of points that cannot run, reason, and values of the first of them; the most frequent reason first.
+
+        The reason is the rules that reject the point as written or as resolved, or the memory of the GPU.
+        """
+        groups = [
+            (group.count, " ".join(group.rules), values_as_written(self.result, self.variations, group.first))
+            for group in self.result.rejected
+        ]
+        found: dict[str, list[SweptPoint]] = {}
+        for point in self.points:
+            if point.verdict:
+                found.setdefault(point.verdict, []).append(point)
+        groups += [(len(points), reason, points[0].values) for reason, points in found.items()]
+        return sorted(groups, key=lambda group: -group[0])
 
     @property
     def problems(self) -> dict[str, Problem]:
@@ -167,8 +193,8 @@ def print_report(report: SweepReport) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if report.shown:
         console.print(_passing_table(report.result, report.shown))
-    if report.result.rejected:
-        console.print(_rejected_table(report.result, report.variations))
+    if report.folded:
+        console.print(_rejected_table(report))
     for name, problem in report.problems.items():
         console.print(f"{name}  {problem}", markup=False, soft_wrap=True)
     for line in _counts(report):
@@ -194,7 +220,7 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
             unit(size),
             "?" if waiting is None else f"{waiting:.1%}",
             *(_speed_columns(point.prediction) if timed else ()),
-            _verdict(point),
+            point.verdict,
         )
     return table
 
@@ -210,24 +236,16 @@ def _speed_columns(prediction: Prediction | None) -> tuple[str, str, str]:
     )
 
 
-def _verdict(point: SweptPoint) -> str:
-    """Return why a point cannot run; empty if it can."""
-    if point.rejected:
-        return f"rejected as resolved: {' '.join(point.rejected)}"
-    return f"does not fit {point.gpu}" if point.fits is False else ""
-
-
-def _rejected_table(result: SweepResult, variations: Sequence[Variation]) -> Table:
-    """Return a table with one row per group of points that the same rules reject."""
+def _rejected_table(report: SweepReport) -> Table:
+    """Return a table with one row per group of points that the same rules, or the memory, reject."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rejected", justify="right")
     table.add_column("by")
     table.add_column("for example")
-    for group in result.rejected:
-        example = values_as_written(result, variations, group.first)
+    for count, reason, example in report.folded:
         table.add_row(
-            f"{group.count:,}",
-            " ".join(group.rules),
+            f"{count:,}",
+            reason,
             " ".join(f"{_short(path)}={_text(value)}" for path, value in example.items()),
         )
     return table

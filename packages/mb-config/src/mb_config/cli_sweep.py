@@ -73,13 +73,14 @@ def sweep(
     program.place(request, given.out)
     facts = program.gather_facts(targets[0], config.env_vars)
     if layouts:
+        node = facts.get("gpus_per_node")
         swept_paths = {variation.path for variation in variations}
         variations = [
             *variations,
             *layout_variations(
                 config.model,
                 world_size=max(target.world_size or 1 for target in targets),
-                node_gpus=facts.get("gpus_per_node") or DEFAULT_NODE,
+                node_gpus=node if isinstance(node, int) else DEFAULT_NODE,
                 is_kept=lambda path: path in swept_paths or request.provenance.by_user(path),
             ),
         ]

@@ -121,7 +121,7 @@ class SweepReport:
 
         The reason is the rules that reject the point as written or as resolved, or the memory of the GPU.
         """
-        groups = [
+        groups: list[tuple[int, str, Mapping[str, Any]]] = [
             (group.count, " ".join(group.rules), values_as_written(self.result, self.variations, group.first))
             for group in self.result.rejected
         ]

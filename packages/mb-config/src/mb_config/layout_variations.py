@@ -30,11 +30,8 @@ def layout_variations(
         node_gpus: GPUs that NVLink connects.
         is_kept: Whether a field keeps its value, because the user set it.
     """
-    layers, heads, length, experts = (
-        value_at(f"model.{name}", {"model": model})
-        for name in ("num_layers", "num_attention_heads", "seq_length", "num_moe_experts")
-    )
-    layers, heads, length = layers or 1, heads or 1, length or SHORTEST_PART
+    layers, heads = _size(model, "num_layers", 1), _size(model, "num_attention_heads", 1)
+    length, experts = _size(model, "seq_length", SHORTEST_PART), _size(model, "num_moe_experts", 0)
     tensor = [size for size in powers_of_two(min(node_gpus, world_size)) if heads % size == 0]
     stages = list(powers_of_two(min(world_size, layers)))
     context = [
@@ -60,6 +57,12 @@ def layout_variations(
         for path, sizes in values.items()
         if len(sizes) > 1 and not is_kept(path)
     ]
+
+
+def _size(model: object, name: str, default: int) -> int:
+    """Return a size of the model; `default` if it is not set."""
+    value = value_at(f"model.{name}", {"model": model})
+    return value if isinstance(value, int) else default
 
 
 def splits_sequences_where_possible(values: Mapping[str, Any]) -> bool:

@@ -36,7 +36,6 @@ HONOURED = {
     "train.exit_signal_handler_for_dataloader": "data workers always outlive the signal: true is what happens",
     "dataset.data_sharding": "the order is the same for every data-parallel size: false is what happens, as documented",
     "checkpoint.auto_detect_ckpt_format": "the layout of a checkpoint is always found out: true is what happens",
-    "checkpoint.use_tokenizer_model_from_checkpoint_args": "nothing is taken from a checkpoint's settings (CK23)",
 }
 
 

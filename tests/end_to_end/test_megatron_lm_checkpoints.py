@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from runs import losses, mb
+from runs import losses, mb, mb_here
 
 from mb_data import IndexedWriter
 
@@ -89,6 +89,17 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     assert f"resumed from {theirs}/iter_0000003 at step 3" in done.stdout
     # dropout is on: weights, optimizer, schedule, data and random states continue exactly
     assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (4, 5, 6)}
+
+    words = (
+        "gpt_tiny",
+        f"checkpoint.load={theirs}",
+        "checkpoint.use_checkpoint_args=true",
+        "--section=model",
+    )
+    shown = mb_here("config", "show", *words, f"--out={tmp_path / 'other'}")
+    assert {"hidden_size: 64", "num_layers: 2", "vocab_size: 64"} <= {
+        line.strip() for line in shown.stdout.splitlines()
+    }
 
     again, printed = their_run(
         [*flags, "--load", str(ours / "checkpoints"), "--use-checkpoint-args"], ranks=ranks

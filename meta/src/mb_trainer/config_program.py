@@ -18,6 +18,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import read_tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import RULES, all_checks, all_rules
+from mb_trainer.pretrained import take_checkpoint_settings
 from mb_trainer.request_reader import READER
 from mb_trainer.run_folder import folder_of, set_run_paths
 
@@ -28,6 +29,7 @@ def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
     set_run_paths(request.config, folder, request.provenance)
     if not request.config.validation.skip_train:
         release_ckpt_step(request.config.checkpoint, events=read_event_rows(folder.events))
+    take_checkpoint_settings(request.config, request.provenance)
 
 
 def data_problem(config: ConfigContainer) -> str | None:

@@ -21,6 +21,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.preflight import settle
+from mb_trainer.pretrained import take_checkpoint_settings
 from mb_trainer.run_folder import changed_code, folder_of, saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import where_tokenizer
 from mb_trainer.user_code import NO_CODE, UserCode
@@ -76,6 +77,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     note = (
         None if evaluate_only else release_ckpt_step(config.checkpoint, events=read_event_rows(folder.events))
     )
+    conflicts = take_checkpoint_settings(config, known)
     settled = settle(
         config,
         world_size=world.world_size,
@@ -96,7 +98,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     )
     if status.state == "rejected":
         raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
-    notes = (*options.notes, note, where_tokenizer(config))
+    notes = (*options.notes, note, *conflicts, where_tokenizer(config))
     return Job(
         options=options,
         config=config,

@@ -152,9 +152,9 @@ class CheckpointConfig(StrictFields):
     auto_detect_ckpt_format: bool = False
     """Detect the layout of the checkpoint. Always done, whatever the value."""
     use_checkpoint_args: bool = False
-    """Take the model's settings from the checkpoint."""
+    """Take the architecture of the model from the checkpoint, where the user has set nothing."""
     use_mp_args_from_checkpoint_args: bool = False
-    """Take the parallel sizes from the checkpoint."""
+    """Take the parallel sizes from the checkpoint as well."""
     use_tokenizer_model_from_checkpoint_args: bool = True
     """Take the path of the tokenizer from the checkpoint, if its settings are used at all."""
 

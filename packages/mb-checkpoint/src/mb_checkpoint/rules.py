@@ -194,6 +194,15 @@ CONSISTENCY = (
         passes=(None, True),
     ),
     requires(
+        "CK24",
+        {"checkpoint.use_mp_args_from_checkpoint_args": True},
+        {"checkpoint.use_checkpoint_args": True},
+        why="the parallel layout is taken with the other settings of a checkpoint only",
+        fix="Set checkpoint.use_checkpoint_args=true, or checkpoint.use_mp_args_from_checkpoint_args=false.",
+        fails=(True, False),
+        passes=(True, True),
+    ),
+    requires(
         "V068",
         {"checkpoint.ckpt_step": SET},
         {"checkpoint.load": SET},

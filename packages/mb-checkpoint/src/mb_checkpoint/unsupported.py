@@ -12,8 +12,6 @@ _OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
         True,
         "gathers through the process groups of the training",
     ),
-    (23, "use_checkpoint_args", False, True, "reads no settings from checkpoints"),
-    (24, "use_mp_args_from_checkpoint_args", False, True, "reads no settings from checkpoints"),
     (25, "ckpt_convert_format", None, "torch_dist", "converts nothing"),
     (26, "ckpt_convert_save", None, "converted", "converts nothing"),
     (27, "ckpt_convert_update_legacy_dist_opt_format", False, True, "converts nothing"),

@@ -17,7 +17,6 @@ NO_EFFECT: Mapping[str, str] = {
     "warmup": "Megatron-LM rejects it as well; use --lr-warmup-fraction",
     "model_parallel_size": "Megatron-LM rejects it as well; use --tensor-model-parallel-size",
     "yaml_cfg": "a YAML file of Megatron-LM; pass its values as flags",
-    "use_checkpoint_args": "the model section is always taken from the configuration",
     "data_args_path": "pass the paths of the file with --data-path",
     "per_split_data_args_path": "pass the paths of the file with --train-data-path and the like",
     "ft_num_warmup_iters": "mb-resilience reports the first three steps as part of its section setup",

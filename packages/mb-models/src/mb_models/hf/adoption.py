@@ -8,7 +8,7 @@ from mb_models.config import KernelFields, OverlapFields, ParallelFields, Precis
 from mb_models.hf.config_json import CONVERTIBLE, read_config, section_of, with_padded_vocabulary
 from mb_models.hf.errors import HuggingFaceError
 
-_OF_THE_RUN = frozenset(
+OF_THE_RUN = frozenset(
     {
         *(
             item.name
@@ -69,7 +69,7 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
     kept = {
         item.name: getattr(section, item.name)
         for item in fields(adopted)
-        if item.name in names and (item.name in _OF_THE_RUN or origins.by_user(f"model.{item.name}"))
+        if item.name in names and (item.name in OF_THE_RUN or origins.by_user(f"model.{item.name}"))
     }
     adopted = replace(adopted, **kept)
     for item in fields(adopted):

@@ -31,6 +31,15 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "head_dim": 8,
+}
 KINDS = {
     "llama": ("Llama", {}),
     "llama-tied-llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -66,6 +75,23 @@ KINDS = {
     ),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS}),
     "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
+    "mamba2": ("Mamba2", MAMBA2),
+    "mamba2-tied": ("Mamba2", MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True}),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-moe": (
+        "NemotronH",
+        NEMOTRON_H
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 4,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
 }
 """Name -> family of transformers, and its settings other than the sizes."""
 
@@ -90,7 +116,9 @@ def make(kind, folder, *, shard="1GB", dtype=torch.float32):
 
     family, settings = (KINDS | EXPORTED)[kind]
     torch.manual_seed(5)
-    config = getattr(transformers, f"{family}Config")(**{**SMALL, **settings})
+    cls = getattr(transformers, f"{family}Config")
+    sizes = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
+    config = cls(**{**sizes, **settings})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():  # norms and biases are constant: random values reveal mistakes
         parameter.data.add_(0.05 * torch.randn_like(parameter))

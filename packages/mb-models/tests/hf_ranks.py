@@ -6,8 +6,8 @@ import torch
 from megatron.core import dist_checkpointing
 from tiny_training import start
 
-from mb_host.layers import host_block_spec
-from mb_models.gpt import GPTModelProvider
+from mb_host.families import HOST_LAYERS
+from mb_models.families import family_of
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
 from mb_models.transformer import DTYPES
@@ -25,9 +25,9 @@ TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
 
 
 def build(section, groups):
-    chunks = GPTModelProvider(section, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(
-        groups
-    )
+    family = family_of(section)
+    provider = family.provider(section, layer_spec=HOST_LAYERS[family.name], device=torch.device("cpu"))
+    chunks = provider.provide_chunks(groups)
     return chunks[0].to(DTYPES[section.params_dtype]).eval()
 
 

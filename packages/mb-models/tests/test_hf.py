@@ -16,6 +16,7 @@ from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_c
 from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
+from mb_models.hf.families import FAMILIES
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
@@ -99,6 +100,12 @@ LAYOUTS = {
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
     "deepseek-v2 PP": ("deepseek-v2", {SIZES[1]: 2, "num_layers_in_first_pipeline_stage": 2}),
+    "nemotron-h TP": ("nemotron-h", {SIZES[0]: 2, "sequence_parallel": True}),
+    "nemotron-h PP": ("nemotron-h", {SIZES[1]: 2}),
+    "nemotron-h-moe TP EP": (
+        "nemotron-h-moe",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
     "mixtral EP": ("mixtral", {SIZES[2]: 2}),
     "mixtral TP EP": (
         "mixtral",
@@ -249,6 +256,42 @@ def test_a_scaled_rotary_embedding_without_its_factor_is_rejected(kind):
     }
     with pytest.raises(HuggingFaceError, match=r"the rotary embedding .* cannot be converted"):
         section_of(content, dtype="float32")
+
+
+NEMOTRON = {
+    "model_type": "nemotron_h",
+    **dict.fromkeys(FAMILIES["nemotron_h"].hybrid.required, 8),
+    "hybrid_override_pattern": "M*-E",
+    "num_experts_per_tok": 2,
+}
+
+
+def test_patterns_of_earlier_versions_are_read():
+    found = section_of(NEMOTRON, dtype="float32")
+    assert (found.hybrid_layer_pattern, found.num_layers, found.num_moe_experts) == ("M*-E", 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"hybrid_override_pattern": "M*x"},
+            r"hybrid_override_pattern='M\*x' cannot be converted, because layers",
+        ),
+        ({"n_group": 4, "topk_group": 2}, r"num_experts_per_tok=2, topk_group=2 cannot be converted"),
+        ({"moe_latent_size": 16}, "moe_latent_size=16 cannot be converted"),
+        ({"mamba_rms_norm": False}, "mamba_rms_norm=False: unknown fields of a nemotron_h"),
+    ],
+)
+def test_unconvertible_hybrids_are_rejected(change, message):
+    with pytest.raises(HuggingFaceError, match=message):
+        section_of(NEMOTRON | change, dtype="float32")
+
+
+def test_a_hybrid_is_no_family_of_gpts():
+    hybrid = section_of(NEMOTRON, dtype="float32")
+    with pytest.raises(HuggingFaceError, match="'llama' is not the family of a MambaModelConfig"):
+        config_of(hybrid, vocab_size=8, dtype="float32", model_type="llama")
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "is no JSON")])

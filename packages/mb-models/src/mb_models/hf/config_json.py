@@ -19,10 +19,12 @@ from mb_models.hf.family import (
     ROTARY_FIELDS,
     WITHOUT_EFFECT,
     HuggingFaceFamily,
+    Section,
 )
 from mb_models.hf.rotary_fields import LLAMA3_SCALING, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
 from mb_models.hf.unsupported import UNSUPPORTED
+from mb_models.hybrid_config import MambaModelConfig
 from mb_models.vocab import padded_vocab_size
 
 __all__ = [
@@ -41,7 +43,7 @@ __all__ = [
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
 """model_type of config.json -> its architecture class."""
 
-CONVERTIBLE: tuple[type, ...] = (GPTModelConfig,)
+CONVERTIBLE: tuple[type, ...] = (GPTModelConfig, MambaModelConfig)
 """Sections whose models can be converted."""
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
@@ -87,7 +89,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
+def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
     """Return the model section of a config.json; `dtype` is that of the weights.
 
     Dropout is that of transformers; seq_length is the model's maximum, which the caller may reduce.
@@ -98,6 +100,8 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
     """
     family = FAMILIES[content["model_type"]]
     content = _complete(content, family)
+    if family.hybrid is not None:
+        return family.hybrid.read(content, dtype)
     values = {
         **{name: content[key] for key, name in COMMON_FIELDS.items()},
         "num_query_groups": content["num_key_value_heads"] or content["num_attention_heads"],
@@ -122,7 +126,7 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> GPTModelConfig:
     return GPTModelConfig(**values | rotary)
 
 
-def with_padded_vocabulary(section: GPTModelConfig) -> GPTModelConfig:
+def with_padded_vocabulary(section: Section) -> Section:
     """Return the section with the rows of the embedding rounded up to a multiple of 128, which ranks can share."""
     rows = padded_vocab_size(section.vocab_size or 1, divisible_by=128, tensor_parallel_size=1)
     return replace(section, vocab_size=rows)
@@ -130,15 +134,17 @@ def with_padded_vocabulary(section: GPTModelConfig) -> GPTModelConfig:
 
 def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str, Any]:
     """Return a config.json with the values of missing fields, if Megatron can compute the same results."""
-    missing = [key for key in REQUIRED if key not in content]
+    hybrid = family.hybrid
+    missing = [key for key in (REQUIRED if hybrid is None else hybrid.required) if key not in content]
     if missing:
         raise HuggingFaceError(
             f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
             "Download the file again."
         )
     content = {family.aliases.get(key, key): value for key, value in content.items()}
-    content = {**COMMON_DEFAULTS, **family.defaults, **content}
-    must_be = {key: fine for key, fine in MUST_BE.items() if key not in family.defaults} | dict(
+    content = {**(COMMON_DEFAULTS if hybrid is None else {}), **family.defaults, **content}
+    general = MUST_BE if hybrid is None else {}
+    must_be = {key: fine for key, fine in general.items() if key not in family.defaults} | dict(
         family.must_be
     )
     wrong = [f"{key}={content[key]!r}" for key, fine in must_be.items() if content.get(key) not in fine]
@@ -146,7 +152,8 @@ def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str
         raise HuggingFaceError(
             f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute different results."
         )
-    known = {*COMMON_FIELDS, *COMMON_DEFAULTS, *ROTARY_FIELDS, *WITHOUT_EFFECT, *family.defaults, *must_be}
+    common = {*COMMON_FIELDS, *COMMON_DEFAULTS, *ROTARY_FIELDS} if hybrid is None else {*hybrid.required}
+    known = {*common, *WITHOUT_EFFECT, *family.defaults, *must_be}
     unknown = [
         f"{key}={value!r}"
         for key, value in content.items()
@@ -161,7 +168,7 @@ def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str
 
 
 def config_of(
-    config: GPTModelConfig, *, vocab_size: int, dtype: str, model_type: str | None = None
+    config: Section, *, vocab_size: int, dtype: str, model_type: str | None = None
 ) -> dict[str, Any]:
     """Return the config.json of a model section.
 
@@ -177,7 +184,13 @@ def config_of(
     """
     if model_type is not None and model_type not in FAMILIES:
         raise HuggingFaceError(f"model_type: {model_type!r} is unknown. Use one of {', '.join(FAMILIES)}.")
-    tried = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
+    named = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
+    tried = [family for family in named if isinstance(config, family.kind)]
+    if not tried:
+        raise HuggingFaceError(
+            f"model_type: {model_type!r} is not the family of a {type(config).__name__}, because its layers are of "
+            "other kinds. Choose another."
+        )
     problems: list[list[str]] = []
     for family in tried:
         content = _written(config, family, vocab_size=vocab_size, dtype=dtype)
@@ -197,13 +210,13 @@ def config_of(
     )
 
 
-def family_of_section(config: GPTModelConfig, *, model_type: str | None = None) -> HuggingFaceFamily:
+def family_of_section(config: Section, *, model_type: str | None = None) -> HuggingFaceFamily:
     """Return the family as which a section is exported; the arguments and errors are those of `config_of`."""
     content = config_of(config, vocab_size=config.vocab_size or 1, dtype="float32", model_type=model_type)
     return FAMILIES[content["model_type"]]
 
 
-def same_family(config: GPTModelConfig, model_type: object) -> str | None:
+def same_family(config: Section, model_type: object) -> str | None:
     """Return the family of an imported model if it still computes the same as the section; None if it does not."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         return None
@@ -214,19 +227,18 @@ def same_family(config: GPTModelConfig, model_type: object) -> str | None:
     return model_type
 
 
-def _written(
-    config: GPTModelConfig, family: HuggingFaceFamily, *, vocab_size: int, dtype: str
-) -> dict[str, Any]:
+def _written(config: Any, family: HuggingFaceFamily, *, vocab_size: int, dtype: str) -> dict[str, Any]:
     """Return the config.json of a section as if a family computed the same."""
+    names = {"architectures": [family.architecture], "model_type": family.model_type}
+    types = {"vocab_size": vocab_size, "dtype": dtype, "torch_dtype": dtype}
     config = with_sizes(config)
+    if family.hybrid is not None:
+        return {**names, **family.hybrid.write(config), **types}
     return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
+        **names,
         **{key: getattr(config, name) for key, name in COMMON_FIELDS.items()},
         "hidden_act": "silu",
         **write_rotary(config),
-        "vocab_size": vocab_size,
-        "dtype": dtype,
-        "torch_dtype": dtype,
+        **types,
         **family.write(config),
     }

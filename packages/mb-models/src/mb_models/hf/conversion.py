@@ -19,16 +19,18 @@ from mb_models.config import GPTModelConfig
 from mb_models.families import family_of
 from mb_models.hf.config_json import read_config, section_of, with_padded_vocabulary
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.family import Section
 from mb_models.hf.load import named_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
+from mb_models.hybrid_config import MambaModelConfig
 from mb_models.transformer import DTYPES
 
 NUMBER = re.compile(r"\.\d+(?=\.)")
 """Index of a layer or an expert inside a parameter's name."""
 
 
-def section_of_folder(folder: Path) -> GPTModelConfig:
+def section_of_folder(folder: Path) -> Section:
     """Return the model section of a folder in the Hugging Face format, with the floating-point type of its weights.
 
     The rows of the embedding are a multiple of 128; the additional ones are padding.
@@ -47,29 +49,29 @@ def dtype_name(dtype: torch.dtype) -> Any:
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
-def weights_dtype(section: GPTModelConfig) -> torch.dtype:
+def weights_dtype(section: Section) -> torch.dtype:
     """Return the floating-point type of exported weights: that in which the model is trained."""
     if section.bf16 or section.fp16:
         return torch.bfloat16 if section.bf16 else torch.float16
     return torch.float32
 
 
-def require_convertible(section: object, *, source: Path) -> GPTModelConfig:
+def require_convertible(section: object, *, source: Path) -> Section:
     """Return the section if its family has models in the Hugging Face format.
 
     Raises:
         HuggingFaceError: the section, which was read from `source`, belongs to another family.
     """
-    if not isinstance(section, GPTModelConfig):
+    if not isinstance(section, GPTModelConfig | MambaModelConfig):
         raise HuggingFaceError(
-            f"{source}: is a {type(section).__name__}, because only GPTs can be converted. Export a GPT."
+            f"{source}: is a {type(section).__name__}, because only GPTs and hybrids can be converted. Export one."
         )
     return section
 
 
 @contextmanager
 def memory_mapped_model(
-    section: GPTModelConfig,
+    section: Section,
     *,
     groups: ProcessGroupCollection,
     layer_spec: StackSpec,

@@ -6,10 +6,10 @@ from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.config import GPTModelConfig
 from mb_models.hf.carried import GENERATION, read_template
 from mb_models.hf.config_json import family_of_section, same_family
 from mb_models.hf.conversion import load_by_kind
+from mb_models.hf.family import Section
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import PEFT
 from mb_models.peft.hugging_face import save_adapters
@@ -20,7 +20,7 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     chunk: Any,
     folder: Path,
     *,
-    section: GPTModelConfig,
+    section: Section,
     load: Load,
     pg_collection: ProcessGroupCollection,
     peft: PEFT | None = None,

@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mb_models.config import GPTModelConfig
+from mb_models.config import DType, GPTModelConfig
+from mb_models.hybrid_config import MambaModelConfig
 
-Form = Literal["plain", "qkv", "glu"]
+Form = Literal["plain", "qkv", "glu", "mamba", "convolution"]
+Section = GPTModelConfig | MambaModelConfig
+"""Section of a model that can be converted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,27 @@ class HuggingFaceFamily:
     """Function from config.json to further fields of the section."""
     write: Callable[[GPTModelConfig], dict[str, Any]] = _nothing
     """Function from a section without unset sizes to further fields of config.json."""
+    hybrid: "HybridConversion | None" = None
+    """Conversion of hybrid models, in place of the fields above that add to Llama's; None: the models are GPTs."""
+
+    @property
+    def kind(self) -> type:
+        """Class of the section."""
+        return GPTModelConfig if self.hybrid is None else MambaModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridConversion:
+    """Complete conversion between config.json and the section of a hybrid model."""
+
+    required: tuple[str, ...]
+    """Fields of config.json that determine the shapes of the weights."""
+    read: Callable[[Mapping[str, Any], DType], MambaModelConfig]
+    """Function from config.json with all defaults, and the type of the weights, to the section."""
+    write: Callable[[MambaModelConfig], dict[str, Any]]
+    """Function from a section to config.json, without vocab_size, dtype and the names of the family."""
+    outside: Mapping[str, TensorOrigin]
+    """Parameter outside the layers -> its origin."""
 
 
 COMMON_FIELDS: Mapping[str, str] = {

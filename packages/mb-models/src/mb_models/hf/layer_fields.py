@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mb_models.config import GPTModelConfig
+from mb_models.config import GPTModelConfig, TransformerFields
 from mb_models.hf.errors import HuggingFaceError
 
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -50,7 +50,7 @@ def write_layer_windows(config: GPTModelConfig) -> dict[str, Any]:
     }
 
 
-def windowed_layers(config: GPTModelConfig) -> list[int]:
+def windowed_layers(config: TransformerFields) -> list[int]:
     """Return 1 for each layer with a window and 0 for each other, as Megatron Core counts them."""
     skips = config.window_attn_skip_freq
     if config.window_size is None:
@@ -60,7 +60,7 @@ def windowed_layers(config: GPTModelConfig) -> list[int]:
     return [int(not skips or number % skips != 0) for number in range(1, config.num_layers + 1)]
 
 
-def expert_layers(config: GPTModelConfig) -> list[int]:
+def expert_layers(config: TransformerFields) -> list[int]:
     """Return 1 for each layer with experts and 0 for each dense one, as Megatron Core counts them."""
     every = config.moe_layer_freq
     if isinstance(every, Sequence):

@@ -19,6 +19,7 @@ from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.tensor_names import origin_of
 from mb_models.hf.weight_tables import OUTPUT
+from mb_models.hybrid_config import mamba_heads
 
 
 def load_hf_weights(
@@ -129,6 +130,11 @@ def packed_rows(origin: TensorOrigin, config: Any, *, rows: int) -> list[int]:
     """Return the numbers of rows of the parts of a packed tensor."""
     if origin.form == "glu":
         return [rows // 2, rows - rows // 2]
+    if origin.form in ("mamba", "convolution"):
+        heads = mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim)
+        inner, state = heads * config.mamba_head_dim, config.mamba_num_groups * config.mamba_state_dim
+        convolved = [inner, state, state]
+        return convolved if origin.form == "convolution" else [inner, *convolved, heads]
     keys = config.num_query_groups * config.kv_channels
     return [config.num_attention_heads * config.kv_channels, keys, keys]
 
@@ -163,7 +169,7 @@ def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size
     """Fuse query, key and value (group by group), or gate and up projection, as Megatron does."""
     if origin.form == "plain":
         return parts[0]
-    if origin.form == "glu":
+    if origin.form != "qkv":
         return torch.cat(list(parts))
     groups = parts[1].shape[0] // head_size
     grouped = [

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.config import GPTModelConfig
 from mb_models.hf.carried import from_template
 from mb_models.hf.config_json import config_of
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.families import FAMILIES
-from mb_models.hf.family import TensorOrigin
+from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks, parameter_origins
 from mb_models.hf.safetensors_files import ShardWriter
 
@@ -25,7 +24,7 @@ def save_hf_model(
     chunk: Any,
     folder: Path | str,
     *,
-    config: GPTModelConfig,
+    config: Section,
     pg_collection: ProcessGroupCollection | None = None,
     shard_bytes: int = SHARD_BYTES,
     model_type: str | None = None,
@@ -78,18 +77,16 @@ def save_hf_model(
     writer.finish()
 
 
-def stored_tensors(
-    parameter: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin
-) -> list[torch.Tensor]:
+def stored_tensors(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
     """Return the tensors of a folder that a parameter of a complete model is written to."""
     parts = split_parts(parameter, config, origin)
     return [torch.cat(parts)] if origin.packed else parts
 
 
-def split_parts(parameter: torch.Tensor, config: GPTModelConfig, origin: TensorOrigin) -> list[torch.Tensor]:
+def split_parts(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
     """Split a parameter of a complete model into tensors, in the order of `origin.tensors`."""
-    if origin.form == "plain":
-        return [parameter]
+    if origin.form not in ("qkv", "glu"):
+        return [parameter]  # parts of other forms are in the same order in both formats
     if origin.form == "glu":
         return list(parameter.chunk(2))
     size = config.kv_channels or config.hidden_size // config.num_attention_heads

@@ -1,7 +1,7 @@
 """Comparison of model sections by what their models compute. No torch."""
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mb_models.config import (
     GPTModelConfig,
@@ -11,7 +11,9 @@ from mb_models.config import (
     ParallelFields,
     PrecisionFields,
 )
+from mb_models.hf.family import Section
 from mb_models.hf.layer_fields import expert_layers, windowed_layers
+from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mamba_heads
 from mb_models.variant_fields import LatentAttentionFields, YarnFields
 
 _TRAINING = frozenset(
@@ -66,11 +68,29 @@ _EXPERTS = _names(MoEFields) - {"num_moe_experts"}
 _SCALING = {"rotary_scaling_factor", "original_max_position_embeddings", *("beta_fast", "beta_slow")}
 
 
-def with_sizes(config: GPTModelConfig) -> GPTModelConfig:
+_OF_LAYERS: dict[str, set[str]] = {
+    "M": _names(StateSpaceFields),
+    "G": _names(GatedDeltaFields),
+    "*": {"num_attention_heads", "num_query_groups", "kv_channels"},
+    "-": {"ffn_hidden_size"},
+}
+"""Letter of a pattern -> fields of its layers alone."""
+Kind = TypeVar("Kind", bound=Section)
+
+
+def with_sizes(config: Kind) -> Kind:
     """Return a copy of a section with all sizes that follow from others."""
     width = config.ffn_hidden_size or 4 * config.hidden_size
+    state: dict[str, Any] = {}
+    if isinstance(config, MambaModelConfig):
+        heads = mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim)
+        state = {
+            "hybrid_layer_pattern": config.hybrid_layer_pattern.replace("|", ""),
+            "mamba_num_heads": heads,
+        }
     return replace(
         config,
+        **state,
         num_query_groups=config.num_query_groups or config.num_attention_heads,
         kv_channels=config.kv_channels or config.hidden_size // config.num_attention_heads,
         ffn_hidden_size=width,
@@ -81,7 +101,7 @@ def with_sizes(config: GPTModelConfig) -> GPTModelConfig:
     )
 
 
-def differences(config: GPTModelConfig, other: GPTModelConfig) -> list[str]:
+def differences(config: Section, other: Section) -> list[str]:
     """Return the fields, with their values in `config`, by which two models compute different results."""
     config, other = with_sizes(config), with_sizes(other)
     return [
@@ -91,9 +111,23 @@ def differences(config: GPTModelConfig, other: GPTModelConfig) -> list[str]:
     ]
 
 
-def _compared(config: GPTModelConfig) -> list[str]:
+def _compared(config: Section) -> list[str]:
     """Return the fields that determine what the model of a section computes."""
     unused = set(_IRRELEVANT)
+    if isinstance(config, MambaModelConfig):
+        unused |= {
+            name
+            for letter, names in _OF_LAYERS.items()
+            if letter not in config.hybrid_layer_pattern
+            for name in names
+        }
+        unused |= {
+            "num_layers",
+            "rotary_base",
+            "rotary_percent",
+            "moe_layer_freq",
+            "mamba_training_ssm_states_dtype",
+        }
     if config.num_moe_experts is None:
         unused |= _EXPERTS
     if config.multi_latent_attention:
@@ -104,7 +138,7 @@ def _compared(config: GPTModelConfig) -> list[str]:
         unused |= _LATENT
     if config.multi_latent_attention or config.position_embedding_type != "yarn":
         unused |= _names(YarnFields)
-    if not config.rope_scaling:
+    if isinstance(config, GPTModelConfig) and not config.rope_scaling:
         unused.add("rope_scaling_factor")
     return [item.name for item in fields(config) if item.name not in unused]
 

@@ -33,8 +33,9 @@ def origin_of(
     """
     if tied and parameter == "output_layer.weight":
         parameter = "embedding.word_embeddings.weight"
-    if parameter in OUTSIDE:
-        return OUTSIDE[parameter]
+    outside = OUTSIDE if family.hybrid is None else family.hybrid.outside
+    if parameter in outside:
+        return outside[parameter]
     inside = _LAYER.fullmatch(parameter)
     for pattern, origin in family.layers.items() if inside else ():
         found = re.fullmatch(pattern, inside["rest"]) if inside else None

@@ -5,6 +5,7 @@ tensor-parallel rank's part is the fusion of its parts of the single tensors.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mb_models.hf.family import TensorOrigin
 
@@ -138,4 +139,54 @@ DEEPSEEK: Mapping[str, TensorOrigin] = {
     **norms(
         r"self_attention\.kv_layernorm", r"self_attention\.linear_kv_up_proj", "self_attn.kv_a_layernorm"
     ),
+}
+
+BACKBONE = "backbone.layers.{layer}."
+
+
+def _of_layer(name: str, **how: Any) -> TensorOrigin:
+    return TensorOrigin(tensors=(BACKBONE + name,), **how)
+
+
+HYBRID_OUTSIDE: Mapping[str, TensorOrigin] = {
+    "embedding.word_embeddings.weight": TensorOrigin(
+        tensors=("backbone.embeddings.weight",), split=0, vocabulary=True
+    ),
+    "output_layer.weight": TensorOrigin(tensors=(OUTPUT,), split=0, vocabulary=True),
+    "decoder.final_norm.weight": TensorOrigin(tensors=("backbone.norm_f.weight",)),
+}
+
+MAMBA: Mapping[str, TensorOrigin] = {
+    r"(mixer\.in_proj\.layer_norm_weight|norm\.weight)": _of_layer("norm.weight"),
+    r"mixer\.in_proj\.weight": _of_layer("mixer.in_proj.weight", form="mamba", split=0, packed=True),
+    r"mixer\.conv1d_weight": _of_layer("mixer.conv1d.weight", form="convolution", split=0, packed=True),
+    r"mixer\.conv1d_bias": _of_layer("mixer.conv1d.bias", form="convolution", split=0, packed=True),
+    **{rf"mixer\.{name}": _of_layer(f"mixer.{name}", split=0) for name in ("dt_bias", "A_log", "D")},
+    r"mixer\.norm\.weight": _of_layer("mixer.norm.weight", split=0),
+    r"mixer\.out_proj\.weight": _of_layer("mixer.out_proj.weight", split=1),
+}
+"""Mamba 2 layers."""
+
+
+def _plain_mlp(pattern: str, stem: str) -> dict[str, TensorOrigin]:
+    """Return the origins of an MLP without a gate."""
+    return {
+        rf"{pattern}linear_fc1\.weight": _of_layer(f"{stem}up_proj.weight", split=0),
+        rf"{pattern}linear_fc2\.weight": _of_layer(f"{stem}down_proj.weight", split=1),
+    }
+
+
+NEMOTRON_H: Mapping[str, TensorOrigin] = {
+    **MAMBA,
+    r"(input_layernorm\.weight|self_attention\.linear_qkv\.layer_norm_weight)": _of_layer("norm.weight"),
+    r"(pre_mlp_layernorm\.weight|mlp\.linear_fc1\.layer_norm_weight)": _of_layer("norm.weight"),
+    r"self_attention\.linear_qkv\.weight": TensorOrigin(
+        tensors=tuple(f"{BACKBONE}mixer.{part}_proj.weight" for part in "qkv"), form="qkv", split=0
+    ),
+    r"self_attention\.linear_proj\.weight": _of_layer("mixer.o_proj.weight", split=1),
+    **_plain_mlp(r"mlp\.", "mixer."),
+    **_plain_mlp(_EXPERT, "mixer.experts.{expert}."),
+    **_plain_mlp(r"mlp\.shared_experts\.", "mixer.shared_experts."),
+    r"mlp\.router\.weight": _of_layer("mixer.gate.weight"),
+    r"mlp\.router\.expert_bias": _of_layer("mixer.gate.e_score_correction_bias"),
 }

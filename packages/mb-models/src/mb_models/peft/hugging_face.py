@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.config import GPTModelConfig
 from mb_models.hf.config_json import family_of_section
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.family import TensorOrigin
+from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import ShardWriter
 from mb_models.hf.save import stored_tensors
@@ -27,7 +26,7 @@ def save_adapters(
     folder: Path | str,
     *,
     section: LoRA,
-    config: GPTModelConfig,
+    config: Section,
     pg_collection: ProcessGroupCollection | None = None,
     base: str = "",
     model_type: str | None = None,
@@ -103,9 +102,7 @@ PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 """Form of a fused layer -> its adapters in canonical LoRA."""
 
 
-def adapter_tensors(
-    layer: Any, origin: TensorOrigin, config: GPTModelConfig
-) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_tensors(layer: Any, origin: TensorOrigin, config: Section) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one layer's adapters by their names in that format."""
     fused_pair = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]

@@ -1,6 +1,8 @@
 """The architecture of a Hugging Face folder in the section of a run, and small files that are carried along."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hf_models import make
@@ -11,8 +13,12 @@ from mb_models.hf.adoption import adopt_architecture
 from mb_models.hf.carried import carry_files, from_template, read_template
 from mb_models.hf.config_json import read_config, same_family, section_of
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.families import FAMILIES
+from mb_models.hf.unsupported import UNSUPPORTED
 
 pytest.importorskip("transformers")
+
+PAGE = Path(__file__).parents[3] / "meta" / "docs" / "packages" / "mb-models.md"
 
 
 class Origins:
@@ -90,6 +96,14 @@ def test_small_files_are_carried_from_folder_to_checkpoint_to_checkpoint(tmp_pat
     assert read_template(folders[0]) == {}
     (folders[0] / "hf_config.json").write_text("{")
     assert read_template(folders[0]) == {}
+
+
+def test_the_page_lists_all_families_and_all_that_are_rejected():
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
+    listed = dict(rows)
+    assert FAMILIES.keys() <= listed.keys()
+    assert {name: listed.get(name) for name in UNSUPPORTED} == dict(UNSUPPORTED)
+    assert not FAMILIES.keys() & UNSUPPORTED.keys()
 
 
 def test_an_export_has_the_family_of_the_import_while_it_computes_the_same(tmp_path):

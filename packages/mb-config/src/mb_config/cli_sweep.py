@@ -68,25 +68,16 @@ def sweep(
         as_json: Print one JSON object.
     """
     swept = read_swept(program.reader, given)
-    request, variations = swept.request, swept.variations
-    config = request.config
+    request, config = swept.request, swept.request.config
     program.place(request, given.out)
     facts = program.gather_facts(targets[0], config.env_vars)
     if layouts:
-        node = facts.get("gpus_per_node")
-        swept_paths = {variation.path for variation in variations}
-        variations = [
-            *variations,
-            *layout_variations(
-                config.model,
-                world_size=max(target.world_size or 1 for target in targets),
-                node_gpus=node if isinstance(node, int) else DEFAULT_NODE,
-                is_kept=lambda path: path in swept_paths or request.provenance.by_user(path),
-            ),
-        ]
-        swept = replace(swept, variations=variations)
+        swept = with_layouts(swept, targets=targets, node=facts.get("gpus_per_node"))
     axes = to_axes(
-        config, variations, section_factories=program.reader.section_factories, targets=program.reader.targets
+        config,
+        swept.variations,
+        section_factories=program.reader.section_factories,
+        targets=program.reader.targets,
     )
     if len(targets) > 1:
         axes += (Axis(path=WORLD_SIZE, values=tuple(target.world_size for target in targets)),)
@@ -99,15 +90,16 @@ def sweep(
     result = run_sweep(sections, axes, rules_per_point(program.rules, config.model), facts=facts)
     if layouts:
         kept = [index for index in result.passing if splits_sequences_where_possible(result.values(index))]
+        left_out = f"{len(result.passing) - len(kept):,} with tensor and without sequence parallelism are left out"
+        print(f"resolving and planning {len(kept):,} layouts; {left_out}", file=sys.stderr)
         result = replace(result, passing=tuple(kept))
-        print(f"resolving and planning {len(kept):,} layouts", file=sys.stderr)
     # The best points are known only after all have been planned. Without a GPU they are shown in the order of the axes.
     sort = targets[0].gpu is not None and top is None
     points = _resolve_points(program, swept, result, targets=targets, limit=None if sort else limit)
     shown: Sequence[SweptPoint] = points
     if sort or top is not None:
         shown = best_points(points, limit if top is None else top)
-    found = SweepReport(result=result, variations=variations, points=points, shown=shown)
+    found = SweepReport(result=result, variations=swept.variations, points=points, shown=shown)
     if chart is not None:
         write_sweep_chart(chart, points, title=f"{request.name}: memory and predicted step")
     if as_json:
@@ -161,6 +153,21 @@ class SweptRequest:
 
     request: ConfigRequest
     variations: Sequence[Variation]
+
+
+def with_layouts(swept: SweptRequest, *, targets: Sequence[TargetMachine], node: object) -> SweptRequest:
+    """Return the request with the parallel layouts of its model as further values, but for fields that are set.
+
+    `node` is the number of GPUs that NVLink connects, if it is known.
+    """
+    set_paths = {variation.path for variation in swept.variations}
+    added = layout_variations(
+        swept.request.config.model,
+        world_size=max(target.world_size or 1 for target in targets),
+        node_gpus=node if isinstance(node, int) else DEFAULT_NODE,
+        is_kept=lambda path: path in set_paths or swept.request.provenance.by_user(path),
+    )
+    return replace(swept, variations=[*swept.variations, *added])
 
 
 def read_swept(reader: RequestReader, given: CommandInput) -> SweptRequest:

@@ -90,7 +90,9 @@ def sweep(
     result = run_sweep(sections, axes, rules_per_point(program.rules, config.model), facts=facts)
     if layouts:
         kept = [index for index in result.passing if splits_sequences_where_possible(result.values(index))]
-        left_out = f"{len(result.passing) - len(kept):,} with tensor and without sequence parallelism are left out"
+        left_out = (
+            f"{len(result.passing) - len(kept):,} with tensor and without sequence parallelism are left out"
+        )
         print(f"resolving and planning {len(kept):,} layouts; {left_out}", file=sys.stderr)
         result = replace(result, passing=tuple(kept))
     # The best points are known only after all have been planned. Without a GPU they are shown in the order of the axes.

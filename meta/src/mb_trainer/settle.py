@@ -60,6 +60,8 @@ class Job:
     """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
     changed_settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
+    user_paths: Sequence[str] = ()
+    """Fields that the user set."""
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
 
@@ -108,6 +110,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         status=status,
         world=world,
         unwritable_reason=unwritable,
+        user_paths=known.user_paths,
         notes=tuple(line for line in notes if line is not None),
     )
 

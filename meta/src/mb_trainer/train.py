@@ -296,6 +296,7 @@ class Run:
                 "recipe": job.options.name,
                 "world_size": job.world.world_size,
                 **job.status.start_fields,
+                "set_by_user": list(job.user_paths),
                 **code,
                 **speed,
             },

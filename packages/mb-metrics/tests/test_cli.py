@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -151,6 +152,9 @@ def test_bad_input_is_one_error(run, tmp_path):
         ("--from-log", tmp_path / "missing.log"): (2, "does not exist"),
         (run / ("x" * 300),): (2, "cannot be used (File name too long)"),
         (run, "--log-format", "mb"): (2, "no log is given. Add --from-log FILE"),
+        (run, "--serve", "--json"): (2, "Leave out --from-log, --out and --json"),
+        (run, "--port", "8000"): (2, "it is the port of a server. Add --serve"),
+        (tmp_path, "--serve"): (2, f"Pass a run folder: {run}."),
         (run / "run_config.yaml",): (
             2,
             "not a metrics file. None of its 3 lines is a JSON object with a step",
@@ -214,7 +218,7 @@ def test_watch_without_a_terminal_prints_once(run):
     assert result.exit_code == 0
     assert result.stdout.splitlines()[:2] == [
         "tiny: not closed (killed or still running)",
-        "step 3 of 4 [##################......] 75.0 %",
+        f"step 3 of 4  {'█' * 59}{'░' * 20}  75.0 %",
     ]
 
 
@@ -260,6 +264,17 @@ def test_watch_on_a_terminal_ends_with_the_run(run):
     assert process.wait(timeout=120) == 0
 
 
+def test_a_served_report_ends_with_an_interrupt(run):
+    command = [sys.executable, "-m", "mb_metrics", "report", "--serve", str(run)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=restore_interrupts
+    ) as process:
+        with urlopen(process.stdout.readline().strip(), timeout=60) as answer:
+            assert b"<h1>tiny</h1>" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(timeout=60), process.stderr.read().count("Traceback")) == (0, 0)
+
+
 def test_an_interrupt_ends_the_display_quietly(run):
     process, terminal = start_on_a_terminal(run)
     read_until(terminal, b"not closed (killed or still running)")
@@ -289,8 +304,8 @@ def test_losses_and_learning_rate_can_be_named(tmp_path):
     rows = [{"step": step, "time": 1e9 + step, "a/b": 2.0, "c/d": 0.5} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = mb_metrics("watch", tmp_path, "--loss", "a/b", "--learning-rate", "c/d").stdout
-    assert "a/b: 2, mean of the last 2 2" in text
-    assert "learning rate 0.5" in text
+    assert "loss 2              mean of 2 2" in text
+    assert "lr 0.5" in text
     found = mb_metrics("report", tmp_path, "--json", "--loss", "c/d", "--loss", "a/b")
     assert list(json.loads(found.stdout)["runs"][0]["losses"]) == ["c/d", "a/b"]
     wrong = mb_metrics("report", tmp_path, "--loss", "x")

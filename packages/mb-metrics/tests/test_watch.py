@@ -20,20 +20,22 @@ def test_the_text_of_a_run(tmp_path):
     folder = write_run(tmp_path / "tiny", rows, events, run_config__yaml="  train_iters: 18\n")
     assert watch_text(read_run(folder), now=BEGIN + 13, width=70, height=10, plain=True).splitlines() == [
         "tiny: running",
-        "step 9 of 18 [############............] 50.0 %, 9 s left",
+        f"step 9 of 18  {'#' * 20}{'.' * 19}  50.0 %  ETA 9 s",
         "",
-        "lm loss: 4, mean of the last 9 4; validation 3, best 3 at step 9",
+        "lm loss",
         "       4",
         "         *************************************************************",
         "       4",
         "         1                                                           9",
         "",
-        "step time 1 s",
-        "learning rate 0.5",
-        "training 75.0 %, evaluating 16.7 %, saving checkpoints 8.3 %",
+        "loss 4                 mean of 9 4            validation 3",
+        "best 3 at 9",
+        "step 1 s",
+        "lr 0.5",
+        "training 75.0 %        evaluating 16.7 %      saving 8.3 %",
         "",
-        event_line(0, "start at step 0"),
-        event_line(12, "save at step 9, 1 s"),
+        event_line(0, "start       step 0"),
+        event_line(12, "save        step 9        1 s"),
     ]
 
 
@@ -46,8 +48,27 @@ def test_a_run_that_has_nothing_yet_and_one_that_went_wrong(tmp_path):
     assert watch_text(empty, now=BEGIN).splitlines() == ["a: nothing recorded yet", "step 0"]
     bad = read_run(write_run(tmp_path / "b", [row(1, 0, lm_loss="NaN", skipped=True)]))
     text = watch_text(bad, now=BEGIN + 999)
-    assert "lm loss: NaN, mean of the last 1 ?" in text
-    assert "skipped steps 1, NaN or infinite losses 1" in text
+    assert "loss NaN\n" in text
+    assert "skipped 1           NaN 1" in text
+    assert "! step 1: lm loss is NaN or infinite" in text
+
+
+def test_the_colours_of_a_run_on_a_terminal(tmp_path):
+    pytest.importorskip("rich")
+    from rich.text import Text
+
+    from mb_metrics.cli_watch import WatchColours
+
+    run = read_run(write_run(tmp_path / "b", [row(1, 0, lm_loss="NaN"), row(2, 1, lm_loss=1.0)]))
+    text = Text(watch_text(run, now=BEGIN))
+    WatchColours().highlight(text)
+    styles = {(text.plain[span.start : span.end], str(span.style)) for span in text.spans}
+    assert {
+        ("b", "watch.name"),
+        ("not closed (killed or still running)", "watch.bad"),
+        ("loss", "watch.quiet"),
+    } <= styles
+    assert ("! step 1: lm loss is NaN or infinite", "watch.bad") in styles
 
 
 class Writer:

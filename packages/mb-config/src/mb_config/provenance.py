@@ -55,6 +55,11 @@ class Provenance:
         origin = self.origin(path)
         return origin != DEFAULT and not origin.startswith((_RECIPE, _RESOLVE))
 
+    @property
+    def user_paths(self) -> list[str]:
+        """Paths of the fields that the user set."""
+        return [path for path in self.origins if self.by_user(path)]
+
     def by_recipe(self, path: str) -> bool:
         """Return True for a value from a recipe."""
         return self.origin(path).startswith(_RECIPE)

@@ -83,6 +83,13 @@ _Out = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the statistics; write a page only with --out.")]
+_Serve = Annotated[
+    bool,
+    typer.Option(
+        "--serve", help="Serve a page on this machine that follows the runs, and print its address."
+    ),
+]
+_Port = Annotated[int, typer.Option(help="Port of --serve; 0: a free one.", min=0, max=65535)]
 _Losses = Annotated[
     list[str] | None,
     typer.Option(
@@ -103,13 +110,15 @@ _LearningRate = Annotated[
 
 
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")
-def report(
+def report(  # noqa: PLR0913 - options of the command line
     context: typer.Context,
     runs: _Runs = None,
     from_log: _Logs = None,
     log_format: _Format = None,
     out: _Out = None,
     as_json: _Json = False,
+    serve: _Serve = False,
+    port: _Port = 0,
     losses: _Losses = None,
     learning_rate: _LearningRate = None,
 ) -> None:
@@ -124,16 +133,28 @@ def report(
         raise typer.BadParameter(
             "it is the format of a log, and no log is given. Add --from-log FILE", param_hint="--log-format"
         )
+    if serve and (from_log or out or as_json):
+        raise typer.BadParameter(
+            "it serves run folders and metrics files, and writes nothing. Leave out --from-log, --out and --json",
+            param_hint="--serve",
+        )
+    if port and not serve:
+        raise typer.BadParameter("it is the port of a server. Add --serve", param_hint="--port")
     with exit_codes():
         command = import_module("mb_metrics.cli_report")
+        baseline = context.meta.get(_FIND_BASELINE, command.no_baseline)
+        metric_names = MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate)
+        if serve:
+            command.serve(runs or [], port=port, find_baseline=baseline, metric_names=metric_names)
+            return
         command.report(
             runs or [],
             logs=from_log or [],
             log_format=log_format,
             out=out,
             as_json=as_json,
-            find_baseline=context.meta.get(_FIND_BASELINE, command.no_baseline),
-            metric_names=MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate),
+            find_baseline=baseline,
+            metric_names=metric_names,
         )
 
 

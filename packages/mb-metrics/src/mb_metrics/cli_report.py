@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
-from mb_metrics.report.run_reader import read_run, read_run_from_log
+from mb_metrics.report.run_reader import RunReader, read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration, compare_configuration
 from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.report.server import ReportServer
 from mb_metrics.run_folder import CONFIG
 
 BaselineFinder = Callable[[Path], BaselineConfiguration | None]
@@ -56,6 +58,39 @@ def report(
             print(target)
 
 
+def serve(
+    runs: Sequence[Path], *, port: int, find_baseline: BaselineFinder, metric_names: MetricNames
+) -> None:
+    """Serve a page that follows runs, print its address, and return at an interrupt.
+
+    Raises:
+        MetricsError: a run cannot be read, or the port cannot be used.
+    """
+    readers = [
+        RunReader(
+            run,
+            configuration=read_configuration(run, find_baseline=find_baseline),
+            metric_names=metric_names,
+        )
+        for run in runs
+    ]
+
+    def read() -> list[RunHistory]:
+        for reader in readers:
+            reader.poll()
+        return [_with_user_settings(reader.run()) for reader in readers]
+
+    read()
+    with ReportServer(read, port=port) as server:
+        print(server.url, flush=True)
+        print(
+            "This address is valid on this machine only. Ctrl-C ends the server, not the run.",
+            file=sys.stderr,
+        )
+        with suppress(KeyboardInterrupt):
+            server.serve()
+
+
 def default_target(runs: Sequence[Path], logs: Sequence[Path]) -> Path:
     """Return the default path of the page: in the run folder, next to a file, or here if runs are compared."""
     if len(runs) + len(logs) > 1:
@@ -86,6 +121,7 @@ def read_run_with_settings(
     """
     configuration = read_configuration(path, find_baseline=find_baseline)
     run = read_run(path, configuration=configuration, metric_names=metric_names)
+    run = _with_user_settings(run)
     run = replace(run, notes=(*run.notes, *_changes_on_resume(run)))
     if configuration is not None or not (path / CONFIG).is_file():
         return run
@@ -103,6 +139,16 @@ def read_configuration(run: Path, *, find_baseline: BaselineFinder = no_baseline
     except (yaml.YAMLError, UnicodeDecodeError):
         return None
     return compare_configuration(settings, find_baseline(run)) if isinstance(settings, Mapping) else None
+
+
+def _with_user_settings(run: RunHistory) -> RunHistory:
+    """Add the paths that the user set, by the starts of the run; without them if no start has them."""
+    found = [event.details.get("set_by_user") for event in run.events if event.starts_attempt]
+    known = [paths for paths in found if isinstance(paths, list)]
+    if run.configuration is None or not known:
+        return run
+    paths = frozenset(str(path) for paths in known for path in paths)
+    return replace(run, configuration=replace(run.configuration, set_by_user=paths))
 
 
 def _changes_on_resume(run: RunHistory) -> list[str]:

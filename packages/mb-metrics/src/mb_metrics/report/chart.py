@@ -1,15 +1,14 @@
-"""Chart of curves over steps: scalable SVG for the curves, HTML for the text, which must not be stretched."""
+"""Chart of curves over steps as data for the script of the page, which draws it with uPlot."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
-from mb_metrics.report.formatting import edge_class, short, ticks
+from mb_metrics.report.formatting import duration, short
 from mb_metrics.report.series import Bucket, Envelope
 
-WIDTH, HEIGHT = 1000.0, 300.0
-COLOURS = 8
+XAxis = Literal["step", "microseconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +19,11 @@ class Curve:
     colour: int
     """Index of the colour, from 0; colours repeat with different dashes."""
     shape: Envelope
+    run: int = 0
+    """Index of the run, whose times and tokens belong to the steps."""
     dots: bool = False
-
-    @property
-    def look(self) -> str:
-        """CSS classes of the colour and the dashes."""
-        return f"c{self.colour % COLOURS} d{self.colour // COLOURS % 3}"
+    reference: bool = False
+    """If True, the curve is a constant to compare with, drawn dashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,114 +36,91 @@ class Chart:
     from_zero: bool = False
     log_button: bool = True
     note: str = ""
-    x_name: str = "step"
-    legend: bool = False
-    """If True, show the legend even for a single curve."""
-    x_format: Callable[[float], str] = short
-    """Function that formats a position on the x axis."""
+    x: XAxis = "step"
+    """Quantity of the x axis: the step, which the page can replace by tokens or time, or the time of a step."""
+    smooth: bool = True
+    """If False, the curves are settings, which the slider for noise does not change."""
+    fill: bool = False
+    """If True, the area between the first two curves is filled."""
 
+    @property
+    def known(self) -> list[Curve]:
+        """Curves with at least one value."""
+        return [curve for curve in self.curves if curve.shape.buckets or curve.shape.nonfinite_count]
 
-@dataclass(frozen=True, slots=True)
-class _PlotArea:
-    """Bounds of a chart in data coordinates."""
-
-    left: float
-    right: float
-    low: float
-    high: float
-
-    def x(self, step: float) -> float:
-        return WIDTH * (step - self.left) / (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        return HEIGHT * (1 - (value - self.low) / (self.high - self.low))
+    @property
+    def single_values(self) -> bool:
+        """True if no curve has two values, or a value that is not finite: there is nothing to draw."""
+        return all(len(curve.shape.buckets) + curve.shape.nonfinite_count < 2 for curve in self.known)
 
 
 def chart_html(chart: Chart) -> str:
-    """Return the HTML of a chart; empty if no curve has a value."""
-    curves = [curve for curve in chart.curves if curve.shape.buckets or curve.shape.nonfinite_count]
-    if not curves:
-        return ""
-    frame = _frame(chart, curves)
-    levels, positions = ticks(frame.low, frame.high), ticks(frame.left, frame.right, most=6, whole=True)
-    grid = "".join(f"M0 {frame.y(level):.1f}H{WIDTH:.0f}" for level in levels)
-    shapes = "".join(_shape(curve, frame) for curve in curves)
-    ys = "".join(f'<span style="top:{frame.y(level) / HEIGHT:.2%}">{short(level)}</span>' for level in levels)
-    xs = "".join(
-        f'<span{edge_class(frame.x(position) / WIDTH)} style="left:{frame.x(position) / WIDTH:.2%}">'
-        f"{chart.x_format(position)}</span>"
-        for position in positions
-    )
+    """Return the frame of a chart, without its curves."""
     unit = f' <small class="unit">{escape(chart.unit)}</small>' if chart.unit else ""
     return (
-        f'<figure class="chart"{" data-log" if chart.log_button else ""}>'
-        f"<figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>{_legend(curves, chart.legend)}"
-        f'<div class="frame"><div class="ys" aria-hidden="true">{ys}</div>'
-        f'<div class="plot"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(_description(chart, curves), quote=True)}"><path class="grid" d="{grid}"/>'
-        f"{shapes}</svg></div>"
-        f'<div class="xs" aria-hidden="true">{xs}</div></div>'
-        f'<p class="read">{escape(_notes(chart, curves))}</p>'
-        f'<script type="application/json">{_data(chart, curves, frame)}</script></figure>'
+        f'<figure class="chart"><figcaption><h3>{escape(chart.title)}{unit}</h3></figcaption>'
+        f'<ul class="legend"></ul><div class="plot" role="img" '
+        f'aria-label="{escape(_description(chart), quote=True)}"></div>'
+        f'<p class="read">{escape(_notes(chart))}</p></figure>'
     )
 
 
-def _frame(chart: Chart, curves: Sequence[Curve]) -> _PlotArea:
-    buckets = [bucket for curve in curves for bucket in curve.shape.buckets]
-    steps = [bucket.step for bucket in buckets] + [
-        step for curve in curves for step in curve.shape.nonfinite_steps
-    ]
-    low = min((bucket.low for bucket in buckets), default=0.0)
-    high = max((bucket.high for bucket in buckets), default=1.0)
-    if chart.from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
-    bottom = low if chart.from_zero and low == 0 else low - margin
-    left, right = min(steps), max(steps)
-    if left == right:  # a single step is plotted in the middle
-        left, right = left - 1, right + 1
-    return _PlotArea(left, right, bottom, high + margin)
-
-
-def _shape(curve: Curve, frame: _PlotArea) -> str:
-    buckets = curve.shape.buckets
-    look = curve.look
-    marks = "".join(f"M{frame.x(step):.1f} 0v16" for step in curve.shape.nonfinite_steps)
-    bad = f'<path class="bad" d="{marks}"/>' if marks else ""
-    if curve.dots or len(buckets) == 1:
-        dots = "".join(f"M{frame.x(one.step):.1f} {frame.y(one.mean):.1f}h0" for one in buckets)
-        line = f"M{_points(buckets, frame)}" if curve.dots and len(buckets) > 1 else ""
-        return f'<path class="line thin {look}" d="{line}"/><path class="dots {look}" d="{dots}"/>{bad}'
-    band = ""
-    if curve.shape.steps_per_bucket > 1:
-        upper = "L".join(f"{frame.x(one.step):.1f} {frame.y(one.high):.1f}" for one in buckets)
-        lower = "L".join(f"{frame.x(one.step):.1f} {frame.y(one.low):.1f}" for one in reversed(buckets))
-        band = f'<path class="band {look}" d="M{upper}L{lower}Z"/>'
-    return f'{band}<path class="line {look}" d="M{_points(buckets, frame)}"/>{bad}'
-
-
-def _points(buckets: Sequence[Bucket], frame: _PlotArea) -> str:
-    return "L".join(f"{frame.x(one.step):.1f} {frame.y(one.mean):.1f}" for one in buckets)
-
-
-def _legend(curves: Sequence[Curve], always: bool) -> str:
-    if len(curves) < 2 and not always:
+def single_values_html(charts: Sequence[Chart]) -> str:
+    """Return a table of the metrics that were recorded once, instead of charts with one point."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(chart.title)}</th><td>{escape(curve.label)}</td>'
+        f"<td>{short(curve.shape.buckets[0].mean)} {escape(chart.unit)}</td>"
+        f"<td>{curve.shape.buckets[0].step:,.0f}</td></tr>"
+        for chart in charts
+        for curve in chart.known
+        if curve.shape.buckets
+    )
+    if not rows:
         return ""
-    items = "".join(
-        f'<li class="{curve.look}{" dot" if curve.dots else ""}">{escape(curve.label)}</li>'
-        for curve in curves
-    )
-    return f'<ul class="legend">{items}</ul>'
+    head = '<tr><td></td><th scope="col">curve</th><th scope="col">value</th><th scope="col">step</th></tr>'
+    return f'<h3>Recorded once</h3><div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
-def _notes(chart: Chart, curves: Sequence[Curve]) -> str:
+def chart_data(chart: Chart) -> dict[str, object]:
+    """Return the data of a chart for the script, with values rounded to five digits."""
+    return {
+        "title": chart.title,
+        "unit": chart.unit,
+        "zero": chart.from_zero,
+        "log": chart.log_button,
+        "x": chart.x,
+        "smooth": chart.smooth and chart.x == "step",
+        "fill": chart.fill,
+        "curves": [_curve_data(curve) for curve in chart.known],
+    }
+
+
+def _curve_data(curve: Curve) -> dict[str, object]:
+    buckets, exact = curve.shape.buckets, curve.shape.steps_per_bucket <= 1
+    data: dict[str, object] = {
+        "label": curve.label,
+        "run": curve.run,
+        "colour": curve.colour,
+        "dots": curve.dots,
+        "reference": curve.reference,
+        "x": [_digits(bucket.step, 9) for bucket in buckets],
+        "y": [_digits(bucket.mean) for bucket in buckets],
+        "bad": list(curve.shape.nonfinite_steps),
+    }
+    if not exact:
+        data["low"] = [_digits(bucket.low) for bucket in buckets]
+        data["high"] = [_digits(bucket.high) for bucket in buckets]
+    return data
+
+
+def _notes(chart: Chart) -> str:
     notes = [chart.note] if chart.note else []
-    fullest = max(curve.shape.steps_per_bucket for curve in curves)
+    fullest = max(curve.shape.steps_per_bucket for curve in chart.known)
     if fullest > 1:
         notes.append(
             f"Each point represents up to {fullest:,} values: the line is their mean, the band their range."
         )
-    bad = sum(curve.shape.nonfinite_count for curve in curves)
+    bad = sum(curve.shape.nonfinite_count for curve in chart.known)
     if bad:
         notes.append(
             f"{bad:,} {'value was' if bad == 1 else 'values were'} NaN or infinite, marked in red at the top."
@@ -153,42 +128,18 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> str:
     return " ".join(notes)
 
 
-def _description(chart: Chart, curves: Sequence[Curve]) -> str:
-    parts = []
-    for curve in curves:
-        buckets = curve.shape.buckets
-        if buckets:
-            parts.append(
-                f"{curve.label}: from {short(buckets[0].mean)} at {chart.x_name} {buckets[0].step:.0f} "
-                f"to {short(buckets[-1].mean)} at {chart.x_name} {buckets[-1].step:.0f}"
-            )
+def _description(chart: Chart) -> str:
+    parts = [
+        f"{curve.label}: from {_at(curve.shape.buckets[0], chart.x)} to {_at(curve.shape.buckets[-1], chart.x)}"
+        for curve in chart.known
+        if curve.shape.buckets
+    ]
     return f"{chart.title}. " + "; ".join(parts)
 
 
-def _data(chart: Chart, curves: Sequence[Curve], frame: _PlotArea) -> str:
-    """Return the data for the script as JSON: bounds and values, rounded to five digits."""
-    data = {
-        "x": chart.x_name,
-        "frame": [_digits(edge) for edge in (frame.left, frame.right, frame.low, frame.high)],
-        "curves": [
-            {
-                "label": curve.label,
-                "look": curve.look,
-                "dots": curve.dots,
-                "points": [
-                    _point(bucket, exact=curve.shape.steps_per_bucket <= 1) for bucket in curve.shape.buckets
-                ],
-                "bad": list(curve.shape.nonfinite_steps),
-            }
-            for curve in curves
-        ],
-    }
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _point(bucket: Bucket, *, exact: bool) -> list[float]:
-    values = [bucket.mean] if exact else [bucket.mean, bucket.low, bucket.high]
-    return [_digits(bucket.step, 9), *map(_digits, values)]
+def _at(bucket: Bucket, x: XAxis) -> str:
+    where = f"{x} {bucket.step:.0f}" if x == "step" else duration(bucket.step / 1e6)
+    return f"{short(bucket.mean)} at {where}"
 
 
 def _digits(value: float, digits: int = 5) -> float:

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mb_metrics import names
 from mb_metrics.report.chart import Chart, Curve
-from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import is_memory
+from mb_metrics.report.run_statistics import is_memory, predicted_speed
 from mb_metrics.report.series import Series, envelope
 from mb_metrics.report.time_split import TimeSplit
 
@@ -16,6 +15,22 @@ _MOST_LOSSES = 12
 _MOST_QUANTITIES = 3
 _BINS = 40
 _STAGE = re.compile(r"memory/(?:pp|stage)[ _-]?(\d+)/(.+)")
+_RANK_METRICS: tuple[tuple[str, str, tuple[str, str], tuple[str, str]], ...] = (
+    (
+        "Work of the ranks per step",
+        "ms",
+        ("fastest rank", "straggler/work-ms-min"),
+        ("slowest rank", "straggler/work-ms-max"),
+    ),
+    (
+        "Speed of the ranks",
+        "TFLOP/s",
+        ("slowest rank", "straggler/tflops-min"),
+        ("fastest rank", "straggler/tflops-max"),
+    ),
+    ("Reading data, slowest rank", "ms", ("slowest rank", "straggler/data-ms-max"), ("", "")),
+)
+"""Title, unit, and the curves of metrics of a straggler detector."""
 _THROUGHPUT = {
     "throughput/tokens_per_sec": "Tokens per second",
     "throughput/device/tokens_per_sec": "Tokens per second and device",
@@ -39,6 +54,7 @@ class _ChartLine:
     colour: int
     series: Series
     dots: bool = False
+    run: int = 0
 
 
 class ChartBuilder:
@@ -49,20 +65,28 @@ class ChartBuilder:
         self._buckets = buckets
 
     def charts(self) -> Iterator[Chart]:
-        """Yield the charts: losses first, then other metrics. A chart without data renders as empty."""
-        for name in self._losses[:_MOST_LOSSES]:
+        """Yield the charts with data: losses first, then other metrics."""
+        return (chart for chart in self._charts() if chart.known)
+
+    def _charts(self) -> Iterator[Chart]:
+        for number, name in enumerate(self._losses[:_MOST_LOSSES]):
             yield self._loss(name)
+            if number == 0:
+                yield self._difference(name)
         for name in self._validations[:_MOST_LOSSES]:
             yield self._validation(name)
-        yield self._chart("Learning rate", lambda run: run.learning_rate, from_zero=True)
+        yield replace(
+            self._chart("Learning rate", lambda run: run.learning_rate, from_zero=True), smooth=False
+        )
         yield self._chart("Gradient norm", lambda run: run.grad_norm)
         yield from self._throughput()
         yield from self._memory()
+        yield from self._ranks()
         yield self._waits("save", "Checkpoint stalls")
         yield self._waits("evaluation", "Time of evaluations")
         for name, title in ((names.BATCH_SIZE, "Batch size"), (names.LOSS_SCALE, "Loss scale")):
             if any(_changes(subject.run.series.get(name)) for subject in self._subjects):
-                yield self._metric(name, title, from_zero=True)
+                yield replace(self._metric(name, title, from_zero=True), smooth=False)
         yield self._metric(names.NUM_ZEROS, "Zeros in the gradient", from_zero=True)
         yield self._metric(names.PARAMS_NORM, "Norm of the parameters")
         yield self._metric(names.MAX_ATTENTION_LOGIT, "Largest attention logit")
@@ -103,6 +127,19 @@ class ChartBuilder:
             lines += [_ChartLine("validation", 1, held_out, dots=True)] if held_out else []
         return self._build_chart(name, lines)
 
+    def _difference(self, name: str) -> Chart:
+        """Return the difference of a loss from that of the first run, at the steps that both recorded."""
+        first, *others = self._subjects
+        base = dict(first.run.series.get(name) or ())
+        lines = []
+        for number, subject in enumerate(others, start=1):
+            difference = Series()
+            for step, value in subject.run.series.get(name) or ():
+                if step in base:
+                    difference.append(step, value - base[step])
+            lines.append(_ChartLine(subject.label, number, difference, run=number))
+        return self._build_chart(f"{name}: difference from {first.label}", lines, log_button=False)
+
     def _validation(self, name: str) -> Chart:
         return self._chart(f"{name} on validation data", lambda run: run.validation.get(name), dots=True)
 
@@ -112,7 +149,7 @@ class ChartBuilder:
     def _throughput(self) -> Iterator[Chart]:
         for name, title in _THROUGHPUT.items():
             if any(name in subject.run.series for subject in self._subjects):
-                yield self._metric(name, title, from_zero=True)
+                yield self._with_prediction(self._metric(name, title, from_zero=True), name)
                 break
         yield self._metric(names.TFLOPS_PER_DEVICE, "Model TFLOP/s per device", from_zero=True)
         yield self._chart(
@@ -122,19 +159,55 @@ class ChartBuilder:
             from_zero=True,
         )
 
+    def _with_prediction(self, chart: Chart, name: str) -> Chart:
+        """Add the throughput that was predicted for each run, over all devices or for one as the metric is."""
+        curves = list(chart.curves)
+        for curve in chart.curves:
+            run = self._subjects[curve.run].run
+            predicted, buckets = predicted_speed(run.events), curve.shape.buckets
+            devices = 1.0 if "device" in name else _last(run.series.get(names.WORLD_SIZE))
+            if predicted is None or devices is None or not buckets:
+                continue
+            line = Series()
+            for step in (int(buckets[0].step), int(buckets[-1].step)):
+                line.append(step, predicted * devices)
+            curves.append(
+                Curve(
+                    label="predicted" if len(self._subjects) == 1 else f"{curve.label}, predicted",
+                    colour=curve.colour,
+                    shape=envelope(line, buckets=2),
+                    run=curve.run,
+                    reference=True,
+                )
+            )
+        return replace(chart, curves=curves)
+
+    def _ranks(self) -> Iterator[Chart]:
+        """Yield the spread over ranks, as a straggler detector recorded it."""
+        for title, unit, fastest, slowest in _RANK_METRICS:
+            for number, subject in enumerate(self._subjects):
+                found = ((label, subject.run.series.get(name)) for label, name in (fastest, slowest) if name)
+                lines = [
+                    _ChartLine(label, place, series, run=number)
+                    for place, (label, series) in enumerate(found)
+                    if series
+                ]
+                of_run = "" if len(self._subjects) == 1 else f", {subject.label}"
+                chart = self._build_chart(f"{title}{of_run}", lines, unit=unit, from_zero=True)
+                yield replace(chart, fill=len(lines) == 2)
+
     def _memory(self) -> Iterator[Chart]:
         """Yield one chart per memory metric, with one curve per stage if stages are recorded separately."""
         for quantity in self._quantities[:_MOST_QUANTITIES]:
             lines: list[_ChartLine] = []
-            for subject in self._subjects:
+            for number, subject in enumerate(self._subjects):
                 for name, series in subject.run.series.items():
                     if is_memory(name) and _quantity(name) == quantity:
                         stage = _STAGE.fullmatch(name)
                         label = f"stage {stage[1]}" if stage else "all stages"
                         alone = len(self._subjects) == 1
-                        lines.append(
-                            _ChartLine(label if alone else f"{subject.label}, {label}", len(lines), series)
-                        )
+                        label = label if alone else f"{subject.label}, {label}"
+                        lines.append(_ChartLine(label, len(lines), series, run=number))
             yield self._build_chart(
                 f"Memory: {quantity}", lines, unit="GiB" if "gib" in quantity else "", from_zero=True
             )
@@ -150,7 +223,7 @@ class ChartBuilder:
                     and (not len(series) or span.step > series.steps[-1])
                 ):
                     series.append(span.step, span.seconds)
-            lines.append(_ChartLine(subject.label, colour, series, dots=True))
+            lines.append(_ChartLine(subject.label, colour, series, dots=True, run=colour))
         return self._build_chart(title, lines, unit="s", from_zero=True)
 
     def _histogram(self) -> Chart:
@@ -172,7 +245,9 @@ class ChartBuilder:
                 for edge in (index, index + 1):
                     series.append(round(1e6 * (low + edge * width)) + (edge == index), share)
             curves.append(
-                Curve(label=subject.label, colour=colour, shape=envelope(series, buckets=4 * _BINS))
+                Curve(
+                    label=subject.label, colour=colour, shape=envelope(series, buckets=4 * _BINS), run=colour
+                )
             )
         return Chart(
             title="Step time",
@@ -182,8 +257,8 @@ class ChartBuilder:
             note="The last bin contains the slowest 0.5 % of the steps."
             if ordered[-1] > high + width
             else "",
-            x_name="microseconds",
-            x_format=lambda microseconds: duration(microseconds / 1e6),
+            x="microseconds",
+            log_button=False,
         )
 
     def _chart(
@@ -199,10 +274,18 @@ class ChartBuilder:
 
     def _lines(self, find: Callable[[RunHistory], Series | None], *, dots: bool = False) -> list[_ChartLine]:
         found = [(number, subject.label, find(subject.run)) for number, subject in enumerate(self._subjects)]
-        return [_ChartLine(label, number, series, dots) for number, label, series in found if series]
+        return [
+            _ChartLine(label, number, series, dots, run=number) for number, label, series in found if series
+        ]
 
     def _build_chart(
-        self, title: str, lines: Sequence[_ChartLine], *, unit: str = "", from_zero: bool = False
+        self,
+        title: str,
+        lines: Sequence[_ChartLine],
+        *,
+        unit: str = "",
+        from_zero: bool = False,
+        log_button: bool = True,
     ) -> Chart:
         curves = [
             Curve(
@@ -210,12 +293,11 @@ class ChartBuilder:
                 colour=line.colour,
                 shape=envelope(line.series, buckets=self._buckets),
                 dots=line.dots,
+                run=line.run,
             )
             for line in lines
         ]
-        return Chart(
-            title=title, unit=unit, curves=curves, from_zero=from_zero, legend=len(self._subjects) > 1
-        )
+        return Chart(title=title, unit=unit, curves=curves, from_zero=from_zero, log_button=log_button)
 
 
 def _quantity(name: str) -> str:
@@ -230,6 +312,10 @@ def _scaled(series: Series | None, factor: float) -> Series | None:
     for step, value in series:
         scaled.append(step, factor * value)
     return scaled
+
+
+def _last(series: Series | None) -> float | None:
+    return series.values[-1] if series else None
 
 
 def _changes(series: Series | None) -> bool:

@@ -1,11 +1,17 @@
 """Statistics and settings as HTML: tiles for one run, tables for several runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 
+from mb_metrics.report.anomalies import Anomaly, data_command
 from mb_metrics.report.formatting import duration, percent, short
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
 from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
+
+MOST_ANOMALIES = 12
+"""Anomalies that are shown at once."""
 
 _STATUS_TEXT = {
     "empty": "nothing recorded yet",
@@ -28,7 +34,7 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("Predicted tokens/s", lambda one: _predicted(one)),
     ("TFLOP/s per device", lambda one: short(one.tflops_per_device)),
     ("MFU", lambda one: percent(one.mfu)),
-    ("Peak memory", lambda one: _memory(one)),
+    ("Peak memory", lambda one: peak_memory_text(one)),
     ("Goodput", lambda one: percent(one.goodput)),
     ("Checkpoints", lambda one: _waits(one.saves.count, one.saves.seconds)),
     ("Evaluations", lambda one: _waits(one.evaluations.count, one.evaluations.seconds)),
@@ -39,8 +45,26 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
 )
 
 
+_NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
+    "Last loss": lambda one: loss.last if (loss := _first(one.losses)) else None,
+    "Recent mean": lambda one: loss.recent_mean if (loss := _first(one.losses)) else None,
+    "Best validation": lambda one: loss.lowest if (loss := _first(one.validation)) else None,
+    "Step time": lambda one: one.step_seconds.median if one.step_seconds else None,
+    "Tokens per second": lambda one: one.tokens_per_second,
+    "Tokens/s and device": lambda one: one.tokens_per_second_per_device,
+    "TFLOP/s per device": lambda one: one.tflops_per_device,
+    "MFU": lambda one: one.mfu,
+    "Peak memory": lambda one: max(one.peak_memory.values(), default=None),
+    "Goodput": lambda one: one.goodput,
+}
+"""Number of a row that is compared with that of the first run."""
+
+
 def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) -> str:
-    """Return tiles for one run, or a table with one column per run; rows without a known value are omitted."""
+    """Return tiles for one run, or a table with one column per run and the differences from the first run.
+
+    Rows without a known value are omitted.
+    """
     rows = [(name, [write(one) for one in statistics]) for name, write in _STATISTICS]
     rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
     if len(statistics) == 1:
@@ -49,7 +73,57 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
     heads = [
         f'<th scope="col" class="c{index % 8}">{escape(label)}</th>' for index, label in enumerate(labels)
     ]
-    return _table(heads, [(name, [escape(value) for value in values]) for name, values in rows])
+    return _table(
+        heads,
+        [
+            (
+                name,
+                [
+                    escape(value) + change
+                    for value, change in zip(values, _changes(name, statistics), strict=True)
+                ],
+            )
+            for name, values in rows
+        ],
+    )
+
+
+def _changes(name: str, statistics: Sequence[RunStatistics]) -> Iterator[str]:
+    """Yield the difference of each run from the first one; empty for the first, and where one is not known."""
+    read = _NUMBERS.get(name)
+    first = read(statistics[0]) if read else None
+    for index, one in enumerate(statistics):
+        value = read(one) if read and index else None
+        if first is None or value is None or not math.isfinite(value - first):
+            yield ""
+            continue
+        difference = f"{value - first:+.3g}"
+        share = f", {value / first - 1:+.1%}" if first > 0 else ""
+        yield f" <small>({difference}{share})</small>"
+
+
+def anomalies_html(anomalies: Sequence[Anomaly], run: RunHistory) -> str:
+    """Return a table of the anomalies, each with the command that shows the data of its step."""
+    if not anomalies:
+        return ""
+    heads = '<tr><th scope="col">Step</th><th scope="col">What</th><th scope="col">Data of the step</th></tr>'
+    rows = [_anomaly_row(step, list(group), run) for step, group in groupby(anomalies, lambda one: one.step)]
+
+    def table(part: Sequence[str]) -> str:
+        body = "".join(part)
+        return f'<div class="wide"><table class="anomalies"><thead>{heads}</thead><tbody>{body}</tbody></table></div>'
+
+    rest = rows[MOST_ANOMALIES:]
+    more = f"<details><summary>{len(rest)} more</summary>{table(rest)}</details>" if rest else ""
+    return table(rows[:MOST_ANOMALIES]) + more
+
+
+def _anomaly_row(step: int, anomalies: Sequence[Anomaly], run: RunHistory) -> str:
+    command = data_command(run, step)
+    return (
+        f'<tr class="{anomalies[0].kind.lower()}"><td>{step:,}</td>'
+        f"<td>{escape('; '.join(one.text for one in anomalies))}</td><td>{_code(command) if command else ''}</td></tr>"
+    )
 
 
 def status_text(statistics: RunStatistics) -> str:
@@ -68,7 +142,7 @@ def status_text(statistics: RunStatistics) -> str:
 def warnings_html(warnings: Sequence[str]) -> str:
     """Return the list of warnings as HTML."""
     if not warnings:
-        return "<p>None.</p>"
+        return ""
     return '<ul class="warnings">' + "".join(f"<li>{escape(text[:500])}</li>" for text in warnings) + "</ul>"
 
 
@@ -101,7 +175,15 @@ def _against_baseline(configuration: RunConfiguration, label: str | None) -> str
     if not configuration.changes:
         return f"{head}<p>Nothing.</p>"
     rows = [(path, list(pair)) for path, pair in configuration.changes.items()]
-    return head + _settings_table([configuration.baseline, "this run"], rows)
+    heads = [configuration.baseline, "this run"]
+    chosen = configuration.set_by_user
+    if chosen is None:
+        return head + _settings_table(heads, rows)
+    by_user = [row for row in rows if row[0] in chosen]
+    derived = [row for row in rows if row[0] not in chosen]
+    return f"{head}<h4>By you</h4>{_settings_table(heads, by_user) if by_user else '<p>Nothing.</p>'}" + (
+        f"<h4>By resolving</h4>{_settings_table(heads, derived)}" if derived else ""
+    )
 
 
 def _settings_table(labels: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -> str:
@@ -187,7 +269,8 @@ def _restarts(statistics: RunStatistics) -> str:
     )
 
 
-def _memory(statistics: RunStatistics) -> str:
+def peak_memory_text(statistics: RunStatistics) -> str:
+    """Return the largest amount of device memory with its unit."""
     name = max(statistics.peak_memory, key=lambda name: statistics.peak_memory[name], default=None)
     if name is None:
         return "?"

@@ -1,21 +1,33 @@
-"""HTML report in a single file that needs no network and works without scripts."""
+"""HTML report in a single file that needs no network. Its charts are drawn by uPlot, which the file contains."""
 
+import base64
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from mb_metrics.errors import MetricsError
-from mb_metrics.report.chart import chart_html
+from mb_metrics.report.chart import Chart, chart_data, chart_html, single_values_html
 from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
+from mb_metrics.report.chart_marks import chart_marks
 from mb_metrics.report.formatting import clock
-from mb_metrics.report.html_tables import configuration_html, statistics_html, status_text, warnings_html
+from mb_metrics.report.html_tables import (
+    anomalies_html,
+    configuration_html,
+    statistics_html,
+    status_text,
+    warnings_html,
+)
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.report.run_statistics import RunStatistics, compute_run_statistics
 from mb_metrics.report.time_split import split_time
 from mb_metrics.report.timeline import goodput_html, timeline_html
+from mb_metrics.report.x_axes import x_axes
 
-LARGEST_PAGE = 3_000_000
+LARGEST_PAGE = 1_000_000
 """Maximum size of a page in bytes."""
 _MOST_POINTS, _FEWEST_POINTS = 400, 25
 
@@ -24,24 +36,51 @@ class ReportTooLargeError(MetricsError, ValueError):
     """Error raised when a page on too many runs would exceed the size limit."""
 
 
-def report_html(runs: Sequence[RunHistory], *, now: float, largest: int = LARGEST_PAGE) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportParts:
+    """Parts of a page that change while a run continues."""
+
+    title: str
+    subtitle: str
+    above: str
+    """HTML above the curves: anomalies, warnings, statistics, time by activity."""
+    charts: str
+    """HTML of the frames of the charts."""
+    below: str
+    """HTML below the curves: metrics recorded once, configuration."""
+    data: dict[str, object]
+    """Data for the script."""
+
+    def as_json(self) -> str:
+        """Return the parts as JSON."""
+        names = ("title", "subtitle", "above", "charts", "below", "data")
+        return json.dumps({name: getattr(self, name) for name in names}, separators=(",", ":"))
+
+
+def report_html(
+    runs: Sequence[RunHistory], *, now: float, largest: int = LARGEST_PAGE, live: str | None = None
+) -> str:
     """Return a page on one run, or a comparison of several runs; `now` is in seconds since the epoch.
 
     Curves with more values than points on the page show the mean and the range of the values at each point, with a
-    note. The number of points is reduced if the page would have `largest` bytes or more.
+    note. The number of points is reduced if the page would have `largest` bytes or more. The page has a
+    Content-Security-Policy: it runs its own script only, and loads nothing.
+
+    Args:
+        runs: The runs, at least one.
+        now: Time of the report.
+        largest: Size limit in bytes.
+        live: Address, of the same server, from which the page reads `report_parts` at intervals; None: it does not.
 
     Raises:
         ReportTooLargeError: the page would be too large even with the fewest points.
         ValueError: `runs` is empty.
     """
-    if not runs:
-        raise ValueError("report_html: runs is empty. A page needs at least one run. Pass one.")
-    subjects = [
-        LabeledRun(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)
-    ]
+    subjects = _labeled(runs)
+    statistics = [compute_run_statistics(one.run, now=now, split=one.split) for one in subjects]
     points = _MOST_POINTS
     while points >= _FEWEST_POINTS:
-        page = _page(subjects, now=now, points=points)
+        page = _page(_parts(subjects, statistics, points=points), now=now, live=live)
         size = len(page.encode())
         if size < largest:
             return page
@@ -49,6 +88,17 @@ def report_html(runs: Sequence[RunHistory], *, now: float, largest: int = LARGES
     raise ReportTooLargeError(
         f"report_html: {len(runs)} runs exceed the page limit of {largest / 1e6:g} MB. Compare fewer runs at a time."
     )
+
+
+def report_parts(runs: Sequence[RunHistory], *, now: float) -> ReportParts:
+    """Return the parts of a page that change while a run continues.
+
+    Raises:
+        ValueError: `runs` is empty.
+    """
+    subjects = _labeled(runs)
+    statistics = [compute_run_statistics(one.run, now=now, split=one.split) for one in subjects]
+    return _parts(subjects, statistics, points=_MOST_POINTS)
 
 
 def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) -> Path:
@@ -59,51 +109,114 @@ def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) ->
     return target
 
 
+def _labeled(runs: Sequence[RunHistory]) -> list[LabeledRun]:
+    if not runs:
+        raise ValueError("report_html: runs is empty. A page needs at least one run. Pass one.")
+    return [LabeledRun(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)]
+
+
 def _labels(runs: Sequence[RunHistory]) -> list[str]:
     """Return a label for each run; the source is appended to names that are not unique."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})" for run in runs]
 
 
-def _page(subjects: Sequence[LabeledRun], *, now: float, points: int) -> str:
-    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
+def _parts(
+    subjects: Sequence[LabeledRun], statistics: Sequence[RunStatistics], *, points: int
+) -> ReportParts:
     runs, labels = [subject.run for subject in subjects], [subject.label for subject in subjects]
     alone = len(runs) == 1
-    title = labels[0] if alone else f"{len(runs)} runs compared"
-    under = f"{status_text(statistics[0])}; {runs[0].source}" if alone else ", ".join(labels)
-    panels = ChartBuilder(subjects, buckets=points)
-    charts = "".join(chart_html(chart) for chart in panels.charts())
-    rest = (
-        f"<p><small>Not plotted: {escape(', '.join(panels.left_out))}.</small></p>" if panels.left_out else ""
+    builder = ChartBuilder(subjects, buckets=points)
+    charts = list(builder.charts())
+    drawn = [chart for chart in charts if not chart.single_values]
+    return ReportParts(
+        title=labels[0] if alone else f"{len(runs)} runs compared",
+        subtitle=f"{status_text(statistics[0])}; {runs[0].source}" if alone else ", ".join(labels),
+        above=_above(subjects, statistics),
+        charts="".join(chart_html(chart) for chart in drawn)
+        or "<p>No curve yet: no metric has two values to plot.</p>",
+        below=_below(charts, runs, labels, left_out=builder.left_out),
+        data={
+            "runs": [{"label": one.label, "axes": x_axes(one.run, one.split)} for one in subjects],
+            "charts": [chart_data(chart) for chart in drawn],
+            "marks": [
+                mark
+                for number, (one, found) in enumerate(zip(subjects, statistics, strict=True))
+                for mark in chart_marks(one.run, found.anomalies, number)
+            ],
+        },
     )
-    times = "".join(goodput_html(one.split, label=None if alone else one.label) for one in subjects)
-    course = "".join(
-        timeline_html(one.run, one.split, label=None if alone else one.label) for one in subjects
-    )
-    warned = "".join(
-        ("" if alone else f"<h3>{escape(label)}</h3>") + warnings_html(one.warnings)
-        for label, one in zip(labels, statistics, strict=True)
-    )
-    empty = "" if charts else "<p>No step is recorded yet: there is nothing to plot.</p>"
-    sections = [
-        ("", statistics_html(statistics, labels)),
-        ("Warnings", warned),
-        ("Time by activity", times + course),
-        ("Curves", f'<div class="charts">{charts}</div>{rest}{empty}'),
-        ("Configuration", configuration_html(runs, labels)),
+
+
+def _above(subjects: Sequence[LabeledRun], statistics: Sequence[RunStatistics]) -> str:
+    labels = [None if len(subjects) == 1 else subject.label for subject in subjects]
+    each = list(zip(subjects, statistics, labels, strict=True))
+    first = [
+        (label, anomalies_html(found.anomalies, subject.run), warnings_html(found.warnings))
+        for subject, found, label in each
     ]
-    body = "".join(
-        f"<section>{f'<h2>{head}</h2>' if head else ''}{content}</section>"
-        for head, content in sections
-        if content
+    alarming = "".join(
+        (f"<h3>{escape(label)}</h3>" if label else "") + anomalies + warnings
+        for label, anomalies, warnings in first
+        if anomalies or warnings
     )
+    times = "".join(
+        goodput_html(subject.split, label=label) + timeline_html(subject.run, subject.split, label=None)
+        for subject, _, label in each
+    )
+    fine = "" if alarming else "<p>No spikes, NaN losses, stalls or warnings were found.</p>"
+    sections = [
+        ("Look at first", alarming),
+        ("Summary", statistics_html(statistics, [subject.label for subject in subjects]) + fine),
+        ("Time by activity", times),
+    ]
+    return "".join(_section(head, content) for head, content in sections if content)
+
+
+def _below(
+    charts: Sequence[Chart], runs: Sequence[RunHistory], labels: Sequence[str], *, left_out: Sequence[str]
+) -> str:
+    rest = f"<p><small>Not plotted: {escape(', '.join(left_out))}.</small></p>" if left_out else ""
+    once = single_values_html([chart for chart in charts if chart.single_values])
+    return once + rest + _section("Configuration", configuration_html(runs, labels))
+
+
+def _section(head: str, content: str) -> str:
+    return f"<section><h2>{head}</h2>{content}</section>"
+
+
+_TOOLS = """<div class="tools" hidden>
+<label>Smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0"><output>0</output></label>
+<label>x axis <select id="axis"></select></label>
+<fieldset><legend>Marks</legend></fieldset>
+<label><input id="outliers" type="checkbox"> ignore outliers</label>
+<button id="all" type="button" disabled>show all</button>
+<div id="overview" title="drag to choose the range of all charts"></div>
+</div>"""
+
+
+def _page(parts: ReportParts, *, now: float, live: str | None) -> str:
+    script = f"{_resource('vendor/uPlot.iife.min.js')}\n{_resource('page.js')}"
+    styles = _resource("vendor/uPlot.min.css") + _resource("page.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    connect = "'none'" if live is None else "'self'"
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = json.dumps({**parts.data, "live": live}, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="referrer" content="no-referrer">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_resource('page.css')}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1><p>{escape(under)}</p></header><main>{body}</main>"
-        f"<footer><p>Written {clock(now)} by mb-metrics.</p></footer>"
-        f"<script>{_resource('page.js')}</script></body></html>\n"
+        f"<title>{escape(parts.title)}</title><style>{styles}</style></head><body>"
+        f'<header><h1>{escape(parts.title)}</h1><p id="subtitle">{escape(parts.subtitle)}</p></header><main>'
+        f'<div id="above">{parts.above}</div><section><h2>Curves</h2>{_TOOLS}'
+        "<noscript><p>The curves need JavaScript, which the file contains.</p></noscript>"
+        f'<div class="charts" id="charts">{parts.charts}</div></section><div id="below">{parts.below}</div></main>'
+        f"<footer><p>Written {clock(now)} by mb-metrics. Charts: uPlot (MIT).</p></footer>"
+        f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
     )
 
 

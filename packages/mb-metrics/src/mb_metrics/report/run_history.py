@@ -1,7 +1,7 @@
 """Data of a run, read from its files: metrics in columns, evaluations, events, configuration."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from mb_metrics import names
@@ -33,6 +33,8 @@ class RunConfiguration:
     """Name of the recipe that the settings are compared with; None: no comparison."""
     changes: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Dotted path -> (the baseline's value, this run's)."""
+    set_by_user: Collection[str] | None = None
+    """Dotted paths that the user set; other changes follow from them. None: not known."""
 
     def __post_init__(self) -> None:
         """Mask secrets, because reports are shared."""

@@ -8,6 +8,7 @@ from statistics import fmean, quantiles
 from typing import Literal
 
 from mb_metrics import names
+from mb_metrics.report.anomalies import Anomaly, find_anomalies
 from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series
@@ -100,6 +101,8 @@ class RunStatistics:
     seconds_left: float | None
     """Estimated time to the last step, including evaluations and saves; only for a run in progress."""
     warnings: tuple[str, ...]
+    anomalies: tuple[Anomaly, ...] = ()
+    """Spikes, losses that are not finite, and stalls, by step; see `find_anomalies`."""
 
     def as_json(self) -> dict[str, object]:
         """Return the statistics as JSON-compatible values; numbers that are not finite become None."""
@@ -125,7 +128,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         step_seconds=_step_times(split.step_seconds),
         tokens_per_second=_median(run.series.get("throughput/tokens_per_sec")),
         tokens_per_second_per_device=_median(run.series.get("throughput/device/tokens_per_sec")),
-        predicted_tokens_per_second_per_device=_predicted(run.events),
+        predicted_tokens_per_second_per_device=predicted_speed(run.events),
         tflops_per_device=_median(run.series.get(names.TFLOPS_PER_DEVICE)),
         mfu=_median(run.series.get(names.MFU)),
         peak_memory=_peaks(run),
@@ -139,10 +142,12 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         nonfinite_steps=int(sum(run.nonfinite.values)),
         seconds_left=seconds_left(run, split) if status == "running" else None,
         warnings=run_warnings(run, split, status, now=now),
+        anomalies=find_anomalies(run, split),
     )
 
 
-def _predicted(events: Sequence[RunEvent]) -> float | None:
+def predicted_speed(events: Sequence[RunEvent]) -> float | None:
+    """Return the tokens per second and device that were predicted before the newest start; None: no prediction."""
     values = [event.details.get(PREDICTED_SPEED) for event in events if event.starts_attempt]
     return next((float(value) for value in reversed(values) if isinstance(value, int | float)), None)
 

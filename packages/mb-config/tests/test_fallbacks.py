@@ -54,7 +54,7 @@ def test_a_value_that_the_user_did_not_set_is_replaced_and_shown(config, origin)
     assert [str(change) for change in changes] == [
         "model.bf16: True -> False (X1: the kernel is not installed)"
     ]
-    assert (config.model.bf16, provenance.origin("model.bf16")) == (False, "resolve: X1")
+    assert (config.model.bf16, provenance.origin("model.bf16")) == (False, "resolve: X1: the kernel is not installed")
     assert apply_fallbacks(config, [OFF], facts={"kernel": False}, provenance=provenance) == []
 
 
@@ -75,7 +75,7 @@ def test_a_later_rule_reads_what_an_earlier_one_replaced(config):
     provenance = Provenance({"model.bf16": "recipe x"})
     changes = apply_fallbacks(config, [first, other], facts={"kernel": False}, provenance=provenance)
     assert [change.field for change in changes] == ["model.bf16"]
-    assert provenance.origin("model.fp16") == "resolve: X2"  # it was switched on, and off again
+    assert provenance.origin("model.fp16").startswith("resolve: X2: ")  # it was switched on, and off again
 
 
 def test_a_default_is_replaced_and_a_value_set_in_code_is_not(make):

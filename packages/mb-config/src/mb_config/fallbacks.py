@@ -49,7 +49,9 @@ def apply_fallbacks(
             continue
         if rule.fallback and check(cfg.sections(), [rule], facts=facts):
             for path, value in rule.fallback.items():
-                state.set(path, value, rule=rule.id, why=rule.why)
+                if state.get(path) != value:
+                    state.set(path, value, rule=rule.id, why=rule.why)
+                    state.provenance.note(path, f"resolve: {rule.id}: {rule.why}")
     return state.net_changes()
 
 

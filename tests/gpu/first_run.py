@@ -30,7 +30,7 @@ from first_run.children import CHILDREN, run_child
 from first_run.machine import MachineError, prepare
 from first_run.row import Row
 from first_run.running import table
-from first_run.table import all_rows, report_row, summary
+from first_run.table import all_rows, report_row, run_folders, summary
 
 DEADLINE = 570.0
 """Seconds in which a machine with a GPU is done, but for the report."""
@@ -127,9 +127,12 @@ def main() -> int:
             return 1
         for line in table(machine, chosen, ends=ends, jobs=jobs):
             report(line)
-        for line in table(machine, [report_row()], ends=float("inf")):
-            report(line)
-    print(f"\n{summary(lines)}\nlogs: {out / 'logs'}\nreport: {out / 'report.html'}", file=sys.stderr)
+        if run_folders(machine):
+            for line in table(machine, [report_row()], ends=float("inf")):
+                report(line)
+    print(f"\n{summary(lines)}\nlogs: {out / 'logs'}", file=sys.stderr)
+    if run_folders(machine):
+        print(f"report: {out / 'report.html'}", file=sys.stderr)
     return int(any(line["status"] == "failed" for line in lines))
 
 

@@ -54,7 +54,10 @@ def test_a_value_that_the_user_did_not_set_is_replaced_and_shown(config, origin)
     assert [str(change) for change in changes] == [
         "model.bf16: True -> False (X1: the kernel is not installed)"
     ]
-    assert (config.model.bf16, provenance.origin("model.bf16")) == (False, "resolve: X1: the kernel is not installed")
+    assert (config.model.bf16, provenance.origin("model.bf16")) == (
+        False,
+        "resolve: X1: the kernel is not installed",
+    )
     assert apply_fallbacks(config, [OFF], facts={"kernel": False}, provenance=provenance) == []
 
 

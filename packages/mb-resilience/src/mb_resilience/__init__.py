@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mb_resilience._rules import Rule as Rule
     from mb_resilience.agreed_stop import AgreedStop as AgreedStop
     from mb_resilience.agreed_stop import Watcher as Watcher
+    from mb_resilience.collective_records import GroupCollectives as GroupCollectives
+    from mb_resilience.collective_records import missing_collectives as missing_collectives
+    from mb_resilience.collective_records import parse_record as parse_record
+    from mb_resilience.collective_records import read_dump_files as read_dump_files
     from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
     from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
@@ -70,6 +74,10 @@ if TYPE_CHECKING:
     from mb_resilience.watchers import DeadlineWatcher as DeadlineWatcher
 
 _HOMES = {
+    "GroupCollectives": "collective_records",
+    "missing_collectives": "collective_records",
+    "parse_record": "collective_records",
+    "read_dump_files": "collective_records",
     "ResilienceError": "errors",
     "SpeedReporter": "speed_reporter",
     "StopRequests": "stop_requests",

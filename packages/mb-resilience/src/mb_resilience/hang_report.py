@@ -113,13 +113,18 @@ def _be(ranks: Sequence[int]) -> str:
 
 
 def format_report(
-    statuses: Mapping[int, RankStatus | None], *, seconds: float, stacks: str | None = None
+    statuses: Mapping[int, RankStatus | None],
+    *,
+    seconds: float,
+    collectives: Sequence[str] = (),
+    stacks: str | None = None,
 ) -> str:
     """Return the report: the suspects, and one line per group of ranks with the same status.
 
     Args:
         statuses: statuses of all ranks.
         seconds: time without progress.
+        collectives: lines on collectives that some ranks have not called.
         stacks: path of the files with the full stacks.
     """
     suspects = find_suspects(statuses)
@@ -134,6 +139,7 @@ def format_report(
         f"  {'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}: {text}"
         for (text,), ranks in groups.items()
     ]
+    lines += [f"  collectives: {line}" for line in collectives]
     return "\n".join([head, *lines, *([] if stacks is None else [f"  full stacks: {stacks}"])])
 
 

@@ -12,12 +12,13 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from mb_resilience.collective_records import GroupCollectives, missing_collectives, read_dump_files
 from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.hang_report import RankStatus, format_report, innermost_frames
 from mb_resilience.loop_events import CheckpointContext, StepContext
@@ -55,6 +56,8 @@ class HangReporter:
         attempt: name of this start of the run, identical on all ranks and different after each restart.
         folder: folder of the reports; used once it exists.
         reporting_rank: rank that reports if it is stuck and responsive; otherwise the next such rank, cyclically.
+        read_collectives: returns the collectives that this rank has called, such as
+            `mb_resilience.flight_record_reader.read_collectives`; None: the report does not compare them.
         log: receives the report; called from the thread.
         clock: returns the time in seconds.
 
@@ -73,6 +76,7 @@ class HangReporter:
         attempt: str = "0",
         folder: Path | str | None = None,
         reporting_rank: int = 0,
+        read_collectives: Callable[[], Sequence[GroupCollectives] | None] | None = None,
         log: Callable[[str], object] = print_to_stderr,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,6 +93,7 @@ class HangReporter:
         self._statuses = RankStatusStore(store, rank=rank, world_size=world_size, attempt=attempt)
         self._configured_folder = None if folder is None else Path(folder)
         self._reporting_rank = reporting_rank
+        self._read_collectives = read_collectives
         self._log_text = log
         self._clock = clock
         self._position: tuple[str, int | None] = ("setup", None)
@@ -226,6 +231,10 @@ class HangReporter:
         folder = self._folder
         if folder is not None:
             self._write_stacks(folder)
+        if (
+            self._read_collectives is not None
+        ):  # each rank does so; the one that reports reads all of them below
+            self._statuses.write_collectives(self._read_collectives())
         statuses = self._read_all()
         if self._notes != seen or self._stopped.is_set():  # progress, or the end of the run, in the meantime
             return False
@@ -234,10 +243,22 @@ class HangReporter:
         reports = min(stuck, key=lambda rank: (rank - self._reporting_rank) % len(statuses)) == self._rank
         if reports:
             stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
-            self._publish(format_report(statuses, seconds=seconds, stacks=stacks))
+            missing = [] if self._read_collectives is None else self._compare_collectives()
+            self._publish(format_report(statuses, seconds=seconds, collectives=missing, stacks=stacks))
         if folder is None:
             self._write_stacks(None)
         return reports
+
+    def _compare_collectives(self) -> list[str]:
+        """Return the lines on collectives that some ranks have not called."""
+        try:
+            found = self._statuses.read_collectives()
+            return missing_collectives(
+                {**read_dump_files([rank for rank in self._statuses.ranks if rank not in found]), **found},
+                ranks=self._statuses.ranks,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            return [f"cannot be compared: {str(error).partition(chr(10))[0]}"]
 
     def _is_stuck(self, status: RankStatus | None) -> bool:
         """Return whether a rank reports or has reported: it responds, and has made no progress for a similar time."""

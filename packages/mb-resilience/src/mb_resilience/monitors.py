@@ -16,6 +16,7 @@ from mb_resilience.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.config import FaultToleranceConfig
 from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.faults import SimulatedFault, agree_on_fault
+from mb_resilience.flight_record_reader import read_collectives
 from mb_resilience.hang_reporter import HangReporter, print_to_stderr
 from mb_resilience.rank_info import RankInfo
 from mb_resilience.section_reporter import SectionReporter
@@ -177,5 +178,6 @@ def hang_reporter(
         attempt=world.attempt,
         folder=folder,
         reporting_rank=world.world_size - 1,  # the rank whose stderr launchers show
+        read_collectives=read_collectives,
         log=alert,
     )

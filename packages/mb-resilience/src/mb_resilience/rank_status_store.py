@@ -1,9 +1,11 @@
 """Statuses of all ranks in a shared store, for hang reports. No torch."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from mb_resilience.collective_records import GroupCollectives, as_text, from_text
 from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.hang_report import RankStatus
 
@@ -64,3 +66,26 @@ class RankStatusStore:
                     heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
                 )
         return found
+
+    def write_collectives(self, collectives: Sequence[GroupCollectives] | None) -> None:
+        """Replace the collectives of this rank; None: it has no record."""
+        if self._store is None or collectives is None:
+            return
+        with suppress(OSError, RuntimeError):  # reported by the reader, as above
+            self._store.set(self._collectives_key(self._rank), as_text(collectives))
+
+    def read_collectives(self) -> dict[int, tuple[GroupCollectives, ...]]:
+        """Return the collectives of each rank that has written them.
+
+        Raises:
+            OSError, RuntimeError: the store does not respond.
+        """
+        if self._store is None:
+            return {}
+        keys = {rank: self._collectives_key(rank) for rank in self.ranks}
+        return {
+            rank: from_text(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])
+        }
+
+    def _collectives_key(self, rank: int) -> str:
+        return f"{self._prefix}/collectives/{rank}"

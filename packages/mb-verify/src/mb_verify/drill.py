@@ -37,6 +37,8 @@ Conclusion = Literal["passed", "failed", "not repeatable"]
 DRILL_EXIT_CODES: Mapping[Conclusion, int] = {"passed": 0, "failed": 1, "not repeatable": 3}
 """Exit code for each conclusion of a drill."""
 POLL_SECONDS = 0.05
+MIN_PATIENCE = 30.0
+"""Seconds without a completed step that a run has at least; four times as many before the first and after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class DrillPlan:
     patience: float | None = None
     """Seconds without a completed step after which a run is ended; None: from the undisturbed run's longest step.
 
-    Until the first step of a start it has three times as long as that of the undisturbed run.
+    Before the first step of a start and after the last it has two minutes, and three times the undisturbed start.
     """
 
 
@@ -182,6 +184,7 @@ class Drill:
         self._checkpoints = checkpoints
         self._log = log
         self._patience = self._start_patience = float("inf")
+        self._last_step: int | None = None
 
     def run(self) -> DrillReport:
         """Make all runs and return the report."""
@@ -192,8 +195,10 @@ class Drill:
             raise DrillError(
                 f"steps: the run has {steps}, and a fault needs a step to recover in. Make it longer."
             )
-        self._patience = self._plan.patience or 10 + 3 * max(gaps[step] for step in gaps if step > 1)
-        self._start_patience = max(self._patience, 10 + 3 * gaps[1])
+        self._last_step = steps
+        longest = max(gap for step, gap in gaps.items() if step > 1)
+        self._patience = self._plan.patience or MIN_PATIENCE + 3 * longest
+        self._start_patience = max(self._patience, 4 * MIN_PATIENCE + 3 * gaps[1])
         seconds = undisturbed.seconds(from_first_step=False)
         self._log(f"undisturbed run: {steps} steps, {seconds:.1f} s")
         outcomes = self._make_rounds(undisturbed, gaps)
@@ -267,7 +272,7 @@ class Drill:
             starts.append(read_progress(folders.record, start=number))
             if injector is not None:
                 injector.after_start()
-            complete = ends[-1] == ENDED and not self._is_unfinished(starts[-1])
+            complete = ends[-1].startswith(ENDED) and not self._is_unfinished(starts[-1])
         return MadeRun(
             starts=tuple(starts),
             ends=tuple(ends),
@@ -305,7 +310,7 @@ class Drill:
             injector.poll(started, read_progress(folders.record, start=0), processes=processes)
         if quiet is not None:
             return f"completed no step for {quiet:.0f} s and was ended"
-        return describe_end(started.exit_code or 0, log=log, remaining=len(remaining))
+        return describe_end(started.exit_code or 0, log=log, remaining=remaining)
 
     def _watch(
         self, started: StartedCommand, folders: DrilledRun, number: int, injector: FaultInjector | None
@@ -319,16 +324,15 @@ class Drill:
             if len(progress.completed) != steps:
                 steps, changed = len(progress.completed), time.monotonic()
             quiet = time.monotonic() - changed
-            if quiet > (self._patience if steps else self._start_patience):
+            is_training = bool(steps) and progress.last_step != self._last_step
+            if quiet > (self._patience if is_training else self._start_patience):
                 return quiet
             time.sleep(POLL_SECONDS)
         return None
 
     def _is_unfinished(self, start: StartProgress) -> bool:
         """Return whether a start that ended in order has stopped before the last step of the undisturbed run."""
-        record = self._folders("undisturbed").record
-        last = read_progress(record, start=0).last_step
-        return start.last_step is not None and last is not None and start.last_step < last
+        return None not in (start.last_step, self._last_step) and start.last_step != self._last_step
 
     def _folders(self, name: str) -> DrilledRun:
         run = self._folder / name
@@ -343,9 +347,9 @@ class Drill:
 ENDED = "ended in order"
 
 
-def describe_end(exit_code: int, *, log: Path, remaining: int = 0) -> str:
+def describe_end(exit_code: int, *, log: Path, remaining: Sequence[str] = ()) -> str:
     """Return how a start ended, with its last error line and the processes that it left."""
-    left = f"; {remaining} of its processes were still running and were ended" if remaining else ""
+    left = f"; processes that it left were ended: {', '.join(remaining)}" if remaining else ""
     if exit_code == 0:
         return ENDED + left
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]

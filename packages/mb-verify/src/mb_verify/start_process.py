@@ -45,8 +45,8 @@ class StartedCommand:
         """Send a signal to the command itself."""
         self._process.send_signal(number)
 
-    def kill(self, *, grace: float = 0.0) -> list[int]:
-        """Kill the command and all its processes, and wait for them. Return those other than the command.
+    def kill(self, *, grace: float = 0.0) -> list[str]:
+        """Kill the command and all its processes, and wait for them. Return names of those other than the command.
 
         Processes that end within `grace` seconds after the command are not killed.
         """
@@ -56,16 +56,17 @@ class StartedCommand:
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        others: set[int] = set()
+        others: dict[int, str] = {}
         deadline = time.monotonic() + 10
         while (found := processes_with(self._mark)) and time.monotonic() < deadline:
             for process in found:
+                others.setdefault(process, name_of(process))
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-            others.update(found)
             time.sleep(0.02)
         self._process.wait()
-        return sorted(others - {self._process.pid})
+        others.pop(self._process.pid, None)
+        return [others[process] for process in sorted(others)]
 
 
 def processes_with(variable: str) -> list[int]:
@@ -79,3 +80,12 @@ def processes_with(variable: str) -> list[int]:
             if variable.encode() in file.read_bytes().split(b"\0"):
                 found.append(int(file.parent.name))
     return found
+
+
+def name_of(process: int) -> str:
+    """Return the command line of a process, shortened; "?" if it has ended."""
+    try:
+        words = (PROCESSES / str(process) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    return " ".join(words)[:80].strip() or "?"

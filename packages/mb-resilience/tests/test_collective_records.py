@@ -1,0 +1,120 @@
+"""Which ranks miss which collective, from records in memory, in the store and in files."""
+
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mb_resilience import GroupCollectives, missing_collectives, parse_record, read_dump_files
+from mb_resilience.collective_records import as_text, from_text
+
+
+def called(number, *, pending=False, operation="all_reduce", group="dp (3)", ranks=(0, 1, 2)):
+    return GroupCollectives(
+        group=group, ranks=ranks, number=number, operation=operation, size="4", pending=pending
+    )
+
+
+def entry(number, *, retired, name="nccl:all_gather", p2p=False):
+    return {
+        "process_group": ("3", "dp"),
+        "collective_seq_id": number,
+        "profiling_name": name,
+        "input_sizes": [[2, 4]],
+        "state": "scheduled",
+        "retired": retired,
+        "is_p2p": p2p,
+    }
+
+
+RECORD = {
+    "pg_config": {"3": {"ranks": "[0, 2]"}},
+    "entries": [entry(1, retired=True), entry(2, retired=False), entry(9, retired=False, p2p=True)],
+}
+NEWEST = GroupCollectives(
+    group="dp (3)", ranks=(0, 2), number=2, operation="all_gather", size="2x4", pending=True
+)
+
+
+def test_waiting_ranks_and_those_that_have_not_called_are_named():
+    records = {0: [called(7, pending=True)], 1: [called(6, operation="barrier")]}
+    assert missing_collectives(records, ranks=range(3)) == [
+        "rank 0 waits in all_reduce of 4, number 7 of dp (3); not called by rank 1 (last: barrier, number 6), "
+        "rank 2 (no record)"
+    ]
+    records = {0: [called(1, pending=True)], 1: [called(1, pending=True)], 2: []}
+    assert missing_collectives(records, ranks=range(3)) == [
+        "ranks 0-1 wait in all_reduce of 4, number 1 of dp (3); not called by rank 2 (none yet)"
+    ]
+
+
+def test_a_collective_that_all_have_called_or_completed_is_not_reported():
+    assert missing_collectives({rank: [called(7, pending=True)] for rank in range(3)}, ranks=range(3)) == []
+    assert missing_collectives({0: [called(7)], 1: [called(6)]}, ranks=range(3)) == []
+
+
+def test_the_newest_collective_of_a_group_is_read():
+    assert parse_record(RECORD) == (NEWEST,)
+    assert parse_record(RECORD, group_ranks={"3": (0, 1)})[0].ranks == (0, 1)
+    assert parse_record({}) == ()
+    assert from_text(as_text([NEWEST])) == (NEWEST,)
+
+
+def test_files_of_the_flight_recorder_are_read_as_plain_data(tmp_path):
+    prefix = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "_dump_")}
+    (tmp_path / "_dump_1").write_bytes(pickle.dumps(RECORD))
+    assert read_dump_files(range(2), environment=prefix) == {1: (NEWEST,)}
+    assert read_dump_files(range(2), environment={}) == {}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps(Path("anything")))
+    with pytest.raises(ValueError, match=r"_dump_0: is no record of the flight recorder \(pathlib"):
+        read_dump_files(range(2), environment=prefix)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_node_is_named_with_the_collective_that_it_misses(tmp_path):
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(Path(__file__).parent))
+    from hanging_node import SECONDS
+
+    script, port = str(Path(__file__).parent / "hanging_node.py"), free_port()
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}",
+             "--master-addr=127.0.0.1", f"--master-port={port}", script, str(tmp_path)],
+            start_new_session=True,
+        )
+        for node in (0, 1)
+    ]  # fmt: skip
+    report, deadline = tmp_path / "hang_report.txt", time.monotonic() + 240
+    try:
+        while not (report.is_file() and "full stacks" in report.read_text()):
+            assert all(agent.poll() is None for agent in agents)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        reported = time.time()
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.wait()
+    text = report.read_text()
+    assert "check rank 1, which is not in torch.distributed, where the others wait" in text
+    assert (
+        "  collectives: rank 0 waits in all_gather of 2, number 4 of TENSOR_MODEL_PARALLEL_GROUP (1); "
+        "not called by rank 1 (last: all_reduce, number 3)\n"
+    ) in text
+    assert (
+        "in sleep" in (tmp_path / "hang_stack_1.txt").read_text()
+        or "main" in (tmp_path / "hang_stack_1.txt").read_text()
+    )
+    assert reported - float((tmp_path / "hangs").read_text()) < 2 * SECONDS

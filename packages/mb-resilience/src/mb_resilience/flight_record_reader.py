@@ -5,6 +5,7 @@ torch has no public function for it; versions without the functions that are use
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -38,9 +39,15 @@ def read_collectives(*, patience: float = PATIENCE_SECONDS) -> tuple[GroupCollec
 def _read(
     readers: list[Callable[[bool, bool], bytes]], answers: "SimpleQueue[tuple[GroupCollectives, ...]]"
 ) -> None:
-    world = distributed_c10d._world
-    ranks = {str(world.pg_names[group]): sorted(members) for group, members in world.pg_group_ranks.items()}
     found: list[GroupCollectives] = []
-    for read in readers:
-        found += parse_record(json.loads(read(True, False)), group_ranks=ranks)
+    with suppress(AttributeError, KeyError, TypeError, ValueError):  # another version of torch
+        ranks = ranks_of_groups()
+        for read in readers:
+            found += parse_record(json.loads(read(True, False)), group_ranks=ranks)
     answers.put(tuple(found))
+
+
+def ranks_of_groups() -> dict[str, list[int]]:
+    """Return the ranks of each process group that this rank belongs to, by the name of the group."""
+    world = distributed_c10d._world
+    return {str(name): sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}

@@ -1,5 +1,6 @@
 """Jobs on a real Slurm of two nodes on this machine: ranks, logs, preemption, time limit, chains, cancellation."""
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_two_nodes_with_two_ranks_each(slurm, launch, tmp_path):
     assert launch("status", str(run)).startswith(f"{job} COMPLETED ")
     assert "rank 3 of 4 on " in launch("logs", str(run), "--rank=3")
     assert "no job of this run" in launch("cancel", str(run))
+
+
+def test_ft_launcher_starts_two_ranks_on_each_of_two_nodes(slurm, launch, tmp_path):
+    if shutil.which("ft_launcher") is None:
+        pytest.skip("ft_launcher of nvidia-resiliency-ext is not installed")
+    run = tmp_path / "run"
+    options = ["--nodes=2", "--tasks-per-node=2", "--ft-launcher", "--max-restarts=0", f"--run={run}"]
+    launch("slurm", *options, *work(tmp_path, 3))
+    (job,) = read_jobs(run)
+    assert slurm.wait(job, "COMPLETED", "FAILED", seconds=240) == "COMPLETED", launch("logs", str(run))
+    logs = "".join(rank_log(run, job, node) for node in range(2))
+    nodes = {line.split()[5] for line in logs.splitlines() if " on " in line and line.startswith("rank ")}
+    assert nodes == {"alpha", "beta"}
+    assert [(tmp_path / f"state_{rank}").read_text() for rank in range(4)] == [
+        undisturbed(rank, 3) for rank in range(4)
+    ]
 
 
 def test_a_preempted_job_saves_and_resumes(slurm, launch, tmp_path):

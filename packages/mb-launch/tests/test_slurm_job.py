@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mb_launch.errors import JobNotFoundError, SlurmCommandError, SlurmJobError
+from mb_launch.gpu_environment import gpu_environment
 from mb_launch.secret_names import is_secret_variable, secret_argument
 from mb_launch.slurm_job import SlurmJob, SlurmRun
 from mb_launch.slurm_queue import cancel, log_files, read_jobs, read_status, run_slurm, submit
@@ -22,6 +23,9 @@ RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_di
         ({"nodes": 0}, "nodes: 0 is no whole number of at least 1"),
         ({"gpus_per_node": True}, "gpus_per_node: True is no whole number of at least 0"),
         ({"chain": "2"}, "chain: '2' is no whole number"),
+        ({"ft_launcher": "yes"}, "ft_launcher: 'yes' is neither true nor false"),
+        ({"max_restarts": -1}, "max_restarts: -1 is no whole number of at least 0"),
+        ({"max_restarts": 2}, "max_restarts: 2 has no effect without ft_launcher"),
         ({"requeue": 1}, "requeue: 1 is neither true nor false"),
         (
             {"time": "tomorrow"},
@@ -194,3 +198,28 @@ def test_commands_of_slurm_that_are_missing_or_fail():
     with pytest.raises(SlurmCommandError, match=r"ls: .*No such file"):
         run_slurm(["ls", "/no/such/file"])
     assert run_slurm(["echo", "x"]) == "x\n"
+
+
+def test_the_environment_of_the_gpu_is_set_unless_the_user_sets_it():
+    script = sbatch_script(SlurmJob(gpu="gb200", env=["NCCL_NVLS_ENABLE=1"]), RUN)
+    assert re.findall(r"^export (NCCL\w+=.*)$", script, re.MULTILINE) == [
+        "NCCL_NVLS_ENABLE=1",
+        'NCCL_NET_GDR_LEVEL="${NCCL_NET_GDR_LEVEL-PHB}"',
+        'NCCL_NET_GDR_C2C="${NCCL_NET_GDR_C2C-1}"',
+    ]
+    assert gpu_environment("NVIDIA H100 80GB HBM3") == gpu_environment("h100")
+    assert "NCCL_NET_GDR_C2C" not in gpu_environment("h100")
+    assert gpu_environment(None) == {}
+
+
+def test_ft_launcher_starts_the_ranks_of_each_node():
+    script = sbatch_script(SlurmJob(nodes=2, tasks_per_node=4, ft_launcher=True, max_restarts=1), RUN)
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "#SBATCH --ntasks-per-node=1\n" in script
+    srun = script.partition("\nsrun")[2].partition(" &\n")[0]
+    assert "ft_launcher" in srun
+    assert "--nnodes=2" in srun
+    assert "--nproc-per-node=4" in srun
+    assert srun.endswith("--no-python \\\n    python train.py")
+    assert 'if [ "$stopped" = yes ]; then' in script  # it does not end with 0 after a signal

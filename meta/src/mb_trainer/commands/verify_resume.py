@@ -24,7 +24,6 @@ def start_runs(
 
     def work() -> int:
         require_single_process(os.environ, option="--nproc")
-        # errors of the request are reported before anything runs
         length = length_overrides(read_request(arguments, files=files).config.train, options.steps)
         make_command = partial(start_command, arguments=[*arguments, *length], files=files)
         return options.run(make_command, tracker=Path(RUN_CHECKPOINTS) / STEP_TRACKER)

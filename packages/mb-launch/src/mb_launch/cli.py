@@ -36,6 +36,8 @@ class LaunchedProgram:
     """Recipe of a run that names none; a run without `--out` is in `runs/RECIPE`."""
     commands: Sequence[str] = ("pretrain", "finetune")
     """Commands that can be launched."""
+    ft_arguments: Sequence[str] = ()
+    """Arguments that let its ranks report to the monitor of ft_launcher."""
     unchecked: Sequence[str] = ("--resume-with-changes", "--no-numa-binding")
     """Options without a value that the command which checks does not have."""
     unchecked_values: Sequence[str] = ("--trust",)
@@ -93,7 +95,10 @@ def slurm(  # noqa: PLR0913 - options of a command
         str | None, _option("--job-name", "Name; jobs of one name run one by one. Default: the folder's.")
     ] = None,
     gpu: Annotated[
-        str | None, _option("--gpu", "GPUs of the nodes, such as h100, for the check before the launch.")
+        str | None,
+        _option(
+            "--gpu", "GPUs of the nodes, such as h100, for the check before the launch and their environment."
+        ),
     ] = None,
     signal_seconds: Annotated[
         int | None, _option("--signal-seconds", "Save so long before the limit; default 120.")
@@ -103,6 +108,13 @@ def slurm(  # noqa: PLR0913 - options of a command
     ] = None,
     chain: Annotated[
         int | None, _option("--chain", "Jobs to queue; each resumes the run. Default 1.")
+    ] = None,
+    ft_launcher: Annotated[
+        bool | None,
+        _option("--ft-launcher", "Start the ranks by NVRx's ft_launcher, which restarts them in place."),
+    ] = None,
+    max_restarts: Annotated[
+        int | None, _option("--max-restarts", "Restarts by ft_launcher; default 3.")
     ] = None,
     container_image: Annotated[str | None, _option("--container-image", "Image for pyxis.")] = None,
     container_mounts: Annotated[
@@ -145,6 +157,8 @@ def slurm(  # noqa: PLR0913 - options of a command
         "signal_seconds": signal_seconds,
         "requeue": requeue,
         "chain": chain,
+        "ft_launcher": ft_launcher,
+        "max_restarts": max_restarts,
         "container_image": container_image,
         "container_mounts": container_mounts,
         "env": env,
@@ -162,6 +176,7 @@ def slurm(  # noqa: PLR0913 - options of a command
         folder = run_folder(words, program, job, given=out).absolute()
         if program is not None:
             require_command(program, words)
+            words += program.ft_arguments if job.ft_launcher else ()
             check(program, words, job)
             words = [program.name, *with_run_folder(words, folder)]
         run = SlurmRun(command=words, folder=folder, work_dir=Path.cwd())

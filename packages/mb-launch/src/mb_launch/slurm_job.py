@@ -36,13 +36,17 @@ class SlurmJob:
     job_name: str | None = None
     """Name of the job; jobs of one name and user run one after another. None: name of the run folder."""
     gpu: str | None = None
-    """Name of the GPUs, for the check before the launch."""
+    """Name of the GPUs, for the check before the launch and for `gpu_environment`; None: neither."""
     signal_seconds: int = 120
     """Seconds before the time limit at which the ranks are requested to save and exit; 0: never."""
     requeue: bool = True
     """Whether a job that was preempted, reached its time limit or lost a node enters the queue again."""
     chain: int = 1
     """Number of jobs to queue, of which each resumes where its predecessor ended."""
+    ft_launcher: bool = False
+    """Start the ranks of each node by NVRx's ft_launcher, which restarts all ranks in place if one fails or hangs."""
+    max_restarts: int | None = None
+    """Restarts by ft_launcher before the job fails; None: three."""
     container_image: str | None = None
     """Image for pyxis; None: no container."""
     container_mounts: str | None = None
@@ -55,10 +59,15 @@ class SlurmJob:
     def __post_init__(self) -> None:
         for name in ("nodes", "tasks_per_node", "cpus_per_task", "chain"):
             self._require_number(name, least=1)
-        for name in ("gpus_per_node", "signal_seconds"):
+        for name in ("gpus_per_node", "signal_seconds", "max_restarts"):
             self._require_number(name, least=0)
-        if type(self.requeue) is not bool:
-            raise _bad("requeue", self.requeue, "is neither true nor false", "Set it to true or false.")
+        for name in ("requeue", "ft_launcher"):
+            if type(getattr(self, name)) is not bool:
+                raise _bad(name, getattr(self, name), "is neither true nor false", "Set it to true or false.")
+        if self.max_restarts is not None and not self.ft_launcher:
+            raise _bad(
+                "max_restarts", self.max_restarts, "has no effect without ft_launcher", "Set ft_launcher."
+            )
         self._check_texts()
         if self.signal_seconds > _MAX_SIGNAL_SECONDS:
             fix = f"Set at most {_MAX_SIGNAL_SECONDS} seconds."
@@ -77,7 +86,7 @@ class SlurmJob:
 
     def _require_number(self, name: str, *, least: int) -> None:
         value = getattr(self, name)
-        unset = value is None and name in ("tasks_per_node", "cpus_per_task")
+        unset = value is None and name in ("tasks_per_node", "cpus_per_task", "max_restarts")
         if not unset and (type(value) is not int or value < least):
             raise _bad(name, value, f"is no whole number of at least {least}", "Set such a number.")
 

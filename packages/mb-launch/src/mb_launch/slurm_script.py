@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
+from mb_launch.gpu_environment import gpu_environment
 from mb_launch.slurm_job import SlurmJob, SlurmRun
 
 _STOP = """\
@@ -31,10 +32,18 @@ _REQUEUE = """\
 # RUNNING any more, and does not enter the queue again.
 job=$(scontrol show job --oneliner "$SLURM_JOB_ID")
 case "$job" in *" PreemptTime=2"*) stopped=yes ;; esac
-if [ "$stopped" = yes ] && [ "$code" = 0 ]; then
+if ENDED; then
     case "$job" in *" JobState=RUNNING "*) scontrol requeue "$SLURM_JOB_ID" ;; esac
 fi
 """
+_HEAD = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node --oneliner "$head" | grep -o "NodeAddr=[^ ]*" | cut -d = -f 2)
+port=$((20000 + SLURM_JOB_ID % 20000))
+"""
+DEFAULT_RESTARTS = 3
+TERM_TIMEOUT_SECONDS = 1800
+"""Seconds that ft_launcher gives the ranks to save after a signal, before it kills them."""
 
 
 def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
@@ -48,19 +57,22 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
     lines += [f"#SBATCH {option}" for option in _sbatch_options(job, run)]
     settings = [setting for setting in job.env if "=" in setting]
     exports = [f"export {name}={shlex.quote(text)}" for name, _, text in (s.partition("=") for s in settings)]
+    exports += _gpu_exports(job)
     before = (
         f"{job.signal_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
     )
     stop = _STOP.format(when=before if job.signal_seconds else "On preemption Slurm sends TERM.")
     parts = ["\n".join(lines), "\n".join(exports), stop.rstrip(), f"{_srun(job, run)} &\n{_WAIT.rstrip()}"]
-    parts += [_REQUEUE.rstrip()] if job.requeue else []
+    # ft_launcher that is stopped by a signal does not exit with 0, although its ranks have saved
+    ended = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
+    parts += [_REQUEUE.rstrip().replace("ENDED", ended)] if job.requeue else []
     return "\n\n".join([*filter(None, parts), 'exit "$code"']) + "\n"
 
 
 def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
     yield f"--job-name={job.job_name or run.folder.name}"
     yield f"--nodes={job.nodes}"
-    yield f"--ntasks-per-node={job.ranks_per_node}"
+    yield f"--ntasks-per-node={1 if job.ft_launcher else job.ranks_per_node}"
     yield from [f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []
     for name in ("cpus_per_task", "partition", "account", "qos", "time"):
         if (value := getattr(job, name)) is not None:
@@ -89,5 +101,30 @@ def _srun(job: SlurmJob, run: SlurmRun) -> str:
         mounts = ",".join([*own, *([job.container_mounts] if job.container_mounts else [])])
         options += [f"--container-image={job.container_image}", f"--container-mounts={mounts}"]
         options.append(f"--container-workdir={run.work_dir}")
-    words = [*map(shlex.quote, options), shlex.join(run.command)]
-    return " \\\n    ".join(["srun", *words])
+    words = [*map(shlex.quote, options), *_launcher(job), shlex.join(run.command)]
+    return _HEAD * job.ft_launcher + " \\\n    ".join(["srun", *words])
+
+
+def _gpu_exports(job: SlurmJob) -> list[str]:
+    """Return a line for each variable of the GPU generation; a variable of the shell or of `env` is kept."""
+    given = {setting.partition("=")[0] for setting in job.env}
+    variables = {name: value for name, value in gpu_environment(job.gpu).items() if name not in given}
+    lines = [f'export {name}="${{{name}-{value}}}"' for name, value in variables.items()]
+    return [f"# For {job.gpu}; a variable of the submitting shell is kept.", *lines] if lines else []
+
+
+def _launcher(job: SlurmJob) -> list[str]:
+    """Return the part of the command that starts ft_launcher, one for each node; none without it."""
+    if not job.ft_launcher:
+        return []
+    return [
+        "ft_launcher",
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.ranks_per_node}",
+        "--rdzv-backend=c10d",
+        '--rdzv-endpoint="$address:$port"',
+        '--rdzv-id="$SLURM_JOB_ID"',
+        f"--max-restarts={DEFAULT_RESTARTS if job.max_restarts is None else job.max_restarts}",
+        f"--term-timeout={TERM_TIMEOUT_SECONDS}",
+        "--no-python",
+    ]

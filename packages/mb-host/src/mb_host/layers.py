@@ -114,7 +114,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """Return the attention output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
 
-        Collective over the context-parallel group. Without a mask, causal attention builds one; `attention_mask` is
+        Collective over the context-parallel group. Causal attention needs no mask; `attention_mask` is
         True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask further.
 
         Packed sequences are concatenated in query [S, N, D], and key and value [S, G, D]. Each sequence attends only to
@@ -146,14 +146,23 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        query_positions, key_positions = self._positions(query.size(0), key.size(0))
+        lengths = (query.size(0), key.size(0))
         if self.cp_group is not None:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
         allowed_ST = None
         if attention_mask is not None:
             allowed_ST = ~attention_mask
-        if causal and (allowed_ST is None or self.window_left is not None):
+        # torch needs no mask tensor for the lower triangle, and computes nothing above it
+        triangle = (
+            causal
+            and allowed_ST is None
+            and self.window_left is None
+            and self.cp_group is None
+            and lengths[0] == lengths[1]
+        )
+        if causal and not triangle and (allowed_ST is None or self.window_left is not None):
+            query_positions, key_positions = self._positions(*lengths)
             seen_ST = self._causal(query_positions, key_positions)
             allowed_ST = seen_ST if allowed_ST is None else allowed_ST & seen_ST
         query_BNSD, key_BGTD, value_BGTD = (each.permute(1, 2, 0, 3) for each in (query, key, value))
@@ -163,6 +172,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
                 key_BGTD,
                 value_BGTD,
                 attn_mask=allowed_ST,
+                is_causal=triangle,
                 dropout_p=self.dropout if self.training else 0.0,
                 scale=self.softmax_scale,
                 enable_gqa=query.size(2) != key.size(2),

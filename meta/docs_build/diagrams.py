@@ -277,7 +277,7 @@ def process_groups() -> None:
             for tensor in range(2):
                 rank = tensor + 2 * replica + 4 * stage
                 box = (left + 24 + 128 * tensor, top + 30)
-                drawn.box(box, (104, 50), f"rank {rank}", f"half {tensor} of layers", kind="main")
+                drawn.box(box, (104, 50), f"rank {rank}", f"matrix half {tensor}", kind="main")
         for tensor in range(2):
             x = left + 76 + 128 * tensor
             drawn.arrow((x, 156), (x, 210), both=True)

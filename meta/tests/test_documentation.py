@@ -1,9 +1,11 @@
 """The commands of the documentation: their options exist, and their configurations can be read and pass the rules."""
 
+import dataclasses
 import json
 import re
 import shlex
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from mb_metrics import names
 from mb_trainer.cli import app
+from mb_trainer.config import ConfigContainer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "meta" / "README.md", *sorted((ROOT / "meta" / "docs").rglob("*.md"))]
@@ -19,6 +22,12 @@ REJECTED = ("global_batch_size=7",)
 """Parts of commands that show a rejection."""
 ELSEWHERE = ("--import", ".py:", ".yaml", "...", "dataset.dataset_root=")
 """Parts of commands that need files or programs which a tutorial writes before."""
+SECTIONS = [
+    (field.name, [item for item in get_args(kind) or (kind,) if dataclasses.is_dataclass(item)])
+    for field in dataclasses.fields(ConfigContainer)
+    for kind in [get_type_hints(ConfigContainer)[field.name]]
+    if field.name != "env_vars"
+]
 OF_THE_MACHINE = {"CK41", "CK53", "L02", "V053"}
 """Rules on what this machine lacks: weights and text that a tutorial has made before, extras, a GPU."""
 
@@ -78,6 +87,22 @@ def test_every_metric_of_a_run_is_documented():
     recorded = names.NOT_LOSSES | names.ADDED_BY_METRICS | {names.ENERGY, names.POWER}
     aliases = {*names.BRIDGE_ALIASES.values()}
     assert [name for name in sorted(recorded - aliases) if name.rpartition("/")[2] not in page] == []
+
+
+def test_the_fields_of_the_pages_exist():
+    fields = {
+        name: {field.name for item in classes for field in dataclasses.fields(item)}
+        for name, classes in SECTIONS
+    }
+    named = re.compile(rf"`~?({'|'.join(fields)})\.([a-z0-9_]+)[`=. ]")
+    unknown = [
+        f"{page.relative_to(ROOT)}: {section}.{field}"
+        for page in PAGES
+        if page.name != "torchtitan.md"  # whose settings have names of the same form
+        for section, field in named.findall(page.read_text(encoding="utf-8"))
+        if field not in fields[section] | {"json", "py", "jsonl"}
+    ]
+    assert unknown == []
 
 
 def check_arguments(words: list[str]) -> list[str]:

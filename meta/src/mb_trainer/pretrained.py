@@ -19,7 +19,8 @@ def save_assets(config: ConfigContainer, tokenizer: Tokenizer, folder: Path) -> 
     """Write the tokenizer, and the small files that came with the initial weights, into a checkpoint."""
     named = config.checkpoint.pretrained_checkpoint
     save_tokenizer(tokenizer, folder)
-    carry_files([] if named is None else weight_directories(Path(named)), folder)
+    if named is not None:
+        carry_files(weight_directories(Path(named)), folder)
 
 
 def take_checkpoint_settings(config: ConfigContainer, provenance: Provenance) -> list[str]:

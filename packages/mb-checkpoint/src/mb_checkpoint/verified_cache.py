@@ -22,15 +22,15 @@ class VerifiedCache:
 
     def __init__(self, *, progress: Callable[[int], object] = lambda _bytes: None) -> None:
         self._progress = progress
-        self._known: dict[Path, tuple[str, tuple[str, ...]]] = {}
+        self._known: dict[Path, tuple[str | None, tuple[str, ...]]] = {}
 
     def trust(self, directory: Path) -> None:
         """Record a checkpoint as intact because the caller has just written or loaded it and has hashed its files."""
-        self._remember(directory, _seal(directory), [])
+        self._known[directory.absolute()] = (_seal(directory), ())
 
     def distrust(self, directory: Path, reason: str) -> None:
         """Record a checkpoint as damaged because the caller has found it damaged."""
-        self._remember(directory, _seal(directory), [reason])
+        self._known[directory.absolute()] = (_seal(directory), (reason,))
 
     def problems(self, directory: Path, *, contents: bool = True) -> list[str]:
         """Return the problems of a checkpoint; an empty list if it is intact or has no manifest to compare with.
@@ -54,12 +54,8 @@ class VerifiedCache:
             return [file_problem(error, MANIFEST)]
         if manifest is not None:
             found = find_hash_mismatches(directory, manifest.files, progress=self._progress)
-        self._remember(directory, seal, found)
+        self._known[directory.absolute()] = (seal, tuple(found))
         return found
-
-    def _remember(self, directory: Path, seal: str | None, problems: list[str]) -> None:
-        if seal is not None:
-            self._known[directory.absolute()] = (seal, tuple(problems))
 
 
 def _seal(directory: Path) -> str | None:

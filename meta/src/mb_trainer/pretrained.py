@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mb_checkpoint.directories import weight_directories
 from mb_config import Provenance
-from mb_config.stored_sections import sections_of_arguments, sections_of_file
+from mb_config.stored_sections import adopt_tokenizer, stored_sections
 from mb_data import Tokenizer, save_tokenizer
 from mb_models.hf.carried import carry_files
 from mb_models.stored_architecture import adopt_stored_architecture
@@ -25,12 +25,11 @@ def save_assets(config: ConfigContainer, tokenizer: Tokenizer, folder: Path) -> 
 
 def take_checkpoint_settings(config: ConfigContainer, provenance: Provenance) -> list[str]:
     """Take the settings of the checkpoint that the run loads where the user set nothing; return a line per conflict."""
-    checkpoint, section = config.checkpoint, config.tokenizer
+    checkpoint = config.checkpoint
     if not checkpoint.use_checkpoint_args:
         return []
     found = import_module("mb_checkpoint.stored_settings").find_stored_settings(checkpoint)  # imports torch
-    read_file, arguments = found.run_config, found.arguments or {}
-    stored = sections_of_arguments(arguments) if read_file is None else sections_of_file(read_file)
+    stored = stored_sections(found.run_config, found.arguments)
     config.model, conflicts = adopt_stored_architecture(
         config.model,
         stored["model"],
@@ -38,11 +37,6 @@ def take_checkpoint_settings(config: ConfigContainer, provenance: Provenance) ->
         source=str(found.path),
         parallel=checkpoint.use_mp_args_from_checkpoint_args,
     )
-    taken = stored["tokenizer"] if checkpoint.use_tokenizer_model_from_checkpoint_args else {}
-    if taken.get("tokenizer_type") and not any(
-        provenance.by_user(f"tokenizer.{name}") for name in vars(section)
-    ):
-        for name in taken.keys() & vars(section).keys():
-            setattr(section, name, taken[name])
-            provenance.note(f"tokenizer.{name}", f"resolve: settings of {found.path}")
+    if checkpoint.use_tokenizer_model_from_checkpoint_args:
+        adopt_tokenizer(config.tokenizer, stored["tokenizer"], origins=provenance, source=str(found.path))
     return conflicts

@@ -1,4 +1,4 @@
-"""Text generation from a run's newest intact checkpoint. Imports torch and megatron."""
+"""Text and perplexity of a run's newest intact checkpoint. Imports torch and megatron."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 
+from mb_checkpoint import read_train_state
+from mb_data import prepare_tokenizer
+from mb_data.last_validation import last_validation
 from mb_data.tokenizers import decode_stream
 from mb_launch import World, pick_device
 from mb_models import family_of, generate
 from mb_models.families import require_text_family
 from mb_models.peft.loading import load_merged
+from mb_models.perplexity import Perplexity, measure_sets
+from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.saved_run import SavedRun
 
@@ -28,19 +33,11 @@ def sample_run(
 ) -> Iterator[str]:
     """Yield the prompt, then the generated text, piece by piece.
 
-    Runs in one process under any parallelism of the run: the weights are merged while they are loaded.
-
-    Args:
-        run: run folder, folder of checkpoints, or one checkpoint.
-        prompt: text to continue.
-        tokens: maximum number of generated tokens.
-        temperature: 0 selects the most likely token.
-        seed: seed of the sampling.
-        log: receives one line per damaged checkpoint that was skipped.
+    Runs in one process under any parallelism of the run: the weights are merged while they are loaded. `temperature` 0
+    selects the most likely token; `log` receives one line per damaged checkpoint that was skipped.
 
     Raises:
-        mb_checkpoint.CheckpointNotFoundError: the folder has no checkpoint, or none that is intact.
-        mb_checkpoint.IncompleteCheckpointError: it is one checkpoint, and damaged.
+        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there is no intact checkpoint.
         mb_models.PromptError: the prompt is empty.
         mb_models.ModelConfigError: the model does not generate text.
     """
@@ -60,6 +57,27 @@ def sample_run(
         )
         yield prompt
         yield from decode_stream(tokenizer, numbers)
+
+
+def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> tuple[int, list[Perplexity]]:
+    """Return the step of a run's newest intact checkpoint, and its perplexity on each validation set.
+
+    The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones. Runs in
+    one process, as `sample_run`, and raises its errors.
+    """
+    saved = SavedRun.find(run, purpose="evaluate", log=log)
+    config, step_state = saved.config, read_train_state(saved.checkpoint.path / "train_state.pt")
+    config.data_parallel_size = 1
+    config.validation.full_validation |= complete
+    tokenizer = prepare_tokenizer(config.dataset, config.tokenizer, saved_in=saved.checkpoint.path)
+    with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:
+        datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=model.pg_collection, log=log)
+        sets = last_validation(
+            datasets, batch_settings(config), consumed_samples=int(step_state["consumed_valid_samples"])
+        )
+        packing = {"packed": True} if config.dataset.is_packed else {}
+        forward_step = family_of(config.model).forward_step(**packing)
+        return int(step_state["step"]), measure_sets(forward_step, model, sets)
 
 
 @contextmanager

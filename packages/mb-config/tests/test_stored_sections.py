@@ -1,8 +1,11 @@
 """Model and tokenizer in the settings of a checkpoint."""
 
+from types import SimpleNamespace
+
+from mb_config import Provenance
 from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.megatron_lm.script import read_words
-from mb_config.stored_sections import sections_of_arguments, sections_of_file
+from mb_config.stored_sections import adopt_tokenizer, sections_of_arguments, sections_of_file
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer
@@ -39,3 +42,19 @@ def test_arguments_of_megatron_lm_are_converted():
     assert (model["vocab_size"], model["transformer"]["mamba_state_dim"]) == (512, 16)
     assert model["share_embeddings_and_output_weights"] is True
     assert found["tokenizer"] == {"tokenizer_type": "NullTokenizer", "vocab_size": 500}
+
+
+def test_a_tokenizer_is_taken_unless_the_user_has_set_one():
+    stored, section = (
+        {"tokenizer_type": "NullTokenizer", "vocab_size": 8},
+        SimpleNamespace(tokenizer_type=None),
+    )
+    adopt_tokenizer(
+        section, stored, origins=Provenance({"tokenizer.tokenizer_type": "run.yaml:1"}), source="there"
+    )
+    adopt_tokenizer(section, {}, origins=Provenance(), source="there")
+    assert section.tokenizer_type is None
+    origins = Provenance()
+    adopt_tokenizer(section, stored, origins=origins, source="there")
+    assert section.tokenizer_type == "NullTokenizer"
+    assert origins.origin("tokenizer.tokenizer_type") == "resolve: settings of there"

@@ -6,6 +6,7 @@ from typing import Any
 
 from mb_config.megatron_lm.conversion import convert, section_defaults
 from mb_config.megatron_lm.flag_table import read_flags
+from mb_config.provenance import Provenance
 from mb_config.yaml_file import read_yaml
 
 _PADDED = "padded_vocab_size"
@@ -27,6 +28,21 @@ _TOKENIZER = (
     "vocab_extra_ids",
 )
 """Fields of the tokenizer that name its kind, its files and its entries."""
+
+
+def stored_sections(file: Path | None, arguments: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the sections of a run_config.yaml, or else those of arguments; errors as the functions for each."""
+    return sections_of_arguments(arguments or {}) if file is None else sections_of_file(file)
+
+
+def adopt_tokenizer(section: Any, stored: Mapping[str, Any], *, origins: Provenance, source: str) -> None:
+    """Set the tokenizer of a checkpoint, if it names one and the user has set no field of the section."""
+    by_user = any(origins.by_user(f"tokenizer.{name}") for name in vars(section))
+    if by_user or not stored.get("tokenizer_type"):
+        return
+    for name in stored.keys() & vars(section).keys():
+        setattr(section, name, stored[name])
+        origins.note(f"tokenizer.{name}", f"resolve: settings of {source}")
 
 
 def sections_of_file(file: Path) -> dict[str, dict[str, Any]]:

@@ -198,6 +198,20 @@ def step_sequences(
             return
 
 
+def document_lengths(dataset: Any, index: int) -> list[int] | None:
+    """Return the length in tokens of the document of each label of a sample; None for data without documents.
+
+    The labels are the tokens of the sample from the second one on.
+    """
+    if hasattr(dataset, "dataset_sample_index"):  # a blend
+        part = int(dataset.dataset_index[index])
+        return document_lengths(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
+    found: list[int] = []
+    for each in _parts(dataset, index):
+        found += [int(dataset.dataset.sequence_lengths[each.document])] * each.tokens
+    return found[1:] or None
+
+
 def _sequence(dataset: Any, index: int) -> StepSequence:
     item = dataset[index]
     tokens = next(item[name] for name in _TOKENS if name in item)

@@ -1,0 +1,123 @@
+"""Commands `sample` and `eval` for the program of a trainer. Requires typer (extra `cli`)."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from mb_models.perplexity import Perplexity
+
+
+class TextRuns(Protocol):
+    """Sampling and evaluation of the runs of a trainer."""
+
+    def sample_run(
+        self,
+        run: Path,
+        *,
+        prompt: str,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        log: Callable[[str], object],
+    ) -> Iterator[str]:
+        """Yield the prompt and the generated text, piece by piece."""
+
+    def evaluate_run(
+        self, run: Path, *, complete: bool, log: Callable[[str], object]
+    ) -> "tuple[int, list[Perplexity]]":
+        """Return the step of the newest checkpoint, and its perplexity on each validation set."""
+
+
+def add_text_commands(
+    app: typer.Typer,
+    *,
+    runs: Callable[[], TextRuns],
+    reported: Callable[[Callable[[], int]], int],
+    trust: Any,
+) -> None:
+    """Add the two commands to a program.
+
+    Args:
+        app: the program.
+        runs: returns sampling and evaluation; called when a command has checked its arguments.
+        reported: calls a function and returns its exit code, or reports an error and returns that of the error.
+        trust: type of the option `--trust`, whose callback trusts the folders for the length of the command.
+    """
+    log = partial(print, file=sys.stderr)
+
+    @app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')
+    def sample(
+        run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+        prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+        tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 120,
+        temperature: Annotated[
+            float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is more varied.")
+        ] = 0.8,
+        seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 1234,
+        trust: trust = None,
+    ) -> None:
+        """Print text from the newest valid checkpoint of a run, so that a person sees what was learned."""
+        if not prompt:
+            raise typer.BadParameter(
+                "must not be empty: the first token has to follow something", param_hint="--prompt"
+            )
+
+        def work() -> int:
+            options = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+            for text in runs().sample_run(run, **options, log=log):
+                print(text, end="", flush=True)
+            print()
+            return 0
+
+        raise typer.Exit(reported(work))
+
+    @app.command("eval", epilog="Example: mb eval runs/gpt_tiny --all")
+    def evaluate(
+        run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+        complete: Annotated[
+            bool, typer.Option("--all", help="Read all held-out data, from its start to its end.")
+        ] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+        trust: trust = None,
+    ) -> None:
+        """Print loss and perplexity of the newest valid checkpoint on the held-out data of its run.
+
+        They are those of the last validation before the checkpoint, over the same sequences, and also by the length of
+        the documents. Validation sets are listed apart. One process evaluates under any parallelism of the run.
+        """
+
+        def work() -> int:
+            step, sets = runs().evaluate_run(run, complete=complete, log=log)
+            if as_json:
+                print(json.dumps({"step": step, "sets": [each.as_dict() for each in sets]}))
+            else:
+                print("\n".join([f"step {step}", *perplexity_lines(sets)]))
+            return 0
+
+        raise typer.Exit(reported(work))
+
+
+def perplexity_lines(sets: "list[Perplexity]") -> list[str]:
+    """Return a table of sets and their buckets."""
+    rows = [("set", "tokens", "loss", "perplexity")]
+    for each in sets:
+        for indent, part in [("", each), *(("  documents of ", bucket) for bucket in each.buckets)]:
+            rows.append(
+                (
+                    f"{indent}{part.name or 'validation'}",
+                    f"{part.tokens:,}",
+                    f"{part.loss:.6f}",
+                    f"{part.value:.4f}",
+                )
+            )
+    wide = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [
+        f"{row[0]:<{wide[0]}}  " + "  ".join(f"{row[column]:>{wide[column]}}" for column in (1, 2, 3))
+        for row in rows
+    ]

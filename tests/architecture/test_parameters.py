@@ -14,7 +14,6 @@ LM = "parameter of Megatron-LM's function"
 TRUST = "the callback of the option trusts the folders for the length of the command"
 ALLOWED = {
     "mb_checkpoint.mcore_torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of distributed optimizers",
-    "mb_trainer.cli_runs.sample.trust": TRUST,
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; all ranks read one index",
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; all ranks read one index",
     "mb_metrics.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",

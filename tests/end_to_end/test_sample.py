@@ -1,7 +1,9 @@
-"""Text from a checkpoint, through the command."""
+"""Text and perplexity of a checkpoint, through the commands."""
+
+import json
 
 import pytest
-from runs import exit_code_of, train_here
+from runs import exit_code_of, metrics, train_here
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,19 @@ def test_the_text_begins_with_the_prompt_and_continues(run, capsys):
 def test_the_same_seed_samples_the_same_text(run, capsys):
     assert sampled(run, capsys) == sampled(run, capsys)
     assert sampled(run, capsys, tokens=40) != sampled(run, capsys, tokens=40, seed=2)
+
+
+def test_the_perplexity_is_that_of_the_validation_in_training(run, capsys):
+    assert exit_code_of("eval", run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    validated = [row for row in metrics(run) if "lm loss validation" in row][-1]
+    assert found["step"] == validated["step"]
+    assert found["sets"][0]["loss"] == pytest.approx(validated["lm loss validation"], rel=1e-6)
+    assert exit_code_of("eval", run, "--all") == 0
+    heading, columns, total, *buckets = capsys.readouterr().out.splitlines()
+    assert (heading, columns.split()) == (f"step {found['step']}", ["set", "tokens", "loss", "perplexity"])
+    tokens = [int(line.split()[-3].replace(",", "")) for line in (total, *buckets)]
+    assert tokens[0] == sum(tokens[1:])
 
 
 def test_a_folder_without_checkpoint_is_an_error(tmp_path, capsys):

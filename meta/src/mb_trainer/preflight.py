@@ -84,11 +84,7 @@ def settle(
 ) -> PreflightResult:
     """Check a configuration for this machine and resolve it in place; reject it if it has errors.
 
-    Args:
-        config: resolved in place.
-        world_size: processes of the run.
-        provenance: origin of the values.
-        local_world_size: processes of the run on this machine; None: not known.
+    `world_size` and `local_world_size` are the processes of the run, and those of them on this machine, if known.
 
     Raises:
         ConfigError: rules are violated; holds every error.

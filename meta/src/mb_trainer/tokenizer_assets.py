@@ -19,12 +19,7 @@ from mb_trainer.config import ConfigContainer
 def take_tokenizer(config: ConfigContainer, *, run_config: Path, provenance: Provenance) -> None:
     """Use the tokenizer of the weights from which a run starts, unless the user has set one.
 
-    A resumed run keeps its original tokenizer; `kept_by_run` locates its files.
-
-    Args:
-        config: its tokenizer is set, except for settings of the user.
-        run_config: saved settings in the run folder; may be missing.
-        provenance: records the changes.
+    A resumed run, whose saved settings are `run_config`, keeps its original tokenizer; `kept_by_run` locates its files.
     """
     weights, section = config.checkpoint.pretrained_checkpoint, config.tokenizer
     chosen = any(provenance.by_user(f"tokenizer.{name}") for name in ("tokenizer_type", "tokenizer_model"))

@@ -98,10 +98,21 @@ def measure_perplexity(
 class SequenceSet(Protocol):
     """Microbatches of a validation set; `mb_data.last_validation.EvaluatedSet` matches."""
 
-    name: str
-    data: Callable[[], Any]
-    microbatches: int
-    document_lengths: DocumentLengths
+    @property
+    def name(self) -> str:
+        """Name of the set; empty if there is only one."""
+
+    @property
+    def data(self) -> Callable[[], Any]:
+        """Returns an iterator over the microbatches."""
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches to read."""
+
+    @property
+    def document_lengths(self) -> DocumentLengths:
+        """Length of the document of each label of a sequence."""
 
 
 def measure_sets(

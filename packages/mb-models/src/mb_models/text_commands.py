@@ -69,8 +69,10 @@ def add_text_commands(
             )
 
         def work() -> int:
-            options = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
-            for text in runs().sample_run(run, **options, log=log):
+            texts = runs().sample_run(
+                run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, log=log
+            )
+            for text in texts:
                 print(text, end="", flush=True)
             print()
             return 0

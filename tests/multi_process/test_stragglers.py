@@ -97,6 +97,7 @@ def test_a_slow_rank_is_named_at_each_interval_while_the_timer_is_on(overrides, 
     assert not (tmp_path / "run" / "straggler_token").exists()
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("speed of ranks, min to max: work") == 3
+    assert log.count(" | backward ") == 3
     assert "nan" not in "".join(line for line in log.splitlines() if "speed of ranks" in line)
     assert log.count("measuring is switched on") == 2  # after steps 3 and 5, and off after step 4
 

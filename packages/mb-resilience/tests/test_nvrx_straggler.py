@@ -243,3 +243,22 @@ def test_nvrx_detects_a_gpu_that_became_slow(monkeypatch):
         assert slow.slow == {"individual": [0]}
         assert "is slower than it was" in monitor.stop_requested(2)
     assert not nvrx_detector().initialized
+
+
+def test_nvrx_measures_kernels_through_cupti():
+    """Run NVRx's detector as it is, which needs CUPTI and a GPU."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
+    from mb_resilience.nvrx_detector import nvrx_detector
+
+    if not torch.cuda.is_available():
+        pytest.skip("NVRx's reports synchronize with a GPU, and there is none")
+    settings = NVRxStragglerDetectionConfig(enabled=True, report_time_interval=1e-9)
+    with NVRxStragglerMonitor(settings, nvrx_detector()) as monitor:
+        for _ in range(100):
+            monitor.begin_step()
+            torch.ones(512, 512, device="cuda").mm(torch.ones(512, 512, device="cuda"))
+            scores = monitor.end_step()
+            if scores is not None:
+                break
+    assert scores.slow == {}

@@ -1,10 +1,19 @@
+import socket
 import threading
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
-from mb_resilience import RankSpeed, SpeedReport, StragglerSwitch, StragglerTimer, SwitchPortError
+from mb_resilience import (
+    RankSpeed,
+    SpeedReport,
+    SpeedReporter,
+    StragglerSwitch,
+    StragglerTimer,
+    SwitchPortError,
+)
 
 
 class Clock:
@@ -207,6 +216,29 @@ def test_a_request_without_the_token_changes_nothing():
         assert switch.requested
 
 
+def test_an_unknown_client_can_do_nothing():
+    requests = [
+        b"\x00" * 5000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nswitch it",
+        b"GET /../straggler_token HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 500 + b"\r\n",
+    ]
+    with StragglerSwitch(port=0, on=True) as switch:
+        with pytest.raises(ConnectionRefusedError):  # another address of this machine
+            socket.create_connection(("127.0.0.2", switch.port), timeout=5)
+        for request in requests:
+            with socket.create_connection(("127.0.0.1", switch.port), timeout=30) as client:
+                client.sendall(request)
+                client.shutdown(socket.SHUT_WR)
+                answer = client.recv(100_000)
+            assert b" 200 " not in answer.split(b"\n")[0]
+            assert switch.token.encode() not in answer
+        assert switch.requested is True
+        assert "will be off" in send_request(switch)
+
+
 def test_token_file_is_private_and_removed_on_close(tmp_path):
     file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
     elsewhere.write_text("kept")
@@ -244,3 +276,47 @@ def test_unavailable_port_is_reported():
         StragglerSwitch(port=first.port, on=True)
     with pytest.raises(SwitchPortError, match="port 70000"):
         StragglerSwitch(port=70000, on=True)
+
+
+def test_backward_passes_are_timed_by_the_timers_of_a_schedule():
+    def run(rank, all_gather):
+        clock, logged, sections = Clock(), [], []
+        places = ["alpha, GPU 0", "beta, GPU 3"]
+        timer = StragglerTimer(
+            rank=rank, all_gather=all_gather, clock=clock, write=logged.append, locations=places
+        )
+        section = SimpleNamespace(
+            start=lambda **options: sections.append(options), stop=lambda: sections.append("stop")
+        )
+        config = SimpleNamespace(timers=lambda name, log_level=None: section)
+        reporter = SpeedReporter(timer, log_interval=1)
+        context = SimpleNamespace(
+            model=[SimpleNamespace(module=SimpleNamespace(config=config))],
+            state=SimpleNamespace(train_state=SimpleNamespace(step=1, floating_point_operations_so_far=0.0)),
+        )
+        previous = config.timers
+        reporter.on_train_start(context)
+        reporter.on_train_step_start(context)
+        with timer:
+            clock.work(0.25)
+        config.timers("backward-compute", log_level=2).start()
+        clock.work(1.0 if rank == 1 else 0.5)
+        config.timers("backward-compute").stop()
+        config.timers("forward-backward", log_level=1).start(barrier=False)
+        reporter.on_train_step_end(context)
+        reporter.on_train_end(context)
+        assert config.timers is previous
+        assert sections == [{}, "stop", {"barrier": False}]
+        return reporter.metrics, logged
+
+    for metrics, (line,) in on_ranks(2, run):
+        assert "| backward 500.00 (rank 0) to 1000.00 ms (rank 1) |" in line
+        assert line.endswith("slowest: rank 1 on beta, GPU 3")
+        assert metrics["straggler/slowest-rank"] == 1
+        assert metrics["straggler/backward-ms-max"] == 1000.0
+
+
+def test_a_model_without_timers_of_a_schedule_has_no_backward_times():
+    reporter = SpeedReporter(StragglerTimer(), log_interval=1)
+    reporter.on_train_start(SimpleNamespace(model=object()))
+    reporter.on_train_end(SimpleNamespace())

@@ -1,8 +1,9 @@
 """Callback that compares the speed of all ranks at each log interval. Standard library only."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
+from mb_resilience.backward_timer import ScheduleTimers, schedule_config
 from mb_resilience.loop_events import StepContext
 from mb_resilience.straggler import StragglerTimer
 
@@ -10,11 +11,19 @@ Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
 
-class SpeedReporter:
-    """Callback that times forward steps and data loading, and reports at each log interval. Reports are collective.
+class ModelContext(Protocol):
+    """What is read of the argument of `on_train_start`."""
 
-    The timer is paused outside of training steps, which excludes evaluations. Operations of a step are read from the
-    counters of the run.
+    @property
+    def model(self) -> Any:
+        """The model, or its chunks."""
+
+
+class SpeedReporter:
+    """Callback that times forward steps, backward passes and data loading, and reports at each log interval.
+
+    Reports are collective. The timer is paused outside of training steps, which excludes evaluations. Operations of a
+    step are read from the counters of the run.
 
     Args:
         timer: timer of this rank.
@@ -28,6 +37,7 @@ class SpeedReporter:
         self._reported_flops = 0.0
         self.metrics: Mapping[str, float] = {}
         """Metrics of the report after the step that ended last; empty without a report."""
+        self._config: Any = None
         timer.pause()
 
     def wrap_forward_step(self, forward_step: Callable[Given, Returned]) -> Callable[Given, Returned]:
@@ -39,6 +49,18 @@ class SpeedReporter:
         if isinstance(data, list):
             return [self.wrap_data(each) for each in data]
         return None if data is None else self._timer.wrap_iterator(data)
+
+    def on_train_start(self, context: ModelContext) -> None:
+        """Time backward passes, if the model's configuration has timers that its schedule calls, as Megatron's has."""
+        self._config = schedule_config(context.model)
+        if self._config is not None:
+            self._config.timers = ScheduleTimers(self._timer, previous=self._config.timers)
+
+    def on_train_end(self, context: object) -> None:
+        """Restore the timers of the model's configuration."""
+        if self._config is not None:
+            self._config.timers = self._config.timers.previous
+            self._config = None
 
     def on_train_step_start(self, context: StepContext) -> None:
         """Resume the timer."""

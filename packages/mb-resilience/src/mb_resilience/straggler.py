@@ -1,8 +1,9 @@
 """Detection of slow ranks: each rank times its work between collectives, and all ranks compare at the log interval.
 
 A step takes equally long on all ranks, because fast ranks wait for the slow one in collectives. The time of work
-between collectives, such as forward passes, and the time to read data differ. Each rank sums up both. There is no
-collective and no device synchronization until `report`, which is one collective of eight numbers per rank.
+between collectives, such as forward passes, and the time to read data differ. Backward passes are timed apart
+(`backward_timer`). Each rank sums them up. There is no collective and no device synchronization until `report`, which
+is one collective of nine numbers per rank.
 """
 
 import math
@@ -106,7 +107,9 @@ class StragglerTimer:
         minmax_count: number of slowest and fastest ranks in a report.
         all_gather: gathers the rows of all ranks.
         stopwatch: times the work; `straggler_torch.CudaStopwatch` for a GPU.
+        backward: times backward passes; None: on the host.
         device: returns device telemetry by the names of `straggler_report.UNITS`; called at each report.
+        locations: host and device of each rank, for the line on the slowest one; empty: it is not named.
         switch: requested state, on rank 0; the other ranks follow rank 0.
         write: receives the lines of each report.
         clock: returns the time in seconds, for reading data.
@@ -120,7 +123,9 @@ class StragglerTimer:
         minmax_count: int = 1,
         all_gather: AllGatherRows = single_rank,
         stopwatch: Stopwatch | None = None,
+        backward: Stopwatch | None = None,
         device: Callable[[], Mapping[str, float]] = no_device_metrics,
+        locations: Sequence[str] = (),
         switch: TimerSwitch | None = None,
         write: Callable[[str], object] = discard,
         clock: Callable[[], float] = time.perf_counter,
@@ -130,6 +135,9 @@ class StragglerTimer:
         self._minmax_count = minmax_count
         self._all_gather = all_gather
         self._work = HostStopwatch(clock) if stopwatch is None else stopwatch
+        self._backward = HostStopwatch(clock) if backward is None else backward
+        self._in_backward = self._measured_backward = False
+        self._locations = locations
         self._data = HostStopwatch(clock)
         self._device = device
         self._switch = switch
@@ -168,6 +176,19 @@ class StragglerTimer:
             self._measured = True
         self._inside = False
 
+    def start_backward(self) -> None:
+        """Start a backward pass, which is timed apart from the sections."""
+        self._in_backward = self._enabled and not self._paused
+        if self._in_backward:
+            self._backward.start()
+
+    def stop_backward(self) -> None:
+        """End the backward pass."""
+        if self._in_backward:
+            self._backward.stop()
+            self._measured_backward = True
+        self._in_backward = False
+
     def wrap_function(self, function: Callable[Given, Returned]) -> Callable[Given, Returned]:
         """Return a function with the same signature that times each call as a section."""
 
@@ -198,22 +219,27 @@ class StragglerTimer:
         rows = self._all_gather([float(requested), *self._row(log_interval)])
         speeds = [_speed(rank, row[1:], flops=total_flops / len(rows)) for rank, row in enumerate(rows)]
         measured = [speed for speed in speeds if speed is not None]
-        found = SpeedReport(ranks=measured, minmax_count=self._minmax_count) if measured else None
+        found = None
+        if measured:
+            found = SpeedReport(ranks=measured, minmax_count=self._minmax_count, locations=self._locations)
         for line in found.lines() if found else ():
             self._write(line)
         self._follow(on=bool(rows[0][0]))
         return found
 
     def _row(self, steps: int) -> list[float]:
-        """Return steps, seconds of work and of data, and device telemetry; NaN for unknown values."""
+        """Return steps, seconds of work, data and backward passes, and device telemetry; NaN for unknown values."""
         work, data = self._work.read(), self._data.read()
         measured, self._measured = self._measured, False
         read_data, self._read_data = self._read_data, False
+        backward = self._backward.read()
+        has_backward, self._measured_backward = self._measured_backward, False
         logged = self._device() if measured else {}
         return [
             float(steps),
             work if measured else math.nan,
             data if measured and read_data else math.nan,
+            backward if measured and has_backward else math.nan,
             *(logged.get(name, math.nan) for name in UNITS),
         ]
 
@@ -248,13 +274,14 @@ class TimedIterator(Iterator[Item]):
 
 def _speed(rank: int, row: Sequence[float], *, flops: float) -> RankSpeed | None:
     """Return the speed of a rank from its row; None if it has no measurements."""
-    steps, work, data, *logged = row
+    steps, work, data, backward, *logged = row
     if math.isnan(work) or steps <= 0:
         return None
     return RankSpeed(
         rank=rank,
         work_seconds=work / steps,
         data_seconds=None if math.isnan(data) else data / steps,
+        backward_seconds=None if math.isnan(backward) else backward / steps,
         teraflops=flops / STEP_FLOPS_PER_FORWARD_FLOP / work / 1e12 if flops > 0 and work > 0 else None,
         device={name: value for name, value in zip(UNITS, logged, strict=True) if not math.isnan(value)},
     )

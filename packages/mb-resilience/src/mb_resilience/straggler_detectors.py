@@ -16,7 +16,13 @@ from mb_resilience.rank_info import RankInfo
 from mb_resilience.speed_reporter import SpeedReporter
 from mb_resilience.straggler import StragglerTimer, discard
 from mb_resilience.straggler_switch import StragglerSwitch
-from mb_resilience.straggler_torch import BroadcastFromRank0, RowAllGather, gpu_telemetry, make_stopwatch
+from mb_resilience.straggler_torch import (
+    BroadcastFromRank0,
+    RowAllGather,
+    gather_locations,
+    gpu_telemetry,
+    make_stopwatch,
+)
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
@@ -112,13 +118,15 @@ def straggler_timer(
     switch: StragglerSwitch | None,
     log: Callable[[str], object],
 ) -> StragglerTimer:
-    """Return the timer of this rank, whose reports are collective over the default process group."""
+    """Return the timer of this rank, whose reports are collective over the default process group. Collective."""
     return StragglerTimer(
         rank=rank,
         enabled=on,
         minmax_count=section.straggler_minmax_count,
         all_gather=RowAllGather(device=device),
         stopwatch=make_stopwatch(device),
+        backward=make_stopwatch(device),
+        locations=gather_locations(device),
         device=gpu_telemetry,
         switch=switch,
         write=log,

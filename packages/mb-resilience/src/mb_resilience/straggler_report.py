@@ -13,6 +13,8 @@ class RankSpeed:
     """Time in the timed sections, per step."""
     data_seconds: float | None = None
     """Time waiting for data, per step; None if this rank reads no data, or reading is not timed."""
+    backward_seconds: float | None = None
+    """Time in backward passes, per step; None if they are not timed."""
     teraflops: float | None = None
     """Estimated TFLOP/s in the timed sections; None if the number of operations is unknown."""
     device: Mapping[str, float] = field(default_factory=dict)
@@ -30,30 +32,35 @@ class SpeedReport:
     ranks: Sequence[RankSpeed]
     minmax_count: int = 1
     """Number of slowest and fastest ranks to list."""
+    locations: Sequence[str] = ()
+    """Host and device of each rank of the run; empty if they are unknown."""
 
     @property
     def by_speed(self) -> list[RankSpeed]:
-        """Ranks, slowest first."""
-        return sorted(self.ranks, key=lambda each: -each.work_seconds)
+        """Ranks, slowest first: by the time of their work and backward passes."""
+        return sorted(self.ranks, key=lambda each: -(each.work_seconds + (each.backward_seconds or 0.0)))
 
     @property
     def slowest(self) -> RankSpeed:
-        """Rank with the longest work time."""
+        """Rank with the longest time of work and backward passes."""
         return self.by_speed[0]
 
     @property
     def fastest(self) -> RankSpeed:
-        """Rank with the shortest work time."""
+        """Rank with the shortest time of work and backward passes."""
         return self.by_speed[-1]
 
     def lines(self) -> list[str]:
         """Return a line with the minimum and maximum of each value, and a second line if `minmax_count` exceeds 1."""
         pieces = [
             self._range("work", lambda each: 1000 * each.work_seconds, "ms"),
+            self._range("backward", lambda each: _times(1000, each.backward_seconds), "ms"),
             self._range("data", lambda each: _times(1000, each.data_seconds), "ms"),
             self._range("speed", lambda each: each.teraflops, "TFLOP/s"),
             *(self._range(name, _of_device(name), unit) for name, unit in UNITS.items()),
         ]
+        if self.locations and len(self.ranks) > 1:
+            pieces.append(f"slowest: rank {self.slowest.rank} on {self.locations[self.slowest.rank]}")
         found = ["speed of ranks, min to max: " + " | ".join(filter(None, pieces))]
         if 1 < self.minmax_count < len(self.ranks):
             order = self.by_speed
@@ -67,9 +74,12 @@ class SpeedReport:
         """Return the report as metrics, by names such as "straggler/work-ms-max"."""
         found = {
             "straggler/slowest-rank": float(self.slowest.rank),
-            "straggler/work-ms-min": 1000 * self.fastest.work_seconds,
-            "straggler/work-ms-max": 1000 * self.slowest.work_seconds,
+            "straggler/work-ms-min": 1000 * min(each.work_seconds for each in self.ranks),
+            "straggler/work-ms-max": 1000 * max(each.work_seconds for each in self.ranks),
         }
+        backward = [each.backward_seconds for each in self.ranks if each.backward_seconds is not None]
+        if backward:
+            found["straggler/backward-ms-max"] = 1000 * max(backward)
         waits = [each.data_seconds for each in self.ranks if each.data_seconds is not None]
         if waits:
             found["straggler/data-ms-max"] = 1000 * max(waits)

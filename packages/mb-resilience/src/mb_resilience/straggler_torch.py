@@ -1,5 +1,6 @@
 """CUDA timing, GPU telemetry, and communication between ranks for straggler detection. Needs torch."""
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,17 @@ class BroadcastFromRank0:
         source = torch.distributed.get_global_rank(self._group, 0) if self._group is not None else 0
         torch.distributed.broadcast_object_list(box, src=source, group=self._group, device=self._device)
         return box[0]
+
+
+def gather_locations(device: torch.device) -> list[str]:
+    """Return host and device of each rank of the default process group. Collective over it."""
+    location = socket.gethostname()
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        location += f", GPU {index} ({torch.cuda.get_device_name(index)})"
+    found: list[str] = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, location)
+    return found
 
 
 def _numbers(row: Tensor) -> list[float]:

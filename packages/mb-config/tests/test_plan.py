@@ -367,3 +367,11 @@ def test_a_huge_group_of_microbatches_is_rejected():
     assert run(model, micro_batch_size=1, global_batch_size=8).num_microbatches == 8
     with pytest.raises(PlanError, match="99,999,999 consecutive microbatches exceed the limit of 1,024"):
         run(model, micro_batch_size=1, global_batch_size=10**8)
+
+
+def test_a_notebook_shows_a_plan_as_a_table():
+    html = make_plan({"model": TINY})._repr_html_()
+    assert (
+        f'parameters</td><td style="text-align:right">{make_plan({"model": TINY}).parameters:,}</td>' in html
+    )
+    assert 'microbatches</td><td style="text-align:right">?</td>' in html

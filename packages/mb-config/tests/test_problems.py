@@ -155,3 +155,18 @@ def test_a_rule_that_prints_a_secret_prints_it_masked():
 def test_python_literals_in_messages_are_written_as_in_a_file():
     rule = replace(EVEN, test=lambda size: "bf16=False, pp=None, not True")
     assert check({"a": {"size": 3}}, [rule])[0].message == "bf16=false, pp=null, not True"
+
+
+def test_a_notebook_shows_problems_as_a_table():
+    rule = Rule(
+        id="X1",
+        fields=("a.b",),
+        test=lambda value: f"is {value}",
+        why="it is <b>",
+        fix="Change it.",
+        fails={"a.b": 1},
+        passes={"a.b": 0},
+    )
+    html = check({"a": {"b": "<script>"}}, [rule])._repr_html_()
+    assert "<code>a.b</code>: is &lt;script&gt;<br><small>because it is &lt;b&gt;. Change it.</small>" in html
+    assert check({}, [rule])._repr_html_() == "<p>No problems.</p>"

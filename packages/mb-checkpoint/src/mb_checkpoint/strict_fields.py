@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import is_dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 
@@ -39,6 +41,10 @@ class StrictFields:
     checks_types: ClassVar[bool] = True
     """A check of the configuration compares values with the annotations of the fields."""
 
+    def _repr_html_(self) -> str:
+        """Return the fields for a notebook: a table of those that differ from their defaults, the others collapsed."""
+        return fields_html(self)
+
     if not TYPE_CHECKING:  # a type checker would take any name for valid
 
         def __new__(cls, *args: Any, **values: Any) -> Any:
@@ -51,6 +57,55 @@ class StrictFields:
             if not (name.startswith("_") or hasattr(cls, name) or name in _field_names(cls)):
                 raise UnknownFieldError(cls, name)
             super().__setattr__(name, value)
+
+
+_SECRET = re.compile(r"api_?key|secret|passw|credential|_key$|_pass$|token$", re.IGNORECASE)
+_LONGEST = 200
+
+
+def fields_html(section: Any) -> str:
+    """Return the fields of a dataclass as HTML without colours, for light and dark notebooks.
+
+    Fields that are not part of the repr, which may be secrets, are left out, and values of secret names are masked.
+    """
+    changed = dict(_rows(section, changed=True))
+    others = dict(_rows(section, changed=False))
+    name = escape(type(section).__name__)
+    table = _table(changed) if changed else "<p>All fields have their defaults.</p>"
+    rest = f"<details><summary>{len(others)} defaults</summary>{_table(others)}</details>" if others else ""
+    return f"<div><strong>{name}</strong>{table}{rest}</div>"
+
+
+def _rows(section: Any, *, changed: bool) -> Iterator[tuple[str, str]]:
+    for item in fields(section) if is_dataclass(section) else ():
+        value = getattr(section, item.name)
+        if item.repr and (_default(item) != value) == changed:
+            yield item.name, _cell(item.name, value)
+
+
+def _default(item: Field[Any]) -> object:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def _cell(name: str, value: object) -> str:
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "_repr_html_"):
+        return f"<details><summary>{escape(type(value).__name__)}</summary>{value._repr_html_()}</details>"
+    text = repr(_masked(name, value))
+    return f"<code>{escape(text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...')}</code>"
+
+
+def _masked(name: str, value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _masked(str(key), item) for key, item in value.items()}
+    return "***" if isinstance(value, str) and _SECRET.search(name) else value
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    body = "".join(
+        f'<tr><td style="text-align:left">{escape(name)}</td><td style="text-align:left">{cell}</td></tr>'
+        for name, cell in rows.items()
+    )
+    return f"<table><tbody>{body}</tbody></table>"
 
 
 def reject_unknown(cls: type, names: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from html import escape
 from typing import Literal, Protocol, cast
 
 from mb_config import _rules
@@ -56,6 +57,20 @@ class OriginLookup(Protocol):
         """Return the origin, such as `run.yaml:12`."""
 
 
+class Problems(list[Problem]):
+    """List of problems, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """Return a table: severity and rule, problem, reason and fix. Without colours, for light and dark notebooks."""
+        rows = "".join(
+            f'<tr><td style="text-align:left">{problem.severity} <code>{escape(problem.id)}</code></td>'
+            f'<td style="text-align:left"><code>{escape(problem.fields[0])}</code>: {escape(problem.message)}<br>'
+            f"<small>because {escape(problem.why)}. {escape(problem.fix)}</small></td></tr>"
+            for problem in self
+        )
+        return f"<table><tbody>{rows}</tbody></table>" if rows else "<p>No problems.</p>"
+
+
 class ConfigError(ConfigurationError, RuleError):
     """An invalid configuration. `problems` contains every problem; the text lists them all."""
 
@@ -78,7 +93,7 @@ def check(
     """
     origin = None if provenance is None else provenance.origin
     found = _rules.check(sections, cast("Iterable[_rules.Rule]", rules), facts=facts, origin=origin)
-    return [without_secrets(problem) for problem in found]
+    return Problems(without_secrets(problem) for problem in found)
 
 
 def reject(

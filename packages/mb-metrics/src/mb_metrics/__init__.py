@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from mb_metrics.sinks.jsonl import JsonlSink as JsonlSink
     from mb_metrics.sinks.jsonl import read_jsonl as read_jsonl
     from mb_metrics.sinks.mlflow import MlflowSink as MlflowSink
+    from mb_metrics.sinks.notebook import NotebookSink as NotebookSink
     from mb_metrics.sinks.tensorboard import TensorBoardSink as TensorBoardSink
     from mb_metrics.sinks.wandb import WandbSink as WandbSink
     from mb_metrics.tensor_inspect import TensorInspectError as TensorInspectError
@@ -167,6 +168,7 @@ _HOMES = {
     "MlflowSink": "sinks.mlflow",
     "ModelNorms": "model_norms",
     "NormGroups": "norms",
+    "NotebookSink": "sinks.notebook",
     "NsysRange": "profiling",
     "ParsedLog": "parse.log",
     "ProfilingCallback": "profiling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from mb_config.plan.model_chunks import ModelChunk, split_into_chunks
@@ -95,6 +96,34 @@ class ResourcePlan:
         """Memory of the fullest rank, with overhead; None if a part is not counted."""
         total = self.peak.rank_bytes.total
         return None if total is None else total + self.overhead.total
+
+    def _repr_html_(self) -> str:
+        """Return a table of the plan for a notebook, without colours. Bytes are those of the fullest rank."""
+        memory, gib = self.peak.rank_bytes, 2**30
+        sizes = {
+            "weights": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "activations": memory.activations,
+            "overhead": self.overhead.total,
+            "memory per rank": self.needed_bytes,
+            "checkpoint": self.checkpoint_bytes,
+        }
+        rows = {
+            "parameters": f"{self.parameters:,}",
+            "parameters per token": f"{self.active_parameters:,}",
+            **{name: f"{size / gib:.2f} GiB" for name, size in sizes.items() if size is not None},
+            "processes": f"{self.world_size:,}",
+            "model replicas": "?" if self.data_parallel_size is None else f"{self.data_parallel_size:,}",
+            "microbatches": "?" if self.num_microbatches is None else f"{self.num_microbatches:,}",
+            "pipeline bubble": "?" if self.bubble_fraction is None else f"{self.bubble_fraction:.1%}",
+        }
+        cells = "".join(
+            f'<tr><td style="text-align:left">{name}</td><td style="text-align:right">{text}</td></tr>'
+            for name, text in rows.items()
+        )
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        return f"<table><tbody>{cells}</tbody></table>" + (f"<ul>{notes}</ul>" if notes else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON. Bytes are those of the peak stage."""

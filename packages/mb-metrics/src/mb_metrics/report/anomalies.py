@@ -51,11 +51,6 @@ class Anomaly:
             return f"{self.metric} is NaN or infinite{steps}"
         return f"{self.metric} rose to {short(self.value)}, usually {short(self.usual)}{steps}"
 
-    @property
-    def steps(self) -> str:
-        """First and last step."""
-        return f"{self.step:,}" if self.step == self.last_step else f"{self.step:,} to {self.last_step:,}"
-
 
 def find_anomalies(run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
     """Return the anomalies of a run in the order of their steps, at most 500.

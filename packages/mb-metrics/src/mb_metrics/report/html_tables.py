@@ -126,6 +126,20 @@ def _anomaly_row(step: int, anomalies: Sequence[Anomaly], run: RunHistory) -> st
     )
 
 
+def notebook_html(statistics: RunStatistics) -> str:
+    """Return statistics and anomalies as tables without colours, for light and dark notebooks."""
+    known = ((name, write(statistics)) for name, write in _STATISTICS)
+    cells = "".join(
+        f'<tr><td style="text-align:left">{name}</td><td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in known
+        if value != "?"
+    )
+    found = [f"step {one.step:,}: {one.text}" for one in statistics.anomalies[:MOST_ANOMALIES]]
+    unusual = "".join(f"<li>{escape(text)}</li>" for text in (*found, *statistics.warnings))
+    table = f"<table><tbody>{cells}</tbody></table>"
+    return f"<div><strong>{escape(statistics.name)}</strong>{table}{f'<ul>{unusual}</ul>' if unusual else ''}</div>"
+
+
 def status_text(statistics: RunStatistics) -> str:
     """Return the status of a run and the reason of its stop."""
     if statistics.closed is False and statistics.status in ("running", "silent"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from itertools import pairwise
 from statistics import fmean, quantiles
 from typing import Literal
@@ -103,6 +104,12 @@ class RunStatistics:
     warnings: tuple[str, ...]
     anomalies: tuple[Anomaly, ...] = ()
     """Spikes, losses that are not finite, and stalls, by step; see `find_anomalies`."""
+
+    def _repr_html_(self) -> str:
+        """Return the statistics and anomalies as tables for a notebook."""
+        tables = import_module("mb_metrics.report.html_tables")  # which imports this module
+        html: str = tables.notebook_html(self)
+        return html
 
     def as_json(self) -> dict[str, object]:
         """Return the statistics as JSON-compatible values; numbers that are not finite become None."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -68,13 +69,13 @@ train(recorder, steps=5)
 """
 
 
-def test_a_program_with_the_callback_is_measured(tmp_path, monkeypatch):
+def test_a_program_with_the_callback_is_measured(monkeypatch):
     pytest.importorskip("typer", reason="needs mb-metrics[cli]")
     from typer.testing import CliRunner
 
     from mb_metrics.cli import app
 
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path.joinpath(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     words = ["bench", "--steps", "2", "--warmup", "1", "--profiled", "1", sys.executable, "-c", PROGRAM]
     done = CliRunner().invoke(app, [*words, "--against", f"{sys.executable} -c 'raise SystemExit(2)'"])
     assert (done.exit_code, "failed with exit code 2" in done.stderr) == (2, True)

@@ -27,17 +27,17 @@ WORST_FIRST = (
     "test_measuring_on_gpu.py::test_recording_never_waits_for_the_device",
 )
 """Tests by risk; those that are not in this list follow."""
-FOLDERS = ("packages/mb-metrics/tests", "packages/mb-checkpoint/tests")
-"""Folders of packages with tests that need a GPU."""
+OF_PACKAGES = ("packages/mb-metrics/tests", "packages/mb-checkpoint/tests/test_staging.py")
+"""Tests of packages that need a GPU."""
 
 
 def pytest_rows() -> list[Row]:
-    """Return a row for each test function of tests/gpu, and for each folder of packages."""
-    return [pytest_row(test) for test in (*gpu_tests(), *FOLDERS)]
+    """Return a row for each test function of tests/gpu, and for the tests of packages."""
+    return [pytest_row(test) for test in (*gpu_tests(), *OF_PACKAGES)]
 
 
 def pytest_row(test: str, *, limit_seconds: float = 400) -> Row:
-    """Return a row of one test function of tests/gpu, or of a folder of tests that need a GPU."""
+    """Return a row of one test function of tests/gpu, or of tests of a package that need a GPU."""
     path = f"tests/gpu/{test}" if "::" in test else test
     row = f"pytest.{test.partition('::')[2] or test}"
     report = f"{row.replace('/', '_')}.xml"

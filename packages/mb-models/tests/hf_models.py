@@ -31,6 +31,7 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+GPT_OSS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
 MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
@@ -75,6 +76,7 @@ KINDS = {
     ),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS}),
     "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
+    "gpt-oss": ("GptOss", GPT_OSS),
     "mamba2": ("Mamba2", MAMBA2),
     "mamba2-tied": ("Mamba2", MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True}),
     "nemotron-h": ("NemotronH", NEMOTRON_H),

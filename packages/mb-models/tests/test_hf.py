@@ -7,7 +7,7 @@ import torch
 from hf_models import EXPORTED, KINDS, make
 from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
 from megatron.core import dist_checkpointing
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mb_host.layers import host_block_spec
 from mb_models import T5ModelConfig
@@ -17,10 +17,12 @@ from mb_models.hf.conversion import memory_mapped_model, require_convertible, se
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
 from mb_models.hf.families import FAMILIES
+from mb_models.hf.family import TensorOrigin
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
+from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 
 transformers = pytest.importorskip("transformers")
 
@@ -104,6 +106,10 @@ LAYOUTS = {
     "nemotron-h PP": ("nemotron-h", {SIZES[1]: 2}),
     "nemotron-h-moe TP EP": (
         "nemotron-h-moe",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "gpt-oss TP EP": (
+        "gpt-oss",
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
     "mixtral EP": ("mixtral", {SIZES[2]: 2}),
@@ -232,7 +238,7 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
 
 @pytest.mark.parametrize(
     "family",
-    ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV3", "Phi3"],
+    ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV3", "Phi3", "GptOss"],
 )
 def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
     whole = getattr(transformers, f"{family}Config")().to_dict()
@@ -256,6 +262,33 @@ def test_a_scaled_rotary_embedding_without_its_factor_is_rejected(kind):
     }
     with pytest.raises(HuggingFaceError, match=r"the rotary embedding .* cannot be converted"):
         section_of(content, dtype="float32")
+
+
+def test_mxfp4_is_dequantized_as_by_transformers(tmp_path):
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    torch.manual_seed(2)
+    blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8)  # experts, rows, groups, bytes
+    scales = torch.randint(118, 134, (3, 8, 2), dtype=torch.uint8)
+    theirs = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # experts, inputs, rows
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
+    origin = TensorOrigin(tensors=(name,), form="glu", split=0, stacked=True, expert=1)
+    with TensorFolder(tmp_path) as stored:
+        assert stacked_tensors(stored, origin) == [f"{name}_blocks", f"{name}_scales"]
+        ranks = [read_expert(stored, origin, rank=rank, size=2, dtype=torch.float32) for rank in (0, 1)]
+    gate, up = (torch.cat([parts[number] for parts in ranks]) for number in (0, 1))
+    assert torch.equal(gate, theirs[1].T[0::2])
+    assert torch.equal(up, theirs[1].T[1::2])
+
+
+def test_another_quantization_is_rejected():
+    content = {
+        **dict.fromkeys(REQUIRED, 8),
+        "model_type": "gpt_oss",
+        "quantization_config": {"quant_method": "awq"},
+    }
+    with pytest.raises(HuggingFaceError, match="because only MXFP4 is dequantized"):
+        section_of(content, dtype="bfloat16")
 
 
 NEMOTRON = {

@@ -97,6 +97,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         )
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        copy_outputs_of_biased_experts(chunk)
         return chunk.to(self.device)
 
     def provide_chunks(self, pg_collection: ProcessGroupCollection | None = None) -> list[Chunk]:
@@ -128,6 +129,23 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
             "seq_len_interpolation_factor": config.seq_len_interpolation_factor,
             "pg_collection": groups,
         }
+
+
+def copy_outputs_of_biased_experts(chunk: torch.nn.Module) -> None:
+    """Copy the output of each local expert with a bias.
+
+    Megatron's MLP adds the bias in place, and autograd protects the output of its linear layers.
+    """
+    for name, module in chunk.named_modules():
+        local = ".local_experts." in name and isinstance(module, tensor_parallel.RowParallelLinear)
+        if local and module.bias is not None:
+            module.register_forward_hook(_copied)
+
+
+def _copied(
+    _module: torch.nn.Module, _inputs: object, answer: tuple[torch.Tensor, object]
+) -> tuple[torch.Tensor, object]:
+    return answer[0].clone(), answer[1]
 
 
 def drop_unused_output_weight(chunk: Any) -> None:

@@ -216,15 +216,6 @@ RULES: tuple[Rule, ...] = (
         fails=(64, 4, True),
         passes=(64, 4, False),
     ),
-    excludes(
-        "G36",
-        {"model.num_moe_experts": SET, "model.add_bias_linear": True, "model.transformer_impl": "local"},
-        why="experts of local layers add their bias in place to an output that autograd protects, and fail in the "
-        "first step",
-        fix='Set add_bias_linear=false, or use transformer_impl "transformer_engine" on a GPU.',
-        fails=(4, True, "local"),
-        passes=(4, False, "local"),
-    ),
     model_rule(
         "G34",
         ("bias_activation_fusion", "num_moe_experts", "activation_func", "gated_linear_unit"),

@@ -71,6 +71,7 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         for item in fields(adopted)
         if item.name in names and (item.name in OF_THE_RUN or origins.by_user(f"model.{item.name}"))
     }
+    kept["transformer"] = {**adopted.transformer, **section.transformer}
     adopted = replace(adopted, **kept)
     for item in fields(adopted):
         if item.name not in names or getattr(adopted, item.name) != getattr(section, item.name):

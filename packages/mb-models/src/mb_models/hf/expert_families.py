@@ -6,8 +6,17 @@ from typing import Any
 from mb_models.config import GPTModelConfig
 from mb_models.hf import latent_fields as latent
 from mb_models.hf import weight_tables as tables
+from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily
-from mb_models.hf.layer_fields import expert_layers, layer_frequency, read_window, write_window
+from mb_models.hf.layer_fields import (
+    FULL,
+    WINDOW,
+    expert_layers,
+    layer_frequency,
+    read_window,
+    windowed_layers,
+    write_window,
+)
 
 
 def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +143,73 @@ QWEN3_MOE = HuggingFaceFamily(
     write=_write_qwen,
 )
 
+
+def _read_gpt_oss(content: Mapping[str, Any]) -> dict[str, Any]:
+    quantization = content["quantization_config"] or {}
+    if quantization.get("quant_method", "mxfp4") != "mxfp4":
+        raise HuggingFaceError(
+            f"config.json: quantization_config={quantization!r} cannot be converted, because only MXFP4 is "
+            "dequantized. Save the model without quantization."
+        )
+    layers = range(content["num_hidden_layers"])
+    kinds = content["layer_types"] or [FULL if layer % 2 else WINDOW for layer in layers]
+    return {
+        **_read_experts(content),
+        **read_window({**content, "layer_types": kinds}),
+        "moe_ffn_hidden_size": content["intermediate_size"],
+        "transformer": {
+            "glu_linear_offset": 1.0,
+            "activation_func_clamp_value": float(content["swiglu_limit"]),
+        },
+    }
+
+
+def _write_gpt_oss(config: GPTModelConfig) -> dict[str, Any]:
+    flags = windowed_layers(config)
+    return {
+        **_write_experts(config),
+        **write_window(config),
+        "layer_types": [WINDOW if flag else FULL for flag in flags],
+        "intermediate_size": config.moe_ffn_hidden_size,
+        "attention_bias": True,
+        "swiglu_limit": config.transformer.get("activation_func_clamp_value", 7.0),
+    }
+
+
+GPT_OSS = HuggingFaceFamily(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    layers=tables.GPT_OSS,
+    section={"add_bias_linear": True, "activation_func": "quick_gelu", "softmax_type": "learnable"},
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 128,
+        "layer_types": None,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "swiglu_limit": 7.0,
+        "initial_context_length": None,
+        "quantization_config": None,
+    },
+    must_be={"attention_bias": (True, None), "swiglu_alpha": (1.702, None)},
+    aliases={"experts_per_token": "num_experts_per_tok"},
+    read=_read_gpt_oss,
+    write=_write_gpt_oss,
+)
+
 _LATENT: Mapping[str, object] = {
     "multi_latent_attention": True,
     "qk_layernorm": True,
@@ -165,5 +241,5 @@ DEEPSEEK_V3 = HuggingFaceFamily(
     write=latent.write_deepseek,
 )
 
-EXPERT_FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
+EXPERT_FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)
 """All of them, in the order in which an export tries them."""

@@ -25,6 +25,10 @@ class TensorOrigin:
     """Whether the parts of the fusion are consecutive rows of a single tensor."""
     vocabulary: bool = False
     """Whether the tensor has a row for each token."""
+    stacked: bool = False
+    """Whether the single tensor holds all experts, each one transposed, with rows of gate and up projection in turn."""
+    expert: int = 0
+    """Number of the expert in a stacked tensor."""
 
 
 def _nothing(_values: Any) -> dict[str, Any]:

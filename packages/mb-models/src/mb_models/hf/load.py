@@ -17,6 +17,7 @@ from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.safetensors_files import TensorFolder
+from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 from mb_models.hf.tensor_names import origin_of
 from mb_models.hf.weight_tables import OUTPUT
 from mb_models.hybrid_config import mamba_heads
@@ -46,9 +47,12 @@ def load_hf_weights(
     with TensorFolder(Path(folder)) as stored:
         for parameter, value, origin in parameter_origins(chunks, groups, family):
             ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
-            parts = read_parts(
-                stored, origin, value.shape, config=chunks[0].config, rank=ranks.rank(), size=ranks.size()
-            )
+            rank, size = ranks.rank(), ranks.size()
+            if origin.stacked:
+                parts = read_expert(stored, origin, rank=rank, size=size, dtype=value.dtype)
+                taken.update(stacked_tensors(stored, origin))
+            else:
+                parts = read_parts(stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size)
             source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             taken.update(origin.tensors)

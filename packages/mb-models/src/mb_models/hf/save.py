@@ -15,6 +15,7 @@ from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks, parameter_origins
 from mb_models.hf.safetensors_files import ShardWriter
+from mb_models.hf.stacked_experts import ExpertStacks
 
 SHARD_BYTES = 2 * 2**30
 """Maximum size of a file, unless one tensor is larger."""
@@ -70,9 +71,14 @@ def save_hf_model(
         )
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     writer = ShardWriter(target, shard_bytes=shard_bytes)
+    stacks = ExpertStacks(count=config.num_moe_experts or 0)
     for _, value, origin in parameter_origins([chunk], groups, FAMILIES[content["model_type"]]):
         kept = value.detach()[:tokens] if origin.vocabulary else value.detach()
-        for name, part in zip(origin.tensors, stored_tensors(kept, config, origin), strict=True):
+        if origin.stacked:
+            pairs = list(stacks.add(origin, kept))
+        else:
+            pairs = list(zip(origin.tensors, stored_tensors(kept, config, origin), strict=True))
+        for name, part in pairs:
             writer.add(name, part)
     writer.finish()
 

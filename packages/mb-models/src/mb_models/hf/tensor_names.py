@@ -43,7 +43,8 @@ def origin_of(
             indices = {"layer": layer(int(inside["layer"]))}
             if "expert" in found.groupdict():
                 indices["expert"] = expert(int(found["expert"]))
-            return replace(origin, tensors=tuple(name.format(**indices) for name in origin.tensors))
+            names = tuple(name.format(**indices) for name in origin.tensors)
+            return replace(origin, tensors=names, expert=indices.get("expert", 0))
     raise HuggingFaceError(
         f"{parameter}: has no counterpart in the Hugging Face format, because a {family.model_type} has no such "
         "parameter. Merge adapters first, and train without additional heads."

@@ -12,7 +12,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "gemma2": f"{_GEMMA}, and scales embeddings only under maximal update parametrisation",
     "gemma3": f"{_GEMMA}, and one rotary base for all layers",
     "gemma3_text": f"{_GEMMA}, and one rotary base for all layers",
-    "gpt_oss": "Megatron Core's local layers fail in training with biases of experts",
     "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
     "zamba2": "Megatron Core has no layers that share weights",
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",

@@ -114,6 +114,23 @@ MIXTRAL: Mapping[str, TensorOrigin] = {
     ),
 }
 
+
+def _stacked(name: str, **how: Any) -> TensorOrigin:
+    return TensorOrigin(tensors=(f"{LAYER}mlp.experts.{name}",), stacked=True, **how)
+
+
+GPT_OSS: Mapping[str, TensorOrigin] = {
+    **NORMS,
+    **ATTENTION,
+    r"self_attention\.core_attention\.softmax_offset": one("self_attn.sinks", split=0),
+    r"mlp\.router\.weight": one("mlp.router.weight"),
+    r"mlp\.router\.bias": one("mlp.router.bias"),
+    rf"{_EXPERT}linear_fc1\.weight": _stacked("gate_up_proj", form="glu", split=0),
+    rf"{_EXPERT}linear_fc1\.bias": _stacked("gate_up_proj_bias", form="glu", split=0),
+    rf"{_EXPERT}linear_fc2\.weight": _stacked("down_proj", split=1),
+    rf"{_EXPERT}linear_fc2\.bias": _stacked("down_proj_bias"),
+}
+
 QWEN3_MOE: Mapping[str, TensorOrigin] = {**LLAMA, **HEAD_NORMS, **experts("mlp.experts.", router="mlp.gate")}
 
 QWEN2_MOE: Mapping[str, TensorOrigin] = {

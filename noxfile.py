@@ -361,7 +361,8 @@ def docs(session: nox.Session) -> None:
     """Build the documentation strictly into .nox/site; run the examples of its pages, READMEs and docstrings."""
     # the notice of the theme about the next version of MkDocs
     quiet = {"NO_MKDOCS_2_WARNING": "1"}
-    build = ["mkdocs", "build", "--quiet", "--strict", "--config-file", "meta/mkdocs.yml"]
+    # not --quiet, which would hide warnings from --strict
+    build = ["mkdocs", "build", "--strict", "--config-file", "meta/mkdocs.yml"]
     session.run("uv", "run", "--group", "docs", *build, env=quiet, external=True)
     pages = [
         "README.md",

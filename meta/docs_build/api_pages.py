@@ -53,7 +53,7 @@ def api_page(package: str) -> str:
     modules = further_modules(package)
     if modules:
         lines += ["", "| further modules | |", "|---|---|"]
-        lines += [f"| [`{path}`][{path}] | {cell(module_summary(path))} |" for path in modules]
+        lines += [f"| [`{path}`](#{path}) | {cell(module_summary(path))} |" for path in modules]
     for kind, members in groups.items():
         documented = [member for member in members if member.path]
         if documented:
@@ -61,7 +61,7 @@ def api_page(package: str) -> str:
         for member in documented:
             lines += [f"::: {member.path}", "    options:", "      heading_level: 3", ""]
     for path in modules:
-        lines += ["", f"## `{path}`", "", f"::: {path}", "    options:", "      heading_level: 3"]
+        lines += ["", f"## `{path}` {{#{path}}}", "", f"::: {path}", "    options:", "      heading_level: 3"]
         lines += ["      show_root_heading: false", "      show_root_toc_entry: false", ""]
     return "\n".join(lines)
 

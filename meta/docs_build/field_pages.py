@@ -100,7 +100,9 @@ def declaring_classes(classes: list[type]) -> list[type]:
     """Return the classes that declare fields, most general last: what a class adds comes before what it inherits."""
     order = dict.fromkeys(base for item in classes for base in [item])
     order |= dict.fromkeys(base for item in classes for base in item.__mro__)
-    return [item for item in order if dataclasses.is_dataclass(item) and annotations(item)]
+    return [
+        item for item in order if dataclasses.is_dataclass(item) and (item in classes or annotations(item))
+    ]
 
 
 def class_lines(section: str, owner: type, classes: list[type], seen: set[str]) -> list[str]:

@@ -122,10 +122,8 @@ class Run:
                 manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops, non_loss=non_loss
             )
             if outcome.reason == "finished":
-                manager = CallbackManager(
-                    [summary, *recorders.callbacks, *self.code.callbacks, *self.monitors.callbacks]
-                )
-                self.evaluate(manager, summary, stops=stops, non_loss=non_loss)
+                after = [summary, *recorders.callbacks, *self.code.callbacks, *self.monitors.callbacks]
+                self.evaluate(CallbackManager(after), summary, stops=stops, non_loss=non_loss)
         return outcome
 
     def run_loop(

@@ -69,8 +69,7 @@ def options(
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
     mb_config.cli.set_program(context, TRAINER)
     launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
-    monitored = mb_launch.cli.LaunchedProgram(**launched, ft_arguments=("ft.enable_ft_package=true",))
-    mb_launch.cli.set_program(context, monitored)
+    mb_launch.cli.set_program(context, mb_launch.cli.LaunchedProgram(**launched))
     mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
     mb_metrics.cli.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
     mb_data.cli.set_request_reader(

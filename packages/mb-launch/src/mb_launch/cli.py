@@ -36,8 +36,8 @@ class LaunchedProgram:
     """Recipe of a run that names none; a run without `--out` is in `runs/RECIPE`."""
     commands: Sequence[str] = ("pretrain", "finetune")
     """Commands that can be launched."""
-    ft_arguments: Sequence[str] = ()
-    """Arguments that let its ranks report to the monitor of ft_launcher."""
+    ft_arguments: Sequence[str] = ("ft.enable_ft_package=true",)
+    """Arguments that let its ranks report to the monitor of ft_launcher; the default is Megatron-Bridge's field."""
     unchecked: Sequence[str] = ("--resume-with-changes", "--no-numa-binding")
     """Options without a value that the command which checks does not have."""
     unchecked_values: Sequence[str] = ("--trust",)

@@ -36,6 +36,17 @@ def test_the_same_seed_samples_the_same_text(run, capsys):
     assert sampled(run, capsys, tokens=40) != sampled(run, capsys, tokens=40, seed=2)
 
 
+def test_several_prompts_give_rows_of_json_and_a_chat_needs_a_template(run, capsys):
+    words = ("sample", run, "--prompt", "the loop", "--prompt", "if", "--tokens", 4, "--temperature", 0.0)
+    assert exit_code_of(*words, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["prompt"] for row in rows] == ["the loop", "if"]
+    assert exit_code_of(*words) == 0
+    assert capsys.readouterr().out == "\n\n".join(row["prompt"] + row["text"] for row in rows) + "\n"
+    assert exit_code_of(*words, "--chat") == 2
+    assert "the tokenizer of the run has no chat template" in capsys.readouterr().err
+
+
 def test_the_perplexity_is_that_of_the_validation_in_training(run, capsys):
     assert exit_code_of("eval", run, "--json") == 0
     found = json.loads(capsys.readouterr().out)

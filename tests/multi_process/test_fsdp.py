@@ -79,5 +79,5 @@ def test_megatron_fsdp_trains_saves_resumes_and_is_sampled(ranks, overrides, tmp
     assert whole == pytest.approx(plain, abs=1e-5, rel=0)
     assert norms == pytest.approx(plain_norms, abs=1e-4, rel=0)
     assert half | rest == whole
-    text = sample_run(tmp_path / "whole", prompt="the", tokens=3, temperature=0.0, seed=1)
-    assert next(text) == "the"
+    text = sample_run(tmp_path / "whole", prompts=["the"], tokens=3, temperature=0.0, seed=1)
+    assert next(text) == (0, "the")

@@ -1,6 +1,6 @@
 """Text and perplexity of a run's newest intact checkpoint. Imports torch and megatron."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 
 from mb_checkpoint import read_train_state
 from mb_data import prepare_tokenizer
+from mb_data.chat_prompt import encode_prompt
 from mb_data.last_validation import last_validation
 from mb_data.tokenizers import decode_stream
 from mb_launch import World, pick_device
@@ -25,38 +26,36 @@ from mb_trainer.saved_run import SavedRun
 def sample_run(
     run: Path,
     *,
-    prompt: str,
+    prompts: Sequence[str],
     tokens: int,
     temperature: float,
     seed: int,
+    chat: bool = False,
     log: Callable[[str], object] = lambda _line: None,
-) -> Iterator[str]:
-    """Yield the prompt, then the generated text, piece by piece.
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of a prompt and its text, then the generated text, piece by piece; then the next prompt.
 
     Runs in one process under any parallelism of the run: the weights are merged while they are loaded. `temperature` 0
-    selects the most likely token; `log` receives one line per damaged checkpoint that was skipped.
-
-    Raises:
-        mb_checkpoint.CheckpointNotFoundError, mb_checkpoint.IncompleteCheckpointError: there is no intact checkpoint.
-        mb_models.PromptError: the prompt is empty.
-        mb_models.ModelConfigError: the model does not generate text.
+    selects the most likely token. Raises the errors of `SavedRun.find`, `mb_data.chat_prompt.encode_prompt` and
+    `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does not generate text.
     """
     saved = SavedRun.find(run, purpose="sample from", log=log)
     tokenizer = saved.tokenizer()
     require_text_family(saved.config.model)
+    encoded = [encode_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
+    options: dict[str, Any] = {
+        "max_new_tokens": tokens,
+        "vocab_size": tokenizer.vocab_size,
+        "context_length": saved.config.model.seq_length,
+        "temperature": temperature,
+        "stop_token": tokenizer.eod,
+    }
     with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:
-        numbers = generate(
-            model,
-            tokenizer.encode(prompt),
-            max_new_tokens=tokens,
-            vocab_size=tokenizer.vocab_size,
-            context_length=saved.config.model.seq_length,
-            temperature=temperature,
-            stop_token=tokenizer.eod,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        yield prompt
-        yield from decode_stream(tokenizer, numbers)
+        for number, (text, ids) in enumerate(encoded):
+            yield number, text
+            generator = torch.Generator().manual_seed(seed)
+            for piece in decode_stream(tokenizer, generate(model, ids, **options, generator=generator)):
+                yield number, piece
 
 
 def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> tuple[int, list[Perplexity]]:

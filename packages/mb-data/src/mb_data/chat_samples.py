@@ -48,7 +48,7 @@ class ChatEncoder:
                 "tokenizer.chat_template_path to a Jinja file, or tokenizer.tokenizer_model to a folder with one."
             )
         for template in templates.templates.values():
-            _compile(template)
+            compile_template(template)
         encode_chat(tokenizer, "")
         return cls(tokenizer=tokenizer, templates=templates, options=options)
 
@@ -94,7 +94,7 @@ class ChatEncoder:
                 "there is no template named default, but the conversation has no tools. Set tokenizer.chat_template"
             )
         return _View(
-            renderer=_compile(template),
+            renderer=compile_template(template),
             conversation=conversation,
             arguments={**self.templates.special_tokens, **self.options.chat_template_kwargs},
             count=len(conversation.messages) if count is None else count,
@@ -170,7 +170,7 @@ class _View:
         )
 
 
-def _compile(template: str) -> Any:
+def compile_template(template: str) -> Any:
     """Return the compiled template. Imports jinja2 on demand."""
     try:
         rendering = import_module("mb_data.chat_rendering")
@@ -178,7 +178,7 @@ def _compile(template: str) -> Any:
         if error.name != "jinja2":
             raise
         raise ChatTemplateError(
-            "dataset.dataset_kwargs.chat: the library jinja2 is not installed; it renders chat templates. Install it: "
+            "chat: the library jinja2 is not installed; it renders chat templates. Install it: "
             'pip install "mb-data[chat]".'
         ) from error
     return rendering.compile_chat_template(template)

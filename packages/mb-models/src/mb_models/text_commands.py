@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -20,13 +20,14 @@ class TextRuns(Protocol):
         self,
         run: Path,
         *,
-        prompt: str,
+        prompts: Sequence[str],
         tokens: int,
         temperature: float,
         seed: int,
+        chat: bool,
         log: Callable[[str], object],
-    ) -> Iterator[str]:
-        """Yield the prompt and the generated text, piece by piece."""
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the number of a prompt and its text, then the generated text, piece by piece; then the next prompt."""
 
     def evaluate_run(
         self, run: Path, *, complete: bool, log: Callable[[str], object]
@@ -54,27 +55,33 @@ def add_text_commands(
     @app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')
     def sample(
         run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
-        prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+        prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.")] = None,
         tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 120,
         temperature: Annotated[
             float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is more varied.")
         ] = 0.8,
         seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 1234,
+        chat: Annotated[
+            bool,
+            typer.Option(
+                "--chat", help="A prompt is a message, or a JSON list of them: apply the chat template."
+            ),
+        ] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print prompts and texts as JSON.")] = False,
         trust: trust = None,
     ) -> None:
         """Print text from the newest valid checkpoint of a run, so that a person sees what was learned."""
-        if not prompt:
+        prompts = prompt or ["Hello" if chat else "def "]
+        if not all(prompts):
             raise typer.BadParameter(
                 "must not be empty: the first token has to follow something", param_hint="--prompt"
             )
 
         def work() -> int:
-            texts = runs().sample_run(
-                run, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, log=log
+            pieces = runs().sample_run(
+                run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
             )
-            for text in texts:
-                print(text, end="", flush=True)
-            print()
+            print(json.dumps(rows_of(pieces), ensure_ascii=False)) if as_json else print_pieces(pieces)
             return 0
 
         raise typer.Exit(reported(work))
@@ -103,6 +110,25 @@ def add_text_commands(
             return 0
 
         raise typer.Exit(reported(work))
+
+
+def rows_of(pieces: Iterable[tuple[int, str]]) -> list[dict[str, str]]:
+    """Return prompt and text of each prompt of `TextRuns.sample_run`."""
+    found: list[list[str]] = []
+    for number, text in pieces:
+        if number == len(found):
+            found.append([])
+        found[-1].append(text)
+    return [{"prompt": prompt, "text": "".join(rest)} for prompt, *rest in found]
+
+
+def print_pieces(pieces: Iterable[tuple[int, str]]) -> None:
+    """Print the pieces as they come, with an empty line between the prompts."""
+    previous = 0
+    for number, text in pieces:
+        print("\n\n" if number > previous else "", text, sep="", end="", flush=True)
+        previous = number
+    print()
 
 
 def perplexity_lines(sets: "list[Perplexity]") -> list[str]:

@@ -33,6 +33,7 @@ from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
 from mb_loop.mcore_graphs import graph_resources, wrapping_stream
 from mb_metrics import RunProfilers, start_profilers
+from mb_metrics.captured_logging import captured_records, captured_warnings
 from mb_metrics.rank_console import Bar, RankConsole
 from mb_models import ModuleGroups
 from mb_models.training import TrainingModel, data_groups
@@ -57,8 +58,11 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
     with ExitStack() as stack:
+        stack.enter_context(nullcontext() if console.is_logging_rank else captured_warnings(console))
+        stack.enter_context(captured_records(console, config.logger))
         stack.enter_context(graph_resources(config))
-        groups = stack.enter_context(model_groups(job.world, config, device=device))
+        store = None if job.attempt is None else job.attempt.store
+        groups = stack.enter_context(model_groups(job.world, config, device=device, store=store))
         stack.callback(console.close)
         last = verify_last_checkpoint_on_all_ranks(
             config.checkpoint,

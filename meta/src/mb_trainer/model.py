@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
 from mb_config.mcore import build_scheduler, to_megatron
@@ -32,13 +33,14 @@ from mb_trainer.user_code import UserCode
 
 @contextmanager
 def model_groups(
-    world: World, config: ConfigContainer, *, device: torch.device
+    world: World, config: ConfigContainer, *, device: torch.device, store: Store | None = None
 ) -> Iterator[ProcessGroupCollection | ModuleGroups]:
     """Open the process groups of a model, seed every generator, and close the groups at the end. Collective."""
     model, dist = config.model, config.dist
     deterministic = model.deterministic_mode
     timeout = timedelta(minutes=dist.distributed_timeout_minutes)
-    with default_process_group(world, device=device, backend=dist.distributed_backend, timeout=timeout):
+    backend = dist.distributed_backend
+    with default_process_group(world, device=device, backend=backend, timeout=timeout, store=store):
         if has_module_layouts(model):
             modules = ModuleGroups.of_section(model)
             seed_libraries(config.rng.seed, deterministic=deterministic)

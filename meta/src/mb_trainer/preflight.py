@@ -12,7 +12,7 @@ import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
-from mb_config import Provenance, Rule, RuleLike
+from mb_config import Provenance, RuleLike
 from mb_config.facts import TargetMachine
 from mb_config.fallbacks import select_local_layers
 from mb_config.preflight import PreflightChecks, PreflightResult, preflight
@@ -21,17 +21,6 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import EPOCH, TOKENIZER
 from mb_trainer.machine import target_facts
 from mb_trainer.registry import REGISTRY
-
-NO_RESTART = Rule(
-    id="T48",
-    fields=("inprocess_restart.enabled",),
-    test=lambda on: "true would have no effect" if on else None,
-    why="the trainer does not restart inside its processes, so that a fault ends them",
-    fix="Set inprocess_restart.enabled=false; torchrun --max-restarts=N starts the processes again.",
-    fails={"inprocess_restart.enabled": True},
-    passes={"inprocess_restart.enabled": False},
-)
-"""mb-resilience restarts within a process; this trainer does not use it."""
 
 RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
     "mb-config": mb_config.RULES,
@@ -43,7 +32,6 @@ RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
     "mb-metrics": mb_metrics.rules.RULES,
     "mb-resilience": mb_resilience.rules.RULES,
     "mb-launch": mb_launch.rules.RULES,
-    "mb-trainer": (NO_RESTART,),
 }
 RULES = tuple(rule for rules in RULES_BY_PACKAGE.values() for rule in rules)
 """Rules of all packages."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mb_config.paths import expand_home
 from mb_metrics.event_log import STARTS, read_event_rows
 from mb_metrics.run_folder import RunFolder
 from mb_models.hf.adoption import adopt_architecture
+from mb_resilience import InProcessRestartConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
@@ -35,10 +37,14 @@ NOT_SETTINGS = frozenset(
         "scheduler.override_opt_param_scheduler",
         "train.exit_interval",
         "validation.skip_train",
+        *(
+            "inprocess_restart",
+            *(f"inprocess_restart.{field.name}" for field in fields(InProcessRestartConfig)),
+        ),
     }
 )
-"""Fields derived from the folder, the machine or a resume, the start and the end of a run, and evaluation-only mode;
-they do not make two runs different.
+"""Fields derived from the folder, the machine or a resume, the start and the end of a run, restarts, and
+evaluation-only mode; they do not make two runs different.
 """
 
 PATH_FIELDS: tuple[str, ...] = (

@@ -16,6 +16,7 @@ from mb_metrics import read_event_rows
 from mb_metrics.run_folder import RunFolder
 from mb_models.mimo_layout_rules import stored_optimizer_error
 from mb_models.weight_shapes import fixed_by_weights
+from mb_resilience import RestartAttempt
 from mb_resilience.monitor_client import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
@@ -64,6 +65,8 @@ class Job:
     """Fields that the user set."""
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
+    attempt: RestartAttempt | None = None
+    """Attempt of a run with in-process restarts, with the store of its process group."""
 
 
 def settle_job(config: ConfigContainer, options: RunOptions) -> Job:

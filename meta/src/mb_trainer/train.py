@@ -39,6 +39,7 @@ from mb_models.families import ForwardStep
 from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
+from mb_resilience.restart import restart_fields
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
 from mb_trainer.machine import first_gpu
 from mb_trainer.pretrained import EXPORT
@@ -298,7 +299,7 @@ class Run:
                 **code,
                 **speed,
             },
-            resume_description={"changes": changes} if changes else {},
+            resume_description=({"changes": changes} if changes else {}) | restart_fields(job.attempt),
             process_start=psutil.Process().create_time(),
             more_sinks=self.code.sinks,
         )

@@ -5,11 +5,11 @@ torch is imported only after all checks have passed.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mb_checkpoint
 import mb_host
@@ -20,7 +20,6 @@ from mb_checkpoint.run_status import is_in_save_folder
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
-from mb_metrics.captured_logging import captured_records, captured_warnings
 from mb_metrics.rank_console import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
@@ -72,6 +71,7 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
         mb_checkpoint.CheckpointNotFoundError: every checkpoint is damaged.
         mb_trainer.errors.UserCodeError: non-loss data would be processed without TensorBoard.
         mb_resilience.NoMonitorError: `ft.enable_ft_package` is set, and ft_launcher did not start this process.
+        mb_resilience.RestartLimitError: `inprocess_restart` permits no further attempt.
         OSError: the checkpoint folder or the run folder cannot be written.
     """
     own_step = code.forward_step if forward_step_func is None else forward_step_func
@@ -91,7 +91,8 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
 
 def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     """Train with options in one record. `pretrain` documents them, the result and the errors."""
-    environment = options.environment
+    environment, restart = options.environment, config.inprocess_restart
+    given = deepcopy(config) if restart is not None and restart.enabled else None
     # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
@@ -109,10 +110,10 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     start_flight_recorder(config.dist, log=console.print)
     mb_host.install()  # before the import of megatron; on a machine with a GPU it only corrects faults of Megatron
     build = import_module("mb_trainer.build")  # imports torch, which takes seconds: only after all checks
-    warnings = nullcontext() if console.is_logging_rank else captured_warnings(console)
-    with warnings, captured_records(console, config.logger):
-        outcome: TrainOutcome = build.run(job, console=console)
-    return outcome
+    if given is None:
+        return cast("TrainOutcome", build.run(job, console=console))
+    restarts = import_module("mb_trainer.restarts")  # imports NVRx
+    return cast("TrainOutcome", restarts.train_with_restarts(job, given=given, train=build.run))
 
 
 def finetune(

@@ -10,9 +10,10 @@ from mb_resilience.restart import Rendezvous, check_restart, max_attempts, monit
 ENVIRONMENT = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
 
 
-def test_rendezvous_uses_the_two_ports_after_master_port():
-    assert Rendezvous.from_environment(ENVIRONMENT) == Rendezvous(
-        host="node1", store_port=29501, wrapper_port=29502, rank=3, world_size=8
+def test_rendezvous_is_at_the_address_of_the_launcher_with_a_prefix_per_start():
+    start = {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert Rendezvous.from_environment({**ENVIRONMENT, **start}) == Rendezvous(
+        host="node1", port=29500, rank=3, world_size=8, prefix="mb_resilience/restart/run/2"
     )
 
 

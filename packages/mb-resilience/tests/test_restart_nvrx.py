@@ -1,57 +1,123 @@
-"""NVRx, if it is installed: a rank that raises leads to a second attempt in the same processes."""
+"""In-process restarts with NVRx, if it is installed: several processes under injected faults, on the CPU."""
 
+import copy
 import os
-import socket
-from datetime import timedelta
+import signal
+import sys
+import types
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("nvidia_resiliency_ext")
 
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))
 
-from mb_resilience import InProcessRestartConfig  # noqa: E402
-from mb_resilience.restart_nvrx import run_with_restarts  # noqa: E402
+import restarted_training  # noqa: E402
+from nvidia_resiliency_ext.inprocess.monitor_thread import RankShouldRestart  # noqa: E402
+from restarted_training import attempts, launch, losses  # noqa: E402
 
-WAITS = {
-    "soft_timeout": 100.0,
-    "hard_timeout": 120.0,
-    "barrier_timeout": 150.0,
-    "completion_timeout": 150.0,
-}
+from mb_resilience import InProcessRestartConfig, RestartLimitError  # noqa: E402
+from mb_resilience.restart_nvrx import forget_incomplete_imports, interruption_in, run_with_restarts  # noqa: E402
 
 
-def be_rank(rank, port, folder):
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "RANK": f"{rank}", "WORLD_SIZE": "2"}
-    os.environ.update(environment)
-
-    def train(attempt):
-        dist.init_process_group(
-            "gloo", store=attempt.store, rank=attempt.rank, world_size=2, timeout=timedelta(seconds=100)
-        )
-        saved = folder / "step"
-        first = step = int(saved.read_text()) if saved.exists() else 0
-        while step < 4:
-            if rank == 1 and step == 2 and attempt.number == 0:
-                raise RuntimeError("a planted fault")
-            dist.all_reduce(torch.ones(1))
-            step += 1
-            if rank == 0:
-                saved.write_text(f"{step}")
-            dist.barrier()
-        dist.destroy_process_group()
-        return attempt.number, first, step
-
-    section = InProcessRestartConfig(enabled=True, granularity="rank", max_iterations=1, **WAITS)
-    (folder / f"rank{rank}").write_text(f"{run_with_restarts(train, section)}")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, float]:
+    """Losses of a run of two ranks without a fault."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert launch(folder, world_size=2, faults={}) == [0, 0]
+    return losses(folder)
 
 
 @pytest.mark.slow
-def test_rank_that_raises_leads_to_a_second_attempt_from_the_last_saved_step(tmp_path):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    mp.start_processes(be_rank, args=(port, tmp_path), nprocs=2, start_method="fork")
-    assert {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)} == {"(1, 2, 4)"}
+def test_ranks_that_raise_die_and_hang_are_replaced_and_losses_are_those_of_an_undisturbed_run(
+    tmp_path, undisturbed
+):
+    faults = {0: (1, "raise", 2), 1: (0, "kill", 4), 2: (1, "stop", 6)}
+    codes = launch(tmp_path, world_size=4, faults=faults, active_world_size=2, max_iterations=3)
+    assert codes == [0, 0, 0, 0]
+    assert losses(tmp_path) == undisturbed
+    causes = [reasons[0] for reasons in attempts(tmp_path).values() if reasons]
+    assert causes == [
+        "rank 1 raised RuntimeError: a planted fault",
+        "rank 0 was killed, or its process ended",
+        "rank 1 made no progress for hard_timeout, and was killed",
+    ]
+    assert {file.name: file.read_text() for file in tmp_path.glob("rank*")} == {"rank2": "3", "rank3": "3"}
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_the_last_permitted_attempt_ends_the_run_on_all_ranks(tmp_path):
+    faults = dict.fromkeys(range(5), (1, "raise", 3))
+    assert launch(tmp_path, world_size=2, faults=faults, max_iterations=1) == [3, 3]
+    message = (tmp_path / "rank0").read_text()
+    assert message.startswith(
+        "RestartLimitError: inprocess_restart.max_iterations: after 1 restarts (rank 1 raised"
+    )
+    assert message == (tmp_path / "rank1").read_text()
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_train_without_a_dead_one_end_the_run(tmp_path):
+    codes = launch(tmp_path, world_size=2, faults={0: (0, "kill", 3)}, usable=lambda ranks: ranks // 2 * 2)
+    assert codes == [-signal.SIGKILL, 3]
+    assert "1 remaining ranks cannot train this run (rank 0 was killed" in (tmp_path / "rank1").read_text()
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_a_final_error_ends_the_run_at_once(tmp_path):
+    assert launch(tmp_path, world_size=2, faults={0: (1, "bad input", 3)}) == [3, 3]
+    assert (tmp_path / "rank1").read_text() == "KeyError: 'a planted fault'"
+    message = (tmp_path / "rank0").read_text()
+    assert message == (
+        "RestartLimitError: inprocess_restart: the run ends, because rank 1 raised KeyError: 'a planted fault'"
+    )
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_a_rank_with_more_than_max_rank_faults_leaves_the_run(tmp_path, undisturbed):
+    faults = {0: (1, "raise", 3)}
+    # its partner fails in a collective, which counts, too: both are replaced
+    codes = launch(tmp_path, world_size=4, faults=faults, active_world_size=2, max_rank_faults=0)
+    assert (codes, losses(tmp_path)) == ([0, 0, 0, 0], undisturbed)
+    assert "max_rank_faults: rank 1 leaves the run" in (tmp_path / "rank1").read_text()
+
+
+def test_a_single_process_is_restarted_without_a_launcher(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    numbers = []
+
+    def train(attempt):
+        numbers.append((attempt.number, [*map(str, attempt.faults)]))
+        if attempt.number == 0:
+            raise ValueError("a planted fault")
+        return attempt.world_size
+
+    section = InProcessRestartConfig(enabled=True, **restarted_training.SHORT_TIMES)
+    assert run_with_restarts(train, section) == 1
+    assert numbers == [(0, []), (1, ["rank 0 raised ValueError: a planted fault"])]
+    assert "RANK" not in os.environ
+    numbers.clear()
+    last = InProcessRestartConfig(enabled=True, max_iterations=0, **restarted_training.SHORT_TIMES)
+    with pytest.raises(RestartLimitError, match="max_iterations=0"):
+        run_with_restarts(train, last)
+
+
+def test_an_interruption_is_found_behind_the_error_that_replaced_it():
+    interruption = RankShouldRestart()
+    error = RuntimeError("raised while unwinding")
+    error.__context__ = interruption
+    assert interruption_in(error) is interruption
+    assert interruption_in(RuntimeError()) is None
+
+
+def test_modules_of_a_package_whose_import_was_interrupted_are_forgotten(monkeypatch):
+    monkeypatch.setitem(sys.modules, "interrupted.part", types.ModuleType("interrupted.part"))
+    known = copy.copy(sys.modules)
+    forget_incomplete_imports()
+    assert set(known) - set(sys.modules) == {"interrupted.part"}

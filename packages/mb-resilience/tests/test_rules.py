@@ -22,6 +22,8 @@ SECTIONS = {
 
 
 FACTS = {
+    "facts.processes": 8,
+    "facts.local_world_size": 8,
     "facts.world_size": 2,
     "facts.nvidia_resiliency_ext_installed": True,
     "facts.nvidia_resiliency_ext_version": "0.3.0",

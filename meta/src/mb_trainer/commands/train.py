@@ -13,11 +13,13 @@ from mb_checkpoint.initial_weights import require_weights
 from mb_config.masking import masked_argument
 from mb_config.request import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
-from mb_launch.world import require_single_process
+from mb_launch.world import require_single_process, torchrun_environment
 from mb_metrics import write_missing_stop
 from mb_metrics.bench.request import bench_callbacks
 from mb_metrics.rank_console import RankConsole
 from mb_metrics.run_folder import RunFolder
+from mb_resilience.rank_keeper import keep_run_alive
+from mb_resilience.restart import prepare_environment
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
@@ -49,12 +51,18 @@ def pretrain(
         request = read_request(arguments, files=files)
         if command == "finetune":
             require_weights(request.config.checkpoint)
+        prepare_environment(request.config.inprocess_restart)  # before the import of torch
         options = run_options(request, out=out, resume_with_changes=resume_with_changes)
         if nproc is None or nproc == 1:
             resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
             code = options.code.with_callbacks(recording_callbacks(os.environ))
             options = replace(options, code=code, resume_command=resume_command, process_ends=True)
-            return train_job(request.config, options).exit_code
+            return keep_run_alive(
+                lambda: reported(lambda: train_job(request.config, options).exit_code),
+                request.config.inprocess_restart,
+                environment=torchrun_environment(os.environ),
+                exit_signals=[request.config.train.exit_signal],
+            )
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, replace(options, environment=world))
         if job.status.state == "complete" and outcome_if_complete(job, RankConsole()) is not None:

@@ -229,6 +229,7 @@ def preflight(
     """
     checks = PreflightChecks() if checks is None else checks
     known = Provenance.of(config) if provenance is None else provenance
+    facts = of_active_ranks(config.inprocess_restart, facts)
     fast = apply_perf(config, facts=facts, provenance=known)
     fallbacks = apply_fallbacks(config, checks.fallbacks, facts=facts, provenance=known)
     written = checks.find_problems(config, facts=facts, provenance=known, sections=sections)
@@ -307,6 +308,39 @@ def violations(error: ValueError, provenance: Provenance) -> list[Problem]:
     if not problems:
         raise error
     return problems
+
+
+def largest_world_size(
+    config: Any, checks: PreflightChecks, *, facts: Mapping[str, object], at_most: int
+) -> int:
+    """Return the largest number of ranks, at most so many, that can train a configuration; 0 if there is none.
+
+    Args:
+        config: A container, not resolved; it is not modified.
+        checks: Rules.
+        facts: Facts that rules read, except for the number of ranks.
+        at_most: Ranks that are available.
+    """
+    for ranks in range(at_most, 0, -1):
+        known = {**facts, "world_size": ranks, "local_world_size": None, "processes": None}
+        result = preflight(deepcopy(config), checks, facts=known)
+        if result.resolved and not result.errors:
+            return ranks
+    return 0
+
+
+def of_active_ranks(restart: Any, facts: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the facts for rules, with the number of ranks that train as `world_size`.
+
+    `processes` is the number of processes. With in-process restarts some of them may be spare ranks.
+    """
+    processes = facts.get("processes", facts.get("world_size"))
+    active = (
+        vars(restart).get("active_world_size") if restart is not None and restart.enabled is True else None
+    )
+    if isinstance(active, int) and isinstance(processes, int):  # the check reports values of other types
+        return {**facts, "processes": processes, "world_size": min(processes, max(1, active))}
+    return {**facts, "processes": processes}
 
 
 def effective_dist(dist: Any, facts: Mapping[str, object]) -> Any:

@@ -44,6 +44,7 @@ def default_process_group(
     device: torch.device,
     backend: str = "nccl",
     timeout: timedelta | None = None,
+    store: Store | None = None,
 ) -> Iterator[None]:
     """Open torch's default process group for the length of a block. Collective over the world.
 
@@ -56,18 +57,20 @@ def default_process_group(
         device: Of this rank, as `pick_device` returns it.
         backend: For GPUs; on the CPU the backend is gloo.
         timeout: Of collectives; None: torch's default.
+        store: In which the ranks find each other; None: the one at the rendezvous address.
 
     Raises:
         WorldError: There are several processes, and no variable holds the rendezvous address.
     """
     opened_here = not torch.distributed.is_initialized()
     if opened_here:
-        # Without an address of the launcher torch reads MASTER_ADDR and MASTER_PORT.
-        require_address(world, os.environ)
+        store = HashStore() if world.world_size == 1 else store
+        if store is None:  # without an address of the launcher torch reads MASTER_ADDR and MASTER_PORT
+            require_address(world, os.environ)
         torch.distributed.init_process_group(
             backend=backend if device.type == "cuda" else "gloo",
-            init_method=None if world.address is None else f"tcp://{world.address}",
-            store=HashStore() if world.world_size == 1 else None,
+            init_method=None if world.address is None or store is not None else f"tcp://{world.address}",
+            store=store,
             rank=world.rank,
             world_size=world.world_size,
             timeout=timeout,
@@ -76,7 +79,8 @@ def default_process_group(
     try:
         yield
     finally:
-        if opened_here:
+        # an abort of the communicators, for an in-process restart, has destroyed it
+        if opened_here and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 

@@ -63,6 +63,11 @@ def _global_groups(
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
+def reset_megatron() -> None:
+    """Destroy Megatron's global groups, if any: an error may have kept `megatron_groups` from closing them."""
+    parallel_state.destroy_model_parallel()
+
+
 def seed_model_parallel(
     settings: SeedSettings,
     groups: ProcessGroupCollection,

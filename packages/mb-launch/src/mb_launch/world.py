@@ -101,6 +101,29 @@ def read_world(environment: Mapping[str, str]) -> World:
     return world
 
 
+def torchrun_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this process, with rank, world size and address as torchrun sets them.
+
+    A single process without a launcher has none of them.
+
+    Raises:
+        WorldError: As `read_world`; or there are several processes, and no variable holds the address.
+    """
+    world = read_world(environment)
+    if launcher_variables(environment) is None:
+        return {name: value for name, value in environment.items() if name not in TORCHRUN_VARIABLES}
+    require_address(world, environment)
+    numbers = (world.rank, world.world_size, world.local_rank)
+    found = {**environment, **dict(zip(TORCHRUN_VARIABLES, map(str, numbers), strict=False))}
+    if world.address is not None:
+        found["MASTER_ADDR"], _, found["MASTER_PORT"] = world.address.rpartition(":")
+    return found
+
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets: rank, world size, local rank, and the rendezvous address."""
+
+
 def read_local_world_size(environment: Mapping[str, str]) -> int | None:
     """Return the number of processes that torchrun or `launch_local` started on this machine; None if unknown."""
     text = environment.get("LOCAL_WORLD_SIZE", "")

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-ExitReason = Literal["finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train"]
-"""Reason for leaving the loop. "signal" is any stop request returned by `stop_requested`."""
+ExitReason = Literal[
+    "finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train", "spare"
+]
+"""Reason for leaving the loop. "signal" is any stop request returned by `stop_requested`; a "spare" process
+has not trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +37,7 @@ class TrainOutcome:
 
     saved: bool
     """Whether this call wrote a persistent checkpoint of exactly `step`."""
+
+
+SPARE = TrainOutcome(reason="spare", message="", step=0, exit_code=0, saved=False)
+"""Outcome of a spare process, which would have replaced a rank after a fault (in-process restarts)."""

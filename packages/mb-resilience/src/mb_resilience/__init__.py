@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mb_resilience.errors import NVRxDetectorError as NVRxDetectorError
     from mb_resilience.errors import Rank0TimeoutError as Rank0TimeoutError
     from mb_resilience.errors import ResilienceError as ResilienceError
+    from mb_resilience.errors import RestartLimitError as RestartLimitError
     from mb_resilience.errors import RestartSetupError as RestartSetupError
     from mb_resilience.errors import StopOrderError as StopOrderError
     from mb_resilience.errors import StopSetupError as StopSetupError
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from mb_resilience.nvrx_straggler import NVRxDetector as NVRxDetector
     from mb_resilience.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
     from mb_resilience.process_group import rank_and_store as rank_and_store
+    from mb_resilience.restart import RankFault as RankFault
     from mb_resilience.restart import RestartAttempt as RestartAttempt
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.section_reporter import SectionReporter as SectionReporter
@@ -106,6 +108,8 @@ _HOMES = {
     "RankSpeed": "straggler_report",
     "FlightRecorderSettings": "flight_recorder",
     "RerunStateMachineConfig": "config",
+    "RankFault": "restart",
+    "RestartLimitError": "errors",
     "RestartSetupError": "errors",
     "Rule": "_rules",
     "StragglerScores": "straggler_scores",

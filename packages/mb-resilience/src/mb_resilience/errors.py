@@ -53,5 +53,9 @@ class RestartSetupError(ResilienceError, RuntimeError):
     """In-process restarts cannot be set up."""
 
 
+class RestartLimitError(ResilienceError, RuntimeError):
+    """A run with in-process restarts ended with a fault: its limits are reached, or a restart cannot help."""
+
+
 class SwitchPortError(ResilienceError, OSError):
     """The port of the switch cannot be opened."""

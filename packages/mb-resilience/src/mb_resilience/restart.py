@@ -1,11 +1,11 @@
 """Arguments and checks of in-process restarts. Standard library only; see `restart_nvrx`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.errors import RestartSetupError
@@ -20,6 +20,22 @@ ABORT_ENVIRONMENT: Mapping[str, str] = {
 """Environment variables for aborting and restarting communication: no warnings about stores of ranks that have exited,
 no CUDA errors raised in threads where they cannot be caught, and no NVLink SHARP, whose memory an abort does not
 release."""
+
+
+def prepare_environment(
+    section: InProcessRestartConfig | None, environment: MutableMapping[str, str] | None = None
+) -> None:
+    """Set the variables for restarts that are unset, if the section enables them. Call it before torch is imported.
+
+    Args:
+        section: settings of restarts; None: they are disabled.
+        environment: variables to change; None: `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
+    if section is not None and section.enabled:
+        for name, value in ABORT_ENVIRONMENT.items():
+            environment.setdefault(name, value)
+
 
 WRAPPER_TIMES = (
     "monitor_thread_interval",
@@ -38,6 +54,35 @@ WRAPPER_TIMES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFault:
+    """Reason why an attempt was interrupted."""
+
+    rank: int
+    """Initial rank of the process, as its launcher numbered it."""
+    kind: str
+    """Kind of NVRx's record, such as "EXCEPTION", "TERMINATED" or "SOFT_TIMEOUT"."""
+    error: str | None = None
+    """Type and message of the exception that the process raised; None for another fault."""
+
+    def __str__(self) -> str:
+        """Return a sentence without its period."""
+        what = FAULT_KINDS.get(self.kind, self.kind.lower().replace("_", " "))
+        return f"rank {self.rank} {what}" + ("" if self.error is None else f" {self.error}")
+
+
+FAULT_KINDS: Mapping[str, str] = {
+    "EXCEPTION": "raised",
+    "BASE_EXCEPTION": "left the run",
+    "SOFT_TIMEOUT": "made no progress for soft_timeout",
+    "HARD_TIMEOUT": "made no progress for hard_timeout, and was killed",
+    "TERMINATED": "was killed, or its process ended",
+    "UNRESPONSIVE": "sent no heartbeat for heartbeat_timeout",
+    "MONITOR_PROCESS_EXCEPTION": "lost its monitoring process",
+}
+"""Predicate of each kind of fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAttempt:
     """One call of the training function on an active rank."""
 
@@ -49,35 +94,65 @@ class RestartAttempt:
     """Number of active ranks; equal to WORLD_SIZE."""
     store: Any
     """`torch.distributed.Store` of this attempt, for initializing the process group."""
+    faults: tuple[RankFault, ...] = ()
+    """Reasons why the previous attempt ended, the first cause first; empty in the first attempt."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Rank and world size as environment variables."""
+        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
+
+
+def restart_fields(attempt: RestartAttempt | None) -> dict[str, object]:
+    """Return the fields of the event with which an attempt resumes a run; empty for the first attempt, and for None."""
+    if attempt is None or attempt.number == 0:
+        return {}
+    return {"in_process_restart": attempt.number, "faults": [str(fault) for fault in attempt.faults]}
+
+
+StoreOwner = Literal["launcher", "keeper", "rank 0"]
+"""Process that serves the store: torch elastic's agent, the keeper of rank 0 (`keep_run_alive`), or rank 0 itself."""
+
+ADDRESS_AND_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+"""Variables that a launcher sets for each process."""
+
+KEEPER = "MB_RESTART_KEEPER"
+"""Environment variable that a keeper sets for its rank: the keeper of rank 0 serves the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Address at which the processes of all attempts meet, and the rank of this process."""
+    """Address of the store that the processes of all attempts share, and the rank of this process."""
 
     host: str
-    store_port: int
-    """Port of the store for attempts: MASTER_PORT + 1."""
-    wrapper_port: int
-    """Port of NVRx's store: MASTER_PORT + 2."""
+    port: int
+    """Port of the store; 0 takes a free one, for a single process."""
     rank: int
     """Initial rank of this process; it may have another rank in an attempt."""
     world_size: int
     """Initial number of processes."""
+    owner: StoreOwner = "rank 0"
+    prefix: str = "mb_resilience/restart"
+    """Prefix of all keys, which differs between the starts of a launcher that keeps its store."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Rendezvous":
-        """Read MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the environment; None for `os.environ`.
+        """Read MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the environment; a single process needs none of them.
+
+        Args:
+            environment: variables; None for `os.environ`.
 
         Raises:
             RestartSetupError: a variable is missing, or is not a number.
         """
         environment = os.environ if environment is None else environment
-        host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT", "")
+        if not any(name in environment for name in ADDRESS_AND_RANK):
+            return cls(host="127.0.0.1", port=0, rank=0, world_size=1)
+        host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
         if not host or not port.isdecimal():
             raise RestartSetupError(
                 f"inprocess_restart: MASTER_ADDR={host!r} and MASTER_PORT={port!r} are not the address of a "
-                "rendezvous. Set both, as torchrun does; the two ports after MASTER_PORT must also be free."
+                "rendezvous. Set both, as torchrun does."
             )
         rank, world_size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
         if not (rank.isdecimal() and world_size.isdecimal()):
@@ -85,13 +160,22 @@ class Rendezvous:
                 f"inprocess_restart: RANK={rank!r} and WORLD_SIZE={world_size!r} do not identify this process. "
                 "Set both for each process, as torchrun does."
             )
+        start = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         return cls(
             host=host,
-            store_port=int(port) + 1,
-            wrapper_port=int(port) + 2,
+            port=int(port),
             rank=int(rank),
             world_size=int(world_size),
+            owner=store_owner(environment),
+            prefix=f"mb_resilience/restart/{start}",
         )
+
+
+def store_owner(environment: Mapping[str, str]) -> StoreOwner:
+    """Return which process serves the store at the rendezvous address."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "launcher"
+    return "keeper" if KEEPER in environment else "rank 0"
 
 
 def check_restart(section: InProcessRestartConfig, *, group_initialized: bool) -> None:
@@ -123,3 +207,36 @@ def monitor_log_path(section: InProcessRestartConfig) -> str | None:
     """Return the log path of the monitoring processes, in which NVRx replaces `{rank}`; None for no log."""
     folder = section.monitor_process_logdir
     return None if folder is None else str(Path(folder).absolute() / "monitor_{rank}.log")
+
+
+COLLECTIVE_ERRORS = (
+    "gloo/",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistStoreError",
+)
+"""Parts of the messages of errors that a collective raises after a fault of another rank."""
+
+
+def is_consequence(error: str) -> bool:
+    """Return whether the text of an error is that of a collective, whose cause is a fault of another rank."""
+    return any(part in error for part in COLLECTIVE_ERRORS)
+
+
+def sorted_faults(faults: Sequence[RankFault]) -> tuple[RankFault, ...]:
+    """Return faults with the likely first cause first, one per rank: dead ranks, then errors, then their consequences.
+
+    When a rank dies or raises, the collectives of its partners raise, too, often earlier than the fault is recorded.
+    """
+
+    def order(fault: RankFault) -> int:
+        if fault.kind in ("HARD_TIMEOUT", "TERMINATED", "UNRESPONSIVE", "MONITOR_PROCESS_EXCEPTION"):
+            return 0
+        consequence = fault.error is not None and is_consequence(fault.error)
+        return 2 if consequence or fault.kind == "SOFT_TIMEOUT" else 1
+
+    by_rank: dict[int, RankFault] = {}
+    for fault in sorted(faults, key=order):
+        by_rank.setdefault(fault.rank, fault)
+    return tuple(by_rank.values())

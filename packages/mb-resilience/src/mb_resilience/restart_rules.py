@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from mb_resilience._rule_kinds import excludes, rule
 from mb_resilience._rules import Rule
+from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
 from mb_resilience.paths import path_rule
 from mb_resilience.unused_settings import Defaults, unused_while_disabled
 
@@ -59,7 +61,69 @@ def _valid_settings(defaults: Defaults) -> Rule:
     )
 
 
+_ENABLED = "inprocess_restart.enabled"
+
+_ENOUGH_PROCESSES = rule(
+    "R42",
+    (_ENABLED, "inprocess_restart.active_world_size", "facts.processes"),
+    lambda on, active, processes: (
+        f"active_world_size={active} is greater than the {processes} processes of the run"
+        if on and active is not None and active > processes
+        else None
+    ),
+    why="each active rank is a process; processes beyond them are spare ranks",
+    fix="Start more processes, or set active_world_size to the number of ranks that train, or to null for all.",
+    fails=(True, 4, 2),
+    passes=(True, 2, 3),
+)
+
+_LIMITED = rule(
+    "R43",
+    (_ENABLED, "inprocess_restart.max_iterations"),
+    lambda on, restarts: (
+        "the number of restarts is not limited (max_iterations=null)" if on and restarts is None else None
+    ),
+    why="a run that fails in each attempt, such as at the same step, is restarted forever",
+    fix="Set inprocess_restart.max_iterations to the number of faults that the run may have.",
+    fails=(True, None),
+    passes=(True, 10),
+    severity="warning",
+)
+
+_ONE_NODE = rule(
+    "R44",
+    (_ENABLED, "inprocess_restart.granularity", "facts.processes", "facts.local_world_size"),
+    lambda on, unit, processes, local: (
+        f"granularity=node excludes all {processes} ranks of the only node when one of them dies"
+        if on and unit == "node" and processes == local and processes > 1
+        else None
+    ),
+    why="no rank remains that could continue; a rank that raises is restarted in any case",
+    fix="Set inprocess_restart.granularity=rank, or start the run on several nodes.",
+    fails=(True, "node", 4, 4),
+    passes=(True, "rank", 4, 4),
+    severity="warning",
+)
+
+_ONE_MONITOR = excludes(
+    "R47",
+    {_ENABLED: True, "ft.enable_ft_package": True},
+    why="the launcher's monitor kills a rank by the time of its sections, which does not include restarts",
+    fix="Set ft.enable_ft_package=false: hanging ranks are found by soft_timeout and hard_timeout.",
+    fails=(True, True),
+    passes=(True, False),
+)
+
+
 def restart_rules(defaults: Defaults) -> tuple[Rule, ...]:
     """Return the rules on the section."""
     unused = unused_while_disabled("R14", defaults, switch="inprocess_restart.enabled")
-    return (*_PATHS, unused, _valid_settings(defaults))
+    installed = requires_nvrx(
+        "R45",
+        _ENABLED,
+        why="its wrapper restarts the training function",
+        fix=f"Install mb-resilience[nvrx], or set {_ENABLED}=false.",
+    )
+    version = requires_nvrx_version("R46", _ENABLED)
+    own = (_ENOUGH_PROCESSES, _LIMITED, _ONE_NODE, _ONE_MONITOR)
+    return (*_PATHS, unused, _valid_settings(defaults), installed, version, *own)

@@ -377,6 +377,21 @@ def fault_tolerance(arguments: Arguments) -> Fields:
         yield "straggler.log_straggler", True
         yield "straggler.straggler_minmax_count", arguments["straggler_minmax_count"]
         yield "straggler.disable_straggler_on_startup", arguments["disable_straggler_on_startup"]
+    if arguments["inprocess_restart"]:
+        yield "inprocess_restart.enabled", True
+        for name in RESTART_TIMES_AND_LIMITS:
+            yield f"inprocess_restart.{name}", arguments[f"inprocess_{name}"]
+        # Megatron-LM's default is WORLD_SIZE
+        active = arguments["inprocess_active_world_size"]
+        yield "inprocess_restart.active_world_size", None if active == 1 else active
+
+
+RESTART_TIMES_AND_LIMITS = (
+    *("max_iterations", "monitor_thread_interval", "monitor_process_interval", "progress_watchdog_interval"),
+    *("heartbeat_interval", "soft_timeout", "hard_timeout", "heartbeat_timeout", "barrier_timeout"),
+    *("completion_timeout", "last_call_wait", "termination_grace_time", "granularity", "empty_cuda_cache"),
+)
+"""Fields of `inprocess_restart` that are arguments under the same name, with a prefix."""
 
 
 def profiler(arguments: Arguments) -> Fields:
@@ -392,6 +407,8 @@ NO_EFFECT_WITHOUT: Mapping[str, str] = {
     "straggler_minmax_count": "log_straggler",
     "disable_straggler_on_startup": "log_straggler",
     "use_pytorch_profiler": "profile",
+    "inprocess_active_world_size": "inprocess_restart",
+    **{f"inprocess_{name}": "inprocess_restart" for name in RESTART_TIMES_AND_LIMITS},
     **{f"fim_{name}": "fim_data" for name in FIM},
     **{f"fim_{name}_token": "fim_data" for name in FIM_TOKENS},
 }
@@ -449,6 +466,8 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
     fault_tolerance: (
         *("enable_ft_package", "calc_ft_timeouts"),
         *("log_straggler", "straggler_minmax_count", "disable_straggler_on_startup"),
+        *("inprocess_restart", "inprocess_active_world_size"),
+        *(f"inprocess_{name}" for name in RESTART_TIMES_AND_LIMITS),
     ),
     profiler: ("profile", "use_pytorch_profiler"),
 }

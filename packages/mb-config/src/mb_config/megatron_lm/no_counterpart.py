@@ -33,7 +33,6 @@ GROUPS: Mapping[str, str] = {
     "Logits Distillation": "the trainer has no distillation",
     "one logger": "there is no tracker of that kind; see the section logger",
     "autoresume": "there is no AutoResume; see train.exit_signal",
-    "In-process restart": "the trainer does not restart within a process (T48)",
     "fault injector": "see ft.simulate_fault",
     "workload inspector": "there is no workload inspector server",
     "msc": "files are read through the local file system",

@@ -1,0 +1,40 @@
+"""Recipe: gpt_tiny with faults at chosen steps, for tests and the table of restarts: `faulty_gpt.py:recipe`.
+
+The variable MB_TEST_FAULTS is a JSON list of faults (rank, kind, step). Each happens once in the run folder of
+MB_TEST_FAULT_FOLDER, where a file records its time.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from mb_config.registration import Recipe
+from mb_loop import Callback
+from mb_trainer import UserCode
+from mb_trainer.recipes import gpt_tiny
+
+FAULTS, FOLDER = "MB_TEST_FAULTS", "MB_TEST_FAULT_FOLDER"
+
+
+class Faults(Callback):
+    """Let this rank fail before a step."""
+
+    def on_train_step_start(self, context):
+        for number, (rank, kind, step) in enumerate(json.loads(os.environ.get(FAULTS, "[]"))):
+            happened = Path(os.environ[FOLDER]) / f"fault{number}"
+            reached = (int(os.environ["RANK"]), context.state.train_state.step) == (rank, step)
+            if reached and not happened.exists():
+                happened.write_text(f"{time.time()}")
+                fail(kind)
+
+
+def fail(kind: str) -> None:
+    """Raise, die, or stop without a progress."""
+    if kind == "raise":
+        raise RuntimeError("a planted fault")
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}[kind])
+
+
+recipe = Recipe(build=gpt_tiny, code=UserCode(callbacks=[Faults()]))

@@ -44,6 +44,7 @@ def test_errors_are_bad_input_or_failures():
         "ConfigError",
         "DataError",
         "NotEnoughSamplesError",
+        "OpenFilesError",
         "NothingToIndexError",
         "PairExistsError",
         "ValidationDataError",

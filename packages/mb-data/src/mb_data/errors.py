@@ -77,6 +77,10 @@ class NotEnoughSamplesError(DataError, RuntimeError):
     """A dataset has fewer samples than requested."""
 
 
+class OpenFilesError(DataError, OSError):
+    """A dataset keeps more files open than a process may open."""
+
+
 class PairExistsError(DataError, FileExistsError):
     """A `.bin`/`.idx` pair exists and would be overwritten."""
 

@@ -24,6 +24,7 @@ from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
 from mb_data.fingerprint import data_fingerprint
 from mb_data.indexed import sequence_lengths
+from mb_data.open_files import allow_open_files
 from mb_data.progress import Progress
 from mb_data.rank_zero_first import rank_zero_first
 from mb_data.tokenizer_loading import load_tokenizer
@@ -121,6 +122,7 @@ def build_gpt_datasets(
         ConfigError: The section contradicts itself.
         IndexedFormatError: A cached index contains Python objects instead of numbers.
         NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than requested.
+        OpenFilesError: The datasets keep more files open than this process may open.
         PermissionError: The folder for the indices cannot be written.
         TokenizerError: The tokenizer for a text corpus is one of Megatron's.
         ValueError: There is no tokenizer, the installed Megatron Core does not have a setting, or `full_validation` is
@@ -144,6 +146,8 @@ def _build_splits(
     config: GPTDatasetConfig, context: DatasetBuildContext, *, samples: list[int], sizes: list[int | None]
 ) -> list[Any]:
     """Build the datasets with Megatron's builder; a size of None makes a split of one epoch."""
+    if context.reads_data:
+        allow_open_files(_mapped_files(config, samples), purpose="dataset.data_path")
     with _suppress_notices():
         megatron_config = _megatron_config(config, samples, reads_data=context.reads_data)
         dataset_class = _with_progress(
@@ -153,6 +157,17 @@ def _build_splits(
             dataset_class, sizes, lambda: context.reads_data, megatron_config
         )
         return list(builder.build())
+
+
+def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:
+    """Return the files that Megatron keeps mapped: two of each pair, and three indices of each split of it."""
+    splits = sum(1 for count in samples if count)
+    if config.blend_per_split is not None:
+        blends = [
+            blend for blend, count in zip(config.blend_per_split, samples, strict=True) if blend and count
+        ]
+        return sum((2 + 3) * len(prefixes) for prefixes, _ in blends)
+    return 0 if config.blend is None else (2 + 3 * splits) * len(config.blend[0])
 
 
 def to_megatron(

@@ -66,6 +66,17 @@ def test_layout_lengths_and_settings_of_the_user_are_kept(tmp_path):
     assert again.notes == {}
 
 
+def test_further_fields_are_those_of_the_weights_and_of_the_user(tmp_path):
+    make("gpt-oss", tmp_path)
+    ours = section(transformer={"glu_linear_offset": 5.0, "test_mode": True})
+    adopted = adopt_architecture(ours, str(tmp_path), origins=Origins("model.transformer.test_mode"))
+    assert adopted.transformer == {
+        "glu_linear_offset": 1.0,
+        "activation_func_clamp_value": 7.0,
+        "test_mode": True,
+    }
+
+
 @pytest.mark.parametrize("weights", [None, "runs/gpt_tiny/checkpoints"])
 def test_without_a_hugging_face_folder_nothing_changes(weights):
     ours = section()

@@ -16,7 +16,6 @@ OF_THE_RUN = frozenset(
             for item in fields(kind)
         ),
         "seq_length",
-        "transformer",
         "parallel_output",
         "perform_initialization",
         "use_cpu_initialization",
@@ -71,7 +70,12 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         for item in fields(adopted)
         if item.name in names and (item.name in OF_THE_RUN or origins.by_user(f"model.{item.name}"))
     }
-    kept["transformer"] = {**adopted.transformer, **section.transformer}
+    further = {
+        name: value
+        for name, value in section.transformer.items()
+        if any(origins.by_user(path) for path in ("model.transformer", f"model.transformer.{name}"))
+    }
+    kept["transformer"] = {**adopted.transformer, **further}
     adopted = replace(adopted, **kept)
     for item in fields(adopted):
         if item.name not in names or getattr(adopted, item.name) != getattr(section, item.name):

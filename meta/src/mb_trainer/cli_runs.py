@@ -8,8 +8,11 @@ import typer
 
 import mb_metrics.cli
 from mb_checkpoint.cli import Trust
+from mb_config.cli_options import common_options
+from mb_metrics.run_folder import RunFolder
 from mb_models.text_commands import add_text_commands
-from mb_trainer.cli_options import Json, Processes, command, read_run_folder
+from mb_trainer.cli_options import command
+from mb_verify.cli_options import ReplayOptions
 
 runs = typer.Typer()
 
@@ -24,19 +27,11 @@ add_text_commands(runs, runs=text_runs, reported=lambda work: command("errors").
 
 
 @runs.command(epilog="Example: mb replay runs/gpt_tiny --step 210")
+@common_options
 def replay(
     run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
-    step: Annotated[int, typer.Option(min=1, help="Number of the step.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changed settings.", show_default=False)
-    ] = None,
-    nproc: Processes = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", parser=read_run_folder, help="Keep the run of the replay here."),
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="List all tensors, by layer.")] = False,
-    as_json: Json = False,
+    options: ReplayOptions,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
 ) -> None:
     """Make a step of a run again, bit for bit, and print the norms of its weights, gradients and outputs by layer.
 
@@ -45,8 +40,7 @@ def replay(
 
     Exit code 0: equal to the run; 1: different, or failed.
     """
-    options = {"step": step, "out": out, "nproc": nproc, "full": full, "as_json": as_json}
-    raise typer.Exit(command("replay").replay(run, overrides or [], **options))
+    raise typer.Exit(command("replay").replay(RunFolder(run), overrides or [], options))
 
 
 runs.add_typer(mb_metrics.cli.app)

@@ -1,10 +1,13 @@
-"""Options of commands that prove a resume or drill a run, for programs of trainers. Needs the extra `cli`."""
+"""Options of commands that prove a resume, drill a run or replay a step, for trainers. Needs the extra `cli`."""
 
 import json
 import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,6 +18,8 @@ from mb_verify.drill_text import drill_as_data, drill_as_text
 from mb_verify.errors import DrillError, InterruptionError
 from mb_verify.faults import FAULTS, read_kinds
 from mb_verify.interruption import Interruption, RunStart, prove
+from mb_verify.replay import ReplayPlan, plan_replay, run_replay
+from mb_verify.replay_text import replay_as_data, replay_as_text
 from mb_verify.start_command import run_start_command
 from mb_verify.verdict_text import proof_as_data, proof_as_text
 
@@ -191,3 +196,58 @@ class DrillOptions:
         report = run_drill(make_command, plan, folder=self.out, checkpoints=checkpoints, log=log)
         print(json.dumps(drill_as_data(report)) if self.as_json else drill_as_text(report))
         return DRILL_EXIT_CODES[report.conclusion]
+
+
+ReplayStep = Annotated[int, typer.Option("--step", min=1, help="Number of the step.", show_default=False)]
+ReplayProcesses = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        metavar="N",
+        help="Processes on this machine; default: those of the run.",
+        show_default=False,
+    ),
+]
+ReplayFolder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Keep the run of the replay here.", show_default=False),
+]
+AllTensors = Annotated[bool, typer.Option("--full", help="List all tensors, by layer.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Options of a replay, whatever trainer made the run."""
+
+    step: ReplayStep
+    nproc: ReplayProcesses = None
+    out: ReplayFolder = None
+    full: AllTensors = False
+    as_json: PrintJson = False
+
+    def run(
+        self,
+        run: Path,
+        make_command: Callable[[ReplayPlan, int, Path], Sequence[str]],
+        *,
+        checkpoints: Collection[int],
+    ) -> int:
+        """Make the step again, print the result and return 1 if it differs from the run. Progress goes to stderr.
+
+        Args:
+            run: Run folder.
+            make_command: Returns the command of the replay for its plan, its processes and its run folder.
+            checkpoints: Steps of the intact checkpoints of the run.
+
+        Raises:
+            VerificationError: As in `plan_replay` and `run_replay`.
+        """
+        plan = plan_replay(run, self.step, checkpoints=checkpoints)
+        log = partial(print, file=sys.stderr, flush=True)  # results go to stdout
+        keep = nullcontext(str(self.out)) if self.out else TemporaryDirectory(prefix="mb-replay-")
+        with keep as name:
+            command = make_command(plan, self.nproc or plan.processes, Path(name))
+            made = run_replay(plan, command, folder=Path(name), log=log)
+        print(json.dumps(replay_as_data(made)) if self.as_json else replay_as_text(made, full=self.full))
+        return 1 if made.differences else 0

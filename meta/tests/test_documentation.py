@@ -20,7 +20,15 @@ PAGES = [ROOT / "README.md", ROOT / "meta" / "README.md", *sorted((ROOT / "meta"
 RUNS = ("pretrain", "finetune", "check", "plan", "verify-resume")
 REJECTED = ("global_batch_size=7",)
 """Parts of commands that show a rejection."""
-ELSEWHERE = ("$STEP", "--import", ".py:", ".yaml", "...", "dataset.dataset_root=")
+ELSEWHERE = (
+    "inprocess_restart.active_world_size=",
+    "$STEP",
+    "--import",
+    ".py:",
+    ".yaml",
+    "...",
+    "dataset.dataset_root=",
+)
 """Parts of commands that need files or programs which a tutorial writes before."""
 SECTIONS = [
     (field.name, [item for item in get_args(kind) or (kind,) if dataclasses.is_dataclass(item)])

@@ -17,6 +17,11 @@ def mb(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="mb")
 
 
+def write_start(folder, **fields):
+    start = {"event": "start", "time": 1e9, "step": 0, **fields}
+    (folder / "events.jsonl").write_text(json.dumps(start) + "\n")
+
+
 @pytest.fixture
 def run(tmp_path):
     folder = tmp_path / "tiny"
@@ -25,7 +30,7 @@ def run(tmp_path):
     config = RECIPES["gpt_tiny"].build()
     config.train.train_iters = 4
     config.to_yaml(folder / "run_config.yaml")
-    (folder / "log.txt").write_text("gpt_tiny: fresh run in x\ngpt_tiny: 4.9 M parameters, host layers\n")
+    write_start(folder, recipe="gpt_tiny")
     return folder
 
 
@@ -33,7 +38,7 @@ def test_the_commands_of_mb_metrics_are_mounted(run, tmp_path):
     assert mb_metrics.cli.app in [group.typer_instance for group in runs.registered_groups]
     assert runs in [group.typer_instance for group in app.registered_groups]
     assert "Example: mb watch runs/gpt_tiny" in mb("watch", "--help").stdout
-    assert mb("watch", run).stdout.startswith("tiny: not closed (killed or still running)\n")
+    assert mb("watch", run).stdout.startswith("tiny: no stop recorded\n")
     assert mb("watch", tmp_path / "missing").exit_code == 2
 
 
@@ -50,9 +55,9 @@ def test_the_baseline_of_a_run_is_its_recipe(run):
     assert found.settings["model.num_layers"] == 4
 
 
-@pytest.mark.parametrize("log", [None, "no recipe\n", "other: 4.9 M parameters, host layers\n"])
-def test_a_run_without_the_name_of_a_recipe_has_no_baseline(run, log):
-    (run / "log.txt").unlink()
-    if log is not None:
-        (run / "log.txt").write_text(log)
+@pytest.mark.parametrize("fields", [None, {}, {"recipe": "other"}])
+def test_a_run_without_the_name_of_a_recipe_has_no_baseline(run, fields):
+    (run / "events.jsonl").unlink()
+    if fields is not None:
+        write_start(run, **fields)
     assert find_baseline(run) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mb_trainer
 
-MAX_LINES = 3_070
+MAX_LINES = 3_000
 MAX_FUNCTION_LINES = 50
 """Lines of a function without its docstring."""
 COUNTED_APART = ("recipes", "bridge")

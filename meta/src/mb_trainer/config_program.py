@@ -6,7 +6,7 @@ from typing import Any
 
 from mb_checkpoint import release_ckpt_step
 from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
-from mb_config.problems import explain
+from mb_config.problems import explain_equivalent
 from mb_config.program import ConfigProgram
 from mb_config.request import ConfigRequest
 from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
@@ -61,15 +61,6 @@ def gpu_lines() -> Iterator[str]:
         yield f"this machine: {describe_gpus(gpus)}"
 
 
-def explain_constraint(name: str) -> str | None:
-    """Return the explanation of a CloudAI constraint: the equivalent rules, or why it is not enforced."""
-    found = explain_coverage(name)
-    if found is None:
-        return None
-    text, rules = found
-    return "\n\n".join([text, *(explain(rule) for rule in RULES if rule.id in rules)])
-
-
 def program() -> ConfigProgram:
     """Return the trainer as the commands use it, with the recipes, classes and rules of the user."""
     return ConfigProgram(
@@ -85,5 +76,5 @@ def program() -> ConfigProgram:
         count_flops=model_flops_per_token,
         verify_data=data_problem,
         machine_notes=lambda: tuple(gpu_lines()),
-        explain_other=explain_constraint,
+        explain_other=lambda name: explain_equivalent(explain_coverage(name), RULES),
     )

@@ -1,7 +1,6 @@
 """Run folder: its paths in a configuration, and whether its settings are those of a run that would resume it."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from mb_checkpoint.paths import is_url
 from mb_config import Provenance, SavedSettings
 from mb_config.home_directory import expand_home_in
 from mb_config.paths import expand_home
-from mb_metrics.event_log import STARTS, read_event_rows
+from mb_metrics.event_log import recorded_code
 from mb_metrics.run_folder import RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
@@ -86,9 +85,7 @@ def saved_settings(folder: RunFolder) -> SavedSettings:
 
 def changed_code(folder: RunFolder, code: UserCode) -> dict[str, tuple[list[str], list[str]]]:
     """Return `code.<part>` -> (previous, current) names of the user's code, for each part that differs."""
-    previous: Mapping[str, Any] | None = None
-    for row in read_event_rows(folder.events):
-        previous = row.get("code", {}) if row.get("event") in STARTS else previous
+    previous = recorded_code(folder.events)
     if previous is None:
         return {}
     parts = dict.fromkeys((*previous, *code.names))

@@ -16,7 +16,7 @@ import mb_host
 import mb_overlap
 from mb_checkpoint.converted_weights import convert_once
 from mb_checkpoint.initial_weights import require_weights
-from mb_checkpoint.run_status import is_in_save_folder
+from mb_checkpoint.run_status import complete_message
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
@@ -176,15 +176,6 @@ def outcome_if_complete(job: Job, console: RankConsole) -> TrainOutcome | None:
 def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
     """Print that all steps are done, with the checkpoint of the last one, and return the outcome."""
     steps = job.config.train.train_iters or 0
-    if is_in_save_folder(job.config.checkpoint, last):
-        message = f"{job.folder.path}: the run is complete ({steps} steps); nothing to do."
-        console.print(
-            f"{message} To train longer, set train.train_iters=N and pass --resume-with-changes, or start in another "
-            f"folder with --out."
-        )
-    else:
-        message = (
-            f"{last}: has all {steps} steps of this run; nothing to do, and {job.folder.path} stays empty."
-        )
-        console.print(f"{message} To train longer, set train.train_iters=N.")
+    message, advice = complete_message(job.config.checkpoint, last, run=job.folder.path, train_iters=steps)
+    console.print(f"{message} {advice}")
     return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)

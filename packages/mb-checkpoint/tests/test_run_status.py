@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mb_checkpoint import CheckpointConfig, resume_status
-from mb_checkpoint.run_status import is_in_save_folder
+from mb_checkpoint.run_status import complete_message, is_in_save_folder
 
 
 def status(section, *, train_iters=20, **options):
@@ -118,3 +118,17 @@ def test_a_checkpoint_may_be_in_the_folder_of_this_run(tmp_path):
     ]
     assert [is_in_save_folder(section, path) for path in paths] == [True, True, False]
     assert not is_in_save_folder(CheckpointConfig(), paths[0])
+
+
+def test_a_complete_run_says_how_to_train_longer(tmp_path):
+    section, last = CheckpointConfig(save=str(tmp_path / "run")), tmp_path / "run" / "iter_0000006"
+    message, advice = complete_message(section, last, run=tmp_path, train_iters=6)
+    assert message == f"{tmp_path}: the run is complete (6 steps); nothing to do."
+    assert "--resume-with-changes" in advice
+
+
+def test_a_complete_run_of_another_folder_leaves_the_new_one_empty(tmp_path):
+    section, last = CheckpointConfig(save=str(tmp_path / "new")), tmp_path / "run" / "iter_0000006"
+    message, advice = complete_message(section, last, run=tmp_path / "new", train_iters=6)
+    assert message.endswith(f"nothing to do, and {tmp_path / 'new'} stays empty.")
+    assert "--resume-with-changes" not in advice

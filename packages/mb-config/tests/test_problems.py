@@ -7,6 +7,7 @@ import pytest
 
 from mb_config import RULES, ConfigError, Problem, Provenance, Rule, check
 from mb_config.facts import collect_facts
+from mb_config.problems import explain, explain_equivalent
 
 EVEN = Rule(
     id="X1",
@@ -170,3 +171,11 @@ def test_a_notebook_shows_problems_as_a_table():
     html = check({"a": {"b": "<script>"}}, [rule])._repr_html_()
     assert "<code>a.b</code>: is &lt;script&gt;<br><small>because it is &lt;b&gt;. Change it.</small>" in html
     assert check({}, [rule])._repr_html_() == "<p>No problems.</p>"
+
+
+def test_a_constraint_of_another_program_is_explained_by_its_rules():
+    (first, second) = RULES[:2]
+    text = explain_equivalent(("It is a rule here.", [second.id]), RULES)
+    assert text == f"It is a rule here.\n\n{explain(second)}"
+    assert first.id != second.id
+    assert explain_equivalent(None, RULES) is None

@@ -74,6 +74,29 @@ def is_in_save_folder(section: CheckpointConfig, checkpoint: Path) -> bool:
     )
 
 
+def complete_message(
+    section: CheckpointConfig, last: Path, *, run: Path, train_iters: int
+) -> tuple[str, str]:
+    """Return the message that a run has all its steps, and how to train longer.
+
+    Args:
+        section: the checkpoint section.
+        last: checkpoint of the last step, in the folder of the run or in another one.
+        run: folder of the run.
+        train_iters: number of steps of the complete run.
+    """
+    if is_in_save_folder(section, last):
+        return (
+            f"{run}: the run is complete ({train_iters} steps); nothing to do.",
+            "To train longer, set train.train_iters=N and pass --resume-with-changes, or start in another folder with "
+            "--out.",
+        )
+    return (
+        f"{last}: has all {train_iters} steps of this run; nothing to do, and {run} stays empty.",
+        "To train longer, set train.train_iters=N.",
+    )
+
+
 def _newest_step(section: CheckpointConfig) -> int | None:
     """Return the highest step that a load could select; None if there is none or the folder cannot be read."""
     if section.load is None or section.finetune:

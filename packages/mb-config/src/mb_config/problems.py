@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from html import escape
 from typing import Literal, Protocol, cast
@@ -128,6 +128,17 @@ def origin_texts(problem: Problem) -> list[str]:
 def explain(rule: RuleLike) -> str:
     """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
     return _rules.explain(cast("_rules.Rule", rule))
+
+
+def explain_equivalent(found: tuple[str, Collection[str]] | None, rules: Iterable[RuleLike]) -> str | None:
+    """Return a text about a constraint of another program, followed by the rules that are equivalent to it.
+
+    `found` is the text with the ids of the rules; None if the constraint is not known, and None is returned.
+    """
+    if found is None:
+        return None
+    text, ids = found
+    return "\n\n".join([text, *(explain(rule) for rule in rules if rule.id in ids)])
 
 
 def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:

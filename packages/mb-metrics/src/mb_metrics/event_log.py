@@ -37,6 +37,13 @@ class EventLog:
         self._file.append(json.dumps({"event": event, "time": self._clock(), **fields}))
 
 
+def recorded_code(events: str | Path) -> Mapping[str, Any] | None:
+    """Return the code of the user that the last start in an events file records; None if no start is recorded."""
+    starts = [row for row in read_event_rows(events) if row.get("event") in STARTS]
+    code: Mapping[str, Any] | None = starts[-1].get("code", {}) if starts else None
+    return code
+
+
 def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of an events file; none if it does not exist. Lines truncated by a kill are skipped."""
     path = Path(events)

@@ -3,14 +3,20 @@
 from pathlib import Path
 
 from mb_data.tokenizer_loading import TOKENIZER_FILES
-from mb_trainer.config import ConfigContainer, GPTModelConfig, TextCorpusConfig, TokenizerConfig
+from mb_trainer.config import (
+    ConfigContainer,
+    GPTModelConfig,
+    MambaModelConfig,
+    TextCorpusConfig,
+    TokenizerConfig,
+)
 from mb_trainer.recipes.gpt import gpt_tiny
 
 LONGEST = 2048
 """Sequence length after an import, unless the model's maximum is lower; a default for the user to raise."""
 
 
-def imported_model(section: GPTModelConfig, *, folder: Path) -> ConfigContainer:
+def imported_model(section: GPTModelConfig | MambaModelConfig, *, folder: Path) -> ConfigContainer:
     """Build fine-tuning of an imported model on the data of the recipe gpt_tiny.
 
     Args:

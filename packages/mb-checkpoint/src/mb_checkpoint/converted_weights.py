@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mb_checkpoint.errors import WeightConversionError
-from mb_checkpoint.layout import RUN_CHECKPOINTS, is_hugging_face_directory, why_not_a_checkpoint
+from mb_checkpoint.layout import RUN_CHECKPOINTS, is_convertible, why_not_a_checkpoint
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of one process of a run, which a program that it starts must not see."""
@@ -38,7 +38,7 @@ def converted_directory(folder: Path, *, environment: Mapping[str, str] | None =
 def source_of_weights(named: str) -> str:
     """Return the folder to read weights from: for a Hugging Face folder its conversion, else the folder itself."""
     folder = Path(named)
-    return str(converted_directory(folder)) if is_hugging_face_directory(folder) else named
+    return str(converted_directory(folder)) if is_convertible(folder) else named
 
 
 def convert_once(
@@ -63,7 +63,7 @@ def convert_once(
         WeightConversionError: The program failed; the message is the end of its output.
         OSError: The cache cannot be written.
     """
-    if named is None or not is_hugging_face_directory(Path(named)):
+    if named is None or not is_convertible(Path(named)):
         return
     environment = os.environ if environment is None else environment
     target = converted_directory(Path(named), environment=environment)

@@ -14,6 +14,7 @@ from mb_checkpoint.layout import (
     TENSOR_INDEX,
     TRAIN_STATE,
     has_counters_in_arguments,
+    is_convertible,
     is_hugging_face_directory,
     steps_in,
     why_not_a_checkpoint,
@@ -168,7 +169,7 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
     path = Path(named)
     try:
         foreign = recognize_foreign(path)
-        if is_hugging_face_directory(path) and not resume and next(path.glob("*.safetensors"), None):
+        if is_convertible(path) and not resume:
             return None  # converted before it is read
         if foreign is not None and not is_readable_here(path, resume=resume):
             return f"{named} holds {foreign.kind}. {foreign.advice(resume=resume)}"

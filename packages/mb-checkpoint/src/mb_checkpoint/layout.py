@@ -126,6 +126,11 @@ def is_hugging_face_directory(path: Path) -> bool:
     return any(next(path.glob(pattern), None) is not None for pattern in HUGGING_FACE_WEIGHTS)
 
 
+def is_convertible(folder: Path) -> bool:
+    """Return whether a folder has weights in Hugging Face format that can be converted: safetensors files."""
+    return is_hugging_face_directory(folder) and any(folder.glob("*.safetensors"))
+
+
 class NonPersistentDirs(Protocol):
     """Fields of the checkpoint section that determine the location of non-persistent checkpoints."""
 

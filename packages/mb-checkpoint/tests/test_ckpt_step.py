@@ -59,3 +59,19 @@ def test_the_message_names_both_steps_and_the_folder():
         "checkpoint.ckpt_step=6: this run started from that step and has saved step 9 since, so it resumes from its "
         "newest checkpoint. To start from step 6 again, use another folder: --out=NEW checkpoint.load=base."
     )
+
+
+def test_a_run_that_started_from_another_folder_resumes_from_its_own_checkpoints(tmp_path):
+    section = CheckpointConfig(load=str(tmp_path / "other"), save=str(tmp_path / "run"))
+    start = {"event": "resume", "step": 10, **start_fields(section)}
+    assert release_ckpt_step(section, events=[start]) is None
+    message = release_ckpt_step(section, events=[start, {"event": "save", "step": 12}])
+    assert section.load == section.save
+    assert message.endswith(
+        "To start from " + str(tmp_path / "other") + " again, use another folder: --out=NEW."
+    )
+
+
+def test_a_run_that_loads_where_it_saves_has_no_fields():
+    assert start_fields(CheckpointConfig(load="run", save="./run")) == {}
+    assert start_fields(CheckpointConfig(load="other")) == {}

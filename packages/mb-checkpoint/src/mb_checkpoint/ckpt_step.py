@@ -1,4 +1,8 @@
-"""Handling of `ckpt_step`, the step to start from, which applies until a newer checkpoint is saved. Stdlib only."""
+"""Step and folder to start from, which apply until the run has saved a checkpoint. Standard library only.
+
+`ckpt_step`, and a `load` other than `save`, name the checkpoint that a run starts from. The same command, typed or
+queued again, would start from there every time, and make all steps again.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,23 +12,22 @@ from mb_checkpoint.config import CheckpointConfig
 
 
 def start_fields(section: CheckpointConfig) -> dict[str, object]:
-    """Return the configured step and its folder, for the first event of a run; {} if no step is configured.
+    """Return the configured step and its folder, for the first event of a run; {} if it starts from its own newest.
 
     `release_ckpt_step` reads them from the events of the run.
     """
-    if section.ckpt_step is None or section.finetune:
+    load = None if section.load is None else _absolute(section.load)
+    elsewhere = load is not None and section.save is not None and load != _absolute(section.save)
+    if section.finetune or (section.ckpt_step is None and not elsewhere):
         return {}
-    return {
-        "ckpt_step": section.ckpt_step,
-        "load": None if section.load is None else _absolute(section.load),
-    }
+    return {"ckpt_step": section.ckpt_step, "load": load}
 
 
 def release_ckpt_step(section: CheckpointConfig, *, events: Iterable[Mapping[str, Any]]) -> str | None:
-    """Clear the configured step if a run started from it and has saved since; return the message, or None.
+    """Clear the configured step and folder if a run started from them and has saved since; return the message, or None.
 
-    The same command, typed or queued again, thus resumes instead of starting from that step every time. Newer
-    checkpoints are in `save`, whatever folder the run started from: `load` is set to it.
+    The same command, typed or queued again, thus resumes instead of starting from there every time. Newer checkpoints
+    are in `save`, whatever folder the run started from: `load` is set to it.
 
     Args:
         section: its `ckpt_step` and `load` are set. Call this before the rules are checked: the step may be deleted.
@@ -38,6 +41,11 @@ def release_ckpt_step(section: CheckpointConfig, *, events: Iterable[Mapping[str
     step, load = section.ckpt_step, section.load
     section.ckpt_step = None
     section.load = section.save or section.load
+    if step is None:
+        return (
+            f"checkpoint.load={load}: this run started from there and has saved step {newer} since, so it resumes from "
+            f"its newest checkpoint. To start from {load} again, use another folder: --out=NEW."
+        )
     return (
         f"checkpoint.ckpt_step={step}: this run started from that step and has saved step {newer} since, so it resumes "
         f"from its newest checkpoint. To start from step {step} again, use another folder: --out=NEW "
@@ -58,7 +66,9 @@ def _saved_since(start: Mapping[str, object], events: Iterable[Mapping[str, Any]
                 "load": _absolute(load) if isinstance(load, str) else None,
             }
             newest = None
-        elif kind == "save" and last_start == start and int(event["step"]) > int(str(start["ckpt_step"])):
+        elif (
+            kind == "save" and last_start == start and int(event["step"]) > int(str(start["ckpt_step"] or 0))
+        ):
             newest = int(event["step"])
     return newest
 

@@ -33,7 +33,7 @@ class ResumeStatus:
     reason: str | None = None
     """Reason of the rejection, and the fix; None unless rejected."""
     start_fields: Mapping[str, object] = field(default_factory=dict)
-    """Configured `ckpt_step` and its folder, for the first event of the run (see `release_ckpt_step`)."""
+    """Step and folder that the run starts from, for its first event (see `release_ckpt_step`)."""
 
     @property
     def resumes(self) -> bool:

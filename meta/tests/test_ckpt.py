@@ -29,4 +29,4 @@ def test_a_run_folder_without_checkpoints_is_refused_before_anything_is_loaded(t
     words = ["check", "checkpoint.finetune=true", f"checkpoint.load={tmp_path}"]
     assert "error CK41" in CliRunner().invoke(app, words).stdout
     words = ["finetune", f"checkpoint.pretrained_checkpoint={tmp_path}", f"--out={tmp_path / 'new'}"]
-    assert f"no such folder: {tmp_path}/checkpoints, because" in CliRunner().invoke(app, words).stderr
+    assert f"no such folder: {tmp_path}/checkpoints" in CliRunner().invoke(app, words).stderr

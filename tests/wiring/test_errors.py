@@ -10,6 +10,7 @@ from mb_config.cli_errors import PackageError, message_of
 from mb_loop import LossShapeError, UnknownEventError
 from mb_loop.errors import ParallelSetupError
 from mb_loop.schedule import ScheduleError
+from mb_models.errors import ModelConfigError
 from mb_models.freezing import FreezingError
 from mb_models.value_head import HeadError
 from mb_resilience.errors import StopOrderError, StopSetupError
@@ -54,6 +55,7 @@ def test_each_base_class_is_mapped_to_exit_codes() -> None:
 def test_bad_input_and_failures_have_different_exit_codes() -> None:
     assert message_of(ConfigReadError("cannot be read")) == ("cannot be read", 2)
     assert message_of(PlanError("has no plan")) == ("has no plan", 1)
+    assert message_of(ModelConfigError(["model: continues no text"])) == ("model: continues no text", 1)
     assert message_of(ZeroDivisionError()) is None
 
 

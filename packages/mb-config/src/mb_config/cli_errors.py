@@ -24,8 +24,8 @@ class RejectedConfig(Protocol):
     """Error of violated rules, of any package."""
 
     @property
-    def problems(self) -> Sequence[Problem]:
-        """Every problem."""
+    def problems(self) -> Sequence[Problem | str]:
+        """Every problem, or a line of text for each."""
 
 
 @runtime_checkable
@@ -68,7 +68,9 @@ def exit_code(command: Callable[[], int], report: Callable[[str, int], int] = pr
 def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause, or None for any other error."""
     if isinstance(error, RejectedConfig):
-        return problem_lines(error.problems), REJECTED
+        problems = [each for each in error.problems if not isinstance(each, str)]
+        if len(problems) == len(error.problems):
+            return problem_lines(problems), REJECTED
     if isinstance(error, PackageError) and not error.internal:
         return str(error), BAD_INPUT if error.bad_input else REJECTED
     if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -50,7 +49,9 @@ def add_text_commands(
         reported: calls a function and returns its exit code, or reports an error and returns that of the error.
         trust: type of the option `--trust`, whose callback trusts the folders for the length of the command.
     """
-    log = partial(print, file=sys.stderr)
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr)
 
     @app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')
     def sample(

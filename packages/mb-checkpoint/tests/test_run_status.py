@@ -120,7 +120,7 @@ def test_a_checkpoint_may_be_in_the_folder_of_this_run(tmp_path):
     assert not is_in_save_folder(CheckpointConfig(), paths[0])
 
 
-def test_a_complete_run_says_how_to_train_longer(tmp_path):
+def test_a_complete_run_has_advice_on_training_longer(tmp_path):
     section, last = CheckpointConfig(save=str(tmp_path / "run")), tmp_path / "run" / "iter_0000006"
     message, advice = complete_message(section, last, run=tmp_path, train_iters=6)
     assert message == f"{tmp_path}: the run is complete (6 steps); nothing to do."

@@ -41,9 +41,14 @@ def test_errors_are_bad_input_or_failures():
         name for module, name in error_classes() if getattr(importlib.import_module(module), name).bad_input
     }
     assert bad_input == {
+        "BenchCommandError",
+        "BenchRequestError",
+        "ComparedArgumentsError",
         "LogFormatError",
         "LoggingLevelError",
         "MetricNotRecordedError",
+        "NotebookUnavailableError",
+        "ReportPortError",
         "RunNotFoundError",
     }
 

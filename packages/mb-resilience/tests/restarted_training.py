@@ -137,8 +137,13 @@ def be_rank(rank: int, world_size: int, port: int, folder: Path, faults, usable,
 def launch(
     folder: Path, *, world_size: int, faults: Mapping[int, tuple[int, str, int]], usable=None, **settings
 ) -> list[int]:
-    """Start the processes and wait for them; return their exit codes."""
-    context = multiprocessing.get_context("fork")
+    """Start the processes and wait for them; return their exit codes.
+
+    They are forks of a server that has only imported this module: a fork of the tests' process would inherit groups and
+    stores of other tests, whose threads it does not have.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     port = free_port()
     ranks = [
         context.Process(target=be_rank, args=(rank, world_size, port, folder, faults, usable, settings))
@@ -149,6 +154,11 @@ def launch(
     for each in ranks:
         each.join()
     return [each.exitcode for each in ranks]
+
+
+def even(ranks: int) -> int:
+    """Return the number of ranks that can train if they train in pairs."""
+    return ranks // 2 * 2
 
 
 def losses(folder: Path) -> dict[int, float]:

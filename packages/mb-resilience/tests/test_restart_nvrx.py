@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import restarted_training  # noqa: E402
 from nvidia_resiliency_ext.inprocess.monitor_thread import RankShouldRestart  # noqa: E402
-from restarted_training import attempts, launch, losses  # noqa: E402
+from restarted_training import attempts, even, launch, losses  # noqa: E402
 
 from mb_resilience import InProcessRestartConfig, RestartLimitError  # noqa: E402
 from mb_resilience.restart_nvrx import forget_incomplete_imports, interruption_in, run_with_restarts  # noqa: E402
@@ -59,9 +59,10 @@ def test_the_last_permitted_attempt_ends_the_run_on_all_ranks(tmp_path):
     assert message == (tmp_path / "rank1").read_text()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_ranks_that_cannot_train_without_a_dead_one_end_the_run(tmp_path):
-    codes = launch(tmp_path, world_size=2, faults={0: (0, "kill", 3)}, usable=lambda ranks: ranks // 2 * 2)
+    codes = launch(tmp_path, world_size=2, faults={0: (0, "kill", 3)}, usable=even)
     assert codes == [-signal.SIGKILL, 3]
     assert "1 remaining ranks cannot train this run (rank 0 was killed" in (tmp_path / "rank1").read_text()
 

@@ -49,6 +49,14 @@ class NVRxDetectorError(ResilienceError, RuntimeError):
     """NVRx's detector cannot work in this process."""
 
 
+class AttemptError(ResilienceError, RuntimeError):
+    """Error of an attempt as text, without the objects that the frames of its traceback refer to.
+
+    NVRx copies the exception of the training function (`dataclasses.asdict`), which fails for many classes, and keeps
+    it with its frames, model and optimizer until the next fault.
+    """
+
+
 class RestartSetupError(ResilienceError, RuntimeError):
     """In-process restarts cannot be set up."""
 

@@ -25,7 +25,7 @@ from nvidia_resiliency_ext.inprocess.store import PrefixStore as AttemptStore
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from mb_resilience.config import InProcessRestartConfig
-from mb_resilience.errors import RestartLimitError
+from mb_resilience.errors import AttemptError, RestartLimitError
 from mb_resilience.native_sockets import open_sockets, shut_down_connections
 from mb_resilience.nvrx_store import NVRX, SharedStore
 from mb_resilience.restart import (
@@ -152,14 +152,6 @@ def forget_incomplete_imports() -> None:
         parent = name.rpartition(".")[0]
         if parent and parent not in sys.modules:
             del sys.modules[name]
-
-
-class AttemptError(RuntimeError):
-    """Error of an attempt as text, without the objects that the frames of its traceback refer to.
-
-    NVRx copies the exception of the training function (`dataclasses.asdict`), which fails for many classes, and keeps
-    it with its frames, model and optimizer until the next fault.
-    """
 
 
 class RestartedRun(Generic[Returned]):

@@ -37,6 +37,10 @@ class RowAllGather:
         return [_numbers(each) for each in rows]
 
 
+LOCATION_BYTES = 256
+"""Longest text of a host and device that ranks exchange."""
+
+
 class BroadcastFromRank0:
     """Broadcast of an object from rank 0 of a group. Each call is one collective of pickled objects over the group.
 
@@ -63,9 +67,12 @@ def gather_locations(device: torch.device) -> list[str]:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         location += f", GPU {index} ({torch.cuda.get_device_name(index)})"
-    found: list[str] = [""] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, location)
-    return found
+    # not all_gather_object, which needs numpy
+    text = location.encode()[:LOCATION_BYTES].ljust(LOCATION_BYTES, b"\0")
+    own = torch.tensor(list(text), dtype=torch.uint8, device=device)
+    found = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(found, own)
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in found]
 
 
 def _numbers(row: Tensor) -> list[float]:

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from mb_data.batch_iterators import BatchSettings
+from mb_data.document_parts import document_lengths
 from mb_data.errors import ValidationDataError
 from mb_data.run_data import RunDatasets
-from mb_data.step_batch import document_lengths
 from mb_data.validation_sets import ValidationBatches
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from mb_data.batch_iterators import BatchSettings
 from mb_data.dataset_provider import DatasetBuildContext
+from mb_data.document_parts import DocumentPart, document_parts
 from mb_data.errors import UnknownStepError
 from mb_data.loaders import rank_sampler
 from mb_data.run_data import RunDatasets, build_run_datasets
@@ -42,18 +43,6 @@ class StepPosition:
     """Data-parallel size of the run."""
     metrics: Mapping[str, float]
     """Metrics of the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentPart:
-    """Part of a sequence that comes from one document."""
-
-    source: str
-    """Path of the .bin and .idx files, without suffix."""
-    document: int
-    offset: int
-    """First token in the document."""
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,20 +187,6 @@ def step_sequences(
             return
 
 
-def document_lengths(dataset: Any, index: int) -> list[int] | None:
-    """Return the length in tokens of the document of each label of a sample; None for data without documents.
-
-    The labels are the tokens of the sample from the second one on.
-    """
-    if hasattr(dataset, "dataset_sample_index"):  # a blend
-        part = int(dataset.dataset_index[index])
-        return document_lengths(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
-    found: list[int] = []
-    for each in _parts(dataset, index):
-        found += [int(dataset.dataset.sequence_lengths[each.document])] * each.tokens
-    return found[1:] or None
-
-
 def _sequence(dataset: Any, index: int) -> StepSequence:
     item = dataset[index]
     tokens = next(item[name] for name in _TOKENS if name in item)
@@ -220,29 +195,5 @@ def _sequence(dataset: Any, index: int) -> StepSequence:
     if "cu_seqlens" in item:
         starts = sorted({int(start) for start in item["cu_seqlens"]} - {len(numbers)})
     return StepSequence(
-        index=index, parts=tuple(_parts(dataset, index)), tokens=numbers, starts=tuple(starts)
+        index=index, parts=tuple(document_parts(dataset, index)), tokens=numbers, starts=tuple(starts)
     )
-
-
-def _parts(dataset: Any, index: int) -> Iterator[DocumentPart]:
-    """Yield the documents of a sample of Megatron's GPT dataset, or of a blend of several; nothing for other data."""
-    if hasattr(dataset, "dataset_sample_index"):
-        part = int(dataset.dataset_index[index])
-        yield from _parts(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
-        return
-    if not hasattr(dataset, "sample_index"):
-        return
-    sample = int(dataset.shuffle_index[index])
-    (first, offset), (last, end) = dataset.sample_index[sample], dataset.sample_index[sample + 1]
-    extra = int(dataset.config.add_extra_token_to_sequence)
-    for number in range(int(first), int(last) + 1):
-        document = int(dataset.document_index[number])
-        begin = int(offset) if number == first else 0
-        length = int(dataset.dataset.sequence_lengths[document])
-        stop = int(end) + extra if number == last else length
-        yield DocumentPart(
-            source=str(dataset.dataset_path),
-            document=document,
-            offset=begin,
-            tokens=min(stop, length) - begin,
-        )

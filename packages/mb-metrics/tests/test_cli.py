@@ -258,7 +258,8 @@ def read_until(terminal, text):
 
 def test_watch_on_a_terminal_ends_with_the_run(run):
     process, terminal = start_on_a_terminal(run)
-    assert b"not closed (killed or still running)" in read_until(terminal, b"no stop recorded")
+    state = b"not closed (killed or still running)"
+    assert state in read_until(terminal, state)
     (run / "events.jsonl").write_text('{"event": "stop", "time": 5, "step": 3, "reason": "signal"}\n')
     assert b"stopped (signal)" in read_until(terminal, b"stopped (signal)")
     assert process.wait(timeout=120) == 0

@@ -46,22 +46,22 @@ def main(
     lifeline_fds: Sequence[int],
     dump_fd: int,
 ) -> None:
-    """Serve the launcher at the other end of `connection_fd` until it closes the connection.
+    """Serve the launcher at the other end of `connection_fd` until it sends None.
 
     A fatal signal (including the launcher's SIGABRT) writes the stacks of all threads to `dump_fd`. When the other end
-    of one of `lifeline_fds` is closed, the launcher or the rank server is dead, and this rank kills its process group.
+    of one of `lifeline_fds`, or of the connection, is closed, the launcher or the rank server is dead, and this rank
+    kills its process group.
     """
     faulthandler.enable(file=dump_fd, all_threads=True)
     threading.Thread(target=_die_with_launcher, args=(lifeline_fds,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    connection: Connection[RankReply, RankTask] = Connection(connection_fd)
-    connection.send(_prepare(imports))
-    while True:
-        try:
-            task = connection.recv()
-        except EOFError:
-            break
-        connection.send(_run_task(task, rank=rank, world_size=world_size))
+    connection: Connection[RankReply, RankTask | None] = Connection(connection_fd)
+    try:
+        connection.send(_prepare(imports))
+        while (task := connection.recv()) is not None:
+            connection.send(_run_task(task, rank=rank, world_size=world_size))
+    except (EOFError, OSError):  # the launcher is dead, which may be seen here before the lifeline
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     _leave_groups()
     _exit()
 

@@ -54,7 +54,7 @@ class RankProcess:
         self, spec: RankSpec, *, start: Callable[[RankSpec, RankFileDescriptors], ProcessHandle]
     ) -> None:
         self.rank = spec.rank
-        self.connection: Connection[RankTask, RankReply]
+        self.connection: Connection[RankTask | None, RankReply]
         self.connection, child_end = Pipe()
         lifeline_end, self._lifeline = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -117,7 +117,9 @@ class RankProcess:
         return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
 
     def close_connection(self) -> None:
-        """Close the connection, so that the rank exits once its current task ends."""
+        """Send the last message and close the connection, so that the rank exits once its current task ends."""
+        with suppress(OSError):  # the rank is dead
+            self.connection.send(None)
         self.connection.close()
 
     def end(self, *, grace_seconds: float) -> None:

@@ -58,6 +58,13 @@ def test_the_replicas_are_those_of_the_start_before_the_step(run):
     assert [find_step(run, step).replicas for step in (2, 3)] == [4, 8]
 
 
+def test_lines_that_a_killed_run_did_not_complete_are_left_out(run):
+    for name, line in (("metrics.jsonl", '{"step": 4, "sam'), ("events.jsonl", '{"event": "st')):
+        with (run / name).open("a") as file:
+            file.write(line)
+    assert find_step(run, 3).consumed == 8
+
+
 def test_a_step_without_a_number_of_processes_has_that_of_the_next_row(run):
     assert [find_step(run, step).replicas for step in (1, 3)] == [2, 2]
 

@@ -19,15 +19,6 @@ _TOKENIZER = (
     "vocab_extra_ids",
 )
 """Fields of the tokenizer that name its kind, its files and its entries."""
-_TOKENIZER = (
-    "tokenizer_type",
-    "tokenizer_model",
-    "vocab_size",
-    "vocab_file",
-    "merge_file",
-    "vocab_extra_ids",
-)
-"""Fields of the tokenizer that name its kind, its files and its entries."""
 
 
 def stored_sections(file: Path | None, arguments: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ ramp-ups, discarded steps and resumes. The samples at a position do not depend o
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def find_step(run: Path, step: int) -> StepPosition:
         OSError: A file cannot be read.
     """
     file = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = list(_rows(file))
     found = next(
         (row for row in reversed(rows) if row["step"] == step and CONSUMED in row and BATCH in row), None
     )
@@ -101,13 +102,18 @@ def find_step(run: Path, step: int) -> StepPosition:
     )
 
 
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines; lines that a killed process did not complete are left out."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
 def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> int:
     """Return the processes of a run in a step: of the start before it, otherwise of the next row with their number."""
     events = run / "events.jsonl"
-    lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
-    starts = [
-        event for event in map(json.loads, lines) if WORLD_OF_START in event and event.get("step", 0) < step
-    ]
+    started = _rows(events) if events.is_file() else ()
+    starts = [event for event in started if WORLD_OF_START in event and event.get("step", 0) < step]
     if starts:
         return int(starts[-1][WORLD_OF_START])
     known = [row for row in rows if WORLD in row]

@@ -157,7 +157,7 @@ def layer_numbers(chunks: Sequence[Any]) -> dict[str, int]:
     """Map the names of layers in these chunks to their numbers in the complete model, from 0."""
     return {
         prefix + name: module.layer_number - 1
-        for prefix, chunk in _prefixed(chunks)
+        for prefix, chunk in prefixed(chunks)
         for name, module in chunk.named_modules()
         if isinstance(attribute(module, "layer_number"), int)
     }
@@ -173,7 +173,8 @@ def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
     }
 
 
-def _prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
+def prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return each chunk with the prefix of its names: "chunk<i>." if there are several."""
     return [(f"chunk{index}." if len(chunks) > 1 else "", chunk) for index, chunk in enumerate(chunks)]
 
 

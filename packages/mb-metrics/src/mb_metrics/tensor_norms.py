@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mb_metrics.gradient_norms import GLOBAL, PREFIX, WeightNorms, layer_numbers, renumbered
+from mb_metrics.gradient_norms import GLOBAL, PREFIX, WeightNorms, layer_numbers, prefixed, renumbered
 from mb_metrics.model_norms import build_norms
 from mb_metrics.norms import NormGroups
 from mb_metrics.sections import MeasuredModel, MetricsSettings
@@ -194,8 +194,7 @@ class _OutputWatch:
 def _named_modules(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the modules below each chunk, with the names of their parameters' owners in the complete model."""
     numbers = layer_numbers(chunks)
-    for index, chunk in enumerate(chunks):
-        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+    for prefix, chunk in prefixed(chunks):
         for name, module in chunk.named_modules():
             if name:
                 yield renumbered(f"{prefix}{name}.", numbers).rstrip("."), module

@@ -20,6 +20,7 @@ from mb_models.hf.family import (
     WITHOUT_EFFECT,
     HuggingFaceFamily,
     Section,
+    settings_of_weights,
 )
 from mb_models.hf.rotary_fields import LLAMA3_SCALING, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
@@ -111,12 +112,7 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "activation_func": "silu",
-        "add_bias_linear": False,
-        "hidden_dropout": 0.0,
-        "calculate_per_token_loss": True,
-        "params_dtype": dtype,
-        "bf16": dtype == "bfloat16",
-        "fp16": dtype == "float16",
+        **settings_of_weights(dtype),
         **family.section,
         **family.read(content),
     }

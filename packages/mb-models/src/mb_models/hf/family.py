@@ -174,3 +174,15 @@ WITHOUT_EFFECT = frozenset(
 is_encoder_decoder is fixed by the architecture. Layers for further tokens (num_nextn_predict_layers) are rejected
 where their weights are found.
 """
+
+
+def settings_of_weights(dtype: DType) -> dict[str, Any]:
+    """Return the fields of a model section that all families share, with the floating-point type of the weights."""
+    return {
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "calculate_per_token_loss": True,
+        "params_dtype": dtype,
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
+    }

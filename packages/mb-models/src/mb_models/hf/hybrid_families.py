@@ -7,7 +7,7 @@ from typing import Any
 from mb_models.config import DType
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.errors import HuggingFaceError
-from mb_models.hf.family import HuggingFaceFamily, HybridConversion
+from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
 from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads
 
 LETTERS: Mapping[str, str] = {
@@ -57,12 +57,7 @@ def _shared(content: Mapping[str, Any], dtype: DType) -> dict[str, Any]:
         "init_method_std": content["initializer_range"],
         "normalization": "RMSNorm",
         "layernorm_epsilon": content["layer_norm_epsilon"],
-        "add_bias_linear": False,
-        "hidden_dropout": 0.0,
-        "calculate_per_token_loss": True,
-        "params_dtype": dtype,
-        "bf16": dtype == "bfloat16",
-        "fp16": dtype == "float16",
+        **settings_of_weights(dtype),
     }
 
 

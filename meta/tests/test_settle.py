@@ -6,11 +6,12 @@ import pytest
 
 from mb_checkpoint import CheckpointFolderError
 from mb_config import ConfigError, Provenance
+from mb_metrics.errors import RunFolderNameError
 from mb_metrics.run_folder import RunFolder
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import folder_of, set_run_paths
+from mb_trainer.run_folder import set_run_paths
 from mb_trainer.settle import RunOptions, settle_job
 
 
@@ -43,7 +44,7 @@ def test_the_home_directory_is_expanded_in_each_path_and_in_the_run_folder(tmp_p
     config = gpt_tiny()
     config.checkpoint.save, config.dataset.sources = "~/ck", ["~/a", "b"]
     config.tokenizer.tokenizer_model = "~"
-    set_run_paths(config, folder_of("~/run", name="x"), Provenance({"checkpoint.save": "code"}))
+    set_run_paths(config, RunFolder.named("~/run", name="x"), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (f"{tmp_path}/ck", f"{tmp_path}/ck")
     assert config.dataset.sources == [f"{tmp_path}/a", "b"]
     assert (config.tokenizer.tokenizer_model, config.logger.tensorboard_dir) == (
@@ -54,8 +55,8 @@ def test_the_home_directory_is_expanded_in_each_path_and_in_the_run_folder(tmp_p
 
 @pytest.mark.parametrize("out", ["s3://bucket/x", Path("s3://bucket/x"), "msc://bucket/x"])
 def test_a_run_folder_is_no_url(out):
-    with pytest.raises(RunFolderError, match=r"--out: .*:/.*bucket/x is a URL"):
-        folder_of(out, name="x")
+    with pytest.raises(RunFolderNameError, match=r"--out: .*:/.*bucket/x is a URL"):
+        RunFolder.named(out, name="x")
 
 
 def test_a_load_that_leads_to_nothing_is_refused_with_the_nearest_folder(tmp_path):

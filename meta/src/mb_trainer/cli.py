@@ -6,7 +6,7 @@ Each command imports its module when it is called, so that `mb --help` starts fa
 import sys
 import warnings
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,8 @@ import mb_metrics.cli
 from mb_config.cli import OverridesWithDashes
 from mb_config.cli_options import add_import_option
 from mb_config.cli_versions import version_option
-from mb_models.hf.commands import add_weight_commands
 from mb_trainer.cli_config import TRAINER, configs
-from mb_trainer.cli_options import command, read_run_folder
+from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
 from mb_trainer.cli_train import train
 
@@ -43,21 +42,6 @@ app.add_typer(mb_launch.cli.app, name="launch")
 
 VERSION = version_option(
     "mb-trainer", pattern=r"mb-\w+", frameworks=("torch", "megatron-core", "transformer-engine")
-)
-
-
-def weight_converter() -> Any:
-    """Return the module that converts weights on the CPU, which imports megatron."""
-    import_module("mb_host").install(force=True)  # before megatron is imported
-    return import_module("mb_trainer.hugging_face")
-
-
-add_weight_commands(
-    app,
-    converter=weight_converter,
-    reported=lambda work: command("errors").reported(work),
-    read_folder=read_run_folder,
-    trust=mb_checkpoint.cli.Trust,
 )
 
 

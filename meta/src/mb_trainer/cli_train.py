@@ -1,4 +1,4 @@
-"""Command line for training: `mb pretrain`, `finetune`, `verify-resume`."""
+"""Command line for training: `mb pretrain`, `finetune`, `verify-resume`, `drill`, `replay`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
-from mb_verify.cli_options import DrillOptions, ProofOptions
+from mb_verify.run_commands import add_run_commands
 
 train = typer.Typer()
 
@@ -84,35 +84,11 @@ def finetune(run: RunArguments) -> None:
     run.start("finetune")
 
 
-@train.command(
-    "verify-resume",
-    epilog="Example: mb verify-resume gpt_tiny --steps 20 --cut 7 --nproc 2 model.tensor_model_parallel_size=2",
+add_run_commands(
+    train,
+    start_runs=lambda *run, **files: command("verify_resume").start_runs(*run, **files),
+    replay_run=lambda *run: command("replay").replay(*run),
+    recipe=Recipe,
+    files=ConfigFiles,
+    common_options=common_options,
 )
-@common_options
-def verify_resume(options: ProofOptions, recipe: Recipe = None, config: ConfigFiles = None) -> None:
-    """Prove that a resumed run equals an uninterrupted one: run a recipe with and without an interruption.
-
-    Compared for every step on every rank: the sequences that were read, counters, learning rate, all random streams,
-    losses, gradient norms, optimizer state and parameters. The first difference is named with its step, rank and both
-    values. Nothing is written but a temporary folder, or --out. Every tensor is hashed in every step: choose a model
-    that is small for its layout. On GPUs ask for model.deterministic_mode=true.
-
-    Where the two differ, a second uninterrupted run follows, and the state that was loaded, threads, processor and
-    versions are printed: exit code 3 then means that runs differ on this machine without any resume.
-
-    Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
-    """
-    raise typer.Exit(command("verify_resume").start_runs(list(recipe or []), options, files=config or []))
-
-
-@train.command(epilog="Example: mb drill gpt_tiny --nproc 2 --steps 12 --save-every 3 --faults kill,nan")
-@common_options
-def drill(options: DrillOptions, recipe: Recipe = None, config: ConfigFiles = None) -> None:
-    """Run a recipe under injected faults, start it again after each, and compare it with the undisturbed run.
-
-    Each fault comes in a step, at a moment and on a rank that --seed draws. Reported for each: steps and seconds lost,
-    and whether losses, gradient norms and learning rates equal those of the undisturbed run bit for bit.
-
-    Exit code 0: the run recovered from all; 1: not, or a run failed; 3: the machine is not repeatable.
-    """
-    raise typer.Exit(command("verify_resume").start_runs(list(recipe or []), options, files=config or []))

@@ -13,6 +13,7 @@ from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics import model_flops_per_token, read_event_rows
+from mb_metrics.run_folder import RunFolder
 from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import read_tokenizer_facts, verify_data
@@ -20,12 +21,12 @@ from mb_trainer.machine import target_facts
 from mb_trainer.preflight import RULES, all_checks, all_rules
 from mb_trainer.pretrained import take_checkpoint_settings
 from mb_trainer.request_reader import READER
-from mb_trainer.run_folder import folder_of, set_run_paths
+from mb_trainer.run_folder import set_run_paths
 
 
 def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
     """Set the paths of a configuration to its run folder, and clear a step to start from that was used there."""
-    folder = folder_of(out, name=request.name)
+    folder = RunFolder.named(out, name=request.name)
     set_run_paths(request.config, folder, request.provenance)
     if not request.config.validation.skip_train:
         release_ckpt_step(request.config.checkpoint, events=read_event_rows(folder.events))

@@ -1,6 +1,5 @@
 """Run folder: its paths in a configuration, and whether its settings are those of a run that would resume it."""
 
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
 from mb_checkpoint.paths import is_url
 from mb_config import Provenance, SavedSettings
 from mb_config.home_directory import expand_home_in
-from mb_config.paths import expand_home
-from mb_metrics.event_log import recorded_code
 from mb_metrics.run_folder import RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer
-from mb_trainer.user_code import UserCode
 
 NOT_SETTINGS = frozenset(
     {
@@ -56,23 +52,6 @@ PATH_FIELDS: tuple[str, ...] = (
 """Fields that hold a path to files or folders, of every section."""
 
 
-def folder_of(out: Path | str | None, *, name: str) -> RunFolder:
-    """Return the run folder given by `--out`, or `runs/<name>`; a leading `~` is the home directory.
-
-    Raises:
-        RunFolderError: a URL is given.
-    """
-    if out is None:
-        return RunFolder(Path("runs") / name)
-    text = str(out)
-    if is_url(text) or re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path collapses the double slash
-        raise RunFolderError(
-            f"--out: {text} is a URL. Runs are written through the local file system only. Name a local folder, or "
-            "one into which the storage is mounted on every node."
-        )
-    return RunFolder(Path(expand_home(text)))
-
-
 def saved_settings(folder: RunFolder) -> SavedSettings:
     """Return the settings of the run in a folder, which may be missing."""
     return SavedSettings(
@@ -81,16 +60,6 @@ def saved_settings(folder: RunFolder) -> SavedSettings:
         fix="Restore the file, or remove it to resume with the settings of this command (checkpoints are not "
         "changed), or give another folder with --out.",
     )
-
-
-def changed_code(folder: RunFolder, code: UserCode) -> dict[str, tuple[list[str], list[str]]]:
-    """Return `code.<part>` -> (previous, current) names of the user's code, for each part that differs."""
-    previous = recorded_code(folder.events)
-    if previous is None:
-        return {}
-    parts = dict.fromkeys((*previous, *code.names))
-    both = {part: (previous.get(part, []), code.names.get(part, [])) for part in parts}
-    return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}
 
 
 def in_use_error(folder: RunFolder) -> RunFolderError:

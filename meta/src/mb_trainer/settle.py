@@ -13,6 +13,7 @@ from mb_config.preflight import PreflightResult
 from mb_config.saved_settings import changed_settings_message
 from mb_launch import World, read_local_world_size, read_world
 from mb_metrics import read_event_rows
+from mb_metrics.event_log import changed_code
 from mb_metrics.run_folder import RunFolder
 from mb_models.mimo_layout_rules import stored_optimizer_error
 from mb_models.weight_shapes import fixed_by_weights
@@ -23,7 +24,7 @@ from mb_trainer.data_checks import verify_data
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.preflight import settle
 from mb_trainer.pretrained import take_checkpoint_settings
-from mb_trainer.run_folder import changed_code, folder_of, saved_settings, set_run_paths
+from mb_trainer.run_folder import saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import where_tokenizer
 from mb_trainer.user_code import NO_CODE, UserCode
 
@@ -75,7 +76,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     A job is "complete" here if its last step seems to exist; the content of that checkpoint is not read.
     """
     world = read_world(options.environment)
-    folder = folder_of(options.out, name=options.name)
+    folder = RunFolder.named(options.out, name=options.name)
     known = Provenance.of(config) if options.provenance is None else options.provenance
     set_run_paths(config, folder, known)
     evaluate_only = config.validation.skip_train
@@ -151,7 +152,7 @@ def compare_with_previous(
         mb_config.SavedSettingsError: the settings in the folder cannot be read.
     """
     saved = saved_settings(folder)
-    changed = saved.differences(config) | changed_code(folder, options.code)
+    changed = saved.differences(config) | changed_code(folder.events, options.code.names)
     if changed and not options.resume_with_changes:
         fixed = fixed_by_weights(changed) if status.resumes else []
         raise RunFolderError(changed_settings_message(folder.path, changed, fixed=fixed))

@@ -49,6 +49,7 @@ def test_errors_are_bad_input_or_failures():
         "MetricNotRecordedError",
         "NotebookUnavailableError",
         "ReportPortError",
+        "RunFolderNameError",
         "RunNotFoundError",
     }
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mb_metrics import EventLog, LastStep, read_event_rows, read_last_step, write_missing_stop
+from mb_metrics.event_log import changed_code
 
 
 def test_events_are_json_lines_with_their_time(tmp_path):
@@ -58,3 +59,13 @@ def test_the_last_complete_row_is_found_before_a_truncated_one(tmp_path):
     assert read_last_step(tmp_path / "none.jsonl") is None
     metrics.write_text("[]\n")
     assert read_last_step(metrics) is None
+
+
+def test_changed_code_names_both_sides_of_each_part_that_differs(tmp_path):
+    events = tmp_path / "events.jsonl"
+    assert changed_code(events, {"callbacks": ["mine.A"]}) == {}
+    events.write_text(
+        json.dumps({"event": "start", "code": {"callbacks": ["mine.A"], "forward_step": ["f"]}})
+    )
+    now = {"callbacks": ["mine.A"], "sinks": ["s"]}
+    assert changed_code(events, now) == {"code.forward_step": (["f"], []), "code.sinks": ([], ["s"])}

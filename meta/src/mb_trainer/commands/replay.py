@@ -7,18 +7,18 @@ from pathlib import Path
 from mb_checkpoint.inspection import list_checkpoints
 from mb_config import difference_lines
 from mb_config.unattended import unattended_overrides
+from mb_metrics.event_log import changed_code
 from mb_metrics.run_folder import RunFolder
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.errors import RunFolderError
-from mb_trainer.run_folder import changed_code
-from mb_trainer.user_code import NO_CODE
 from mb_verify import ReplayPlan
 from mb_verify.cli_options import ReplayOptions
 
 
-def replay(run: RunFolder, overrides: Sequence[str], options: ReplayOptions) -> int:
+def replay(path: Path, overrides: Sequence[str], options: ReplayOptions) -> int:
     """Make the step again and print the result; return 1 if it differs from the run."""
+    run = RunFolder(path)
 
     def make_command(plan: ReplayPlan, processes: int, folder: Path) -> list[str]:
         settings = [str(run.run_config), *replay_overrides(plan, run, RunFolder(folder)), *overrides]
@@ -27,7 +27,7 @@ def replay(run: RunFolder, overrides: Sequence[str], options: ReplayOptions) -> 
         return [sys.executable, "-m", "mb_trainer", "pretrain", *given]
 
     def work() -> int:
-        if code := changed_code(run, NO_CODE):
+        if code := changed_code(run.events, {}):
             reason = "was trained with code of the user, which a replay does not load"
             raise RunFolderError(f"{run.path}: {reason}.\n{difference_lines(code)}")
         found = list_checkpoints(run.checkpoints)

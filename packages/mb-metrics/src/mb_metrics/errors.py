@@ -21,6 +21,12 @@ class ReportWriteError(MetricsError, OSError):
     """Error raised when a report cannot be written."""
 
 
+class RunFolderNameError(MetricsError, ValueError):
+    """Error raised when a run folder is named by a URL."""
+
+    bad_input = True
+
+
 class SectionError(MetricsError, RuleError):
     """Error raised when a section violates rules; `problems` contains them, and the message has a line for each."""
 

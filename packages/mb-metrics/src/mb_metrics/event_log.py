@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,21 @@ def recorded_code(events: str | Path) -> Mapping[str, Any] | None:
     starts = [row for row in read_event_rows(events) if row.get("event") in STARTS]
     code: Mapping[str, Any] | None = starts[-1].get("code", {}) if starts else None
     return code
+
+
+def changed_code(
+    events: str | Path, code: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+    """Return `code.<part>` -> (names at the last start, current names) for each part of the user's code that differs.
+
+    Empty if an events file records no start.
+    """
+    previous = recorded_code(events)
+    if previous is None:
+        return {}
+    parts = dict.fromkeys((*previous, *code))
+    both = {part: (previous.get(part, []), code.get(part, [])) for part in parts}
+    return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}
 
 
 def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:

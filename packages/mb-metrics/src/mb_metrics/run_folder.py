@@ -1,7 +1,11 @@
 """Files of a run folder."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from mb_metrics.errors import RunFolderNameError
+from mb_metrics.paths import expand_home
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
@@ -15,6 +19,23 @@ class RunFolder:
     """
 
     path: Path
+
+    @classmethod
+    def named(cls, out: Path | str | None, *, name: str) -> "RunFolder":
+        """Return the folder that the option `--out` gives, or `runs/<name>`; a leading `~` is the home directory.
+
+        Raises:
+            RunFolderNameError: a URL is given.
+        """
+        if out is None:
+            return cls(Path("runs") / name)
+        text = str(out)
+        if re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path collapses the double slash
+            raise RunFolderNameError(
+                f"--out: {text} is a URL. Runs are written through the local file system only. Name a local folder, "
+                "or one into which the storage is mounted on every node."
+            )
+        return cls(Path(expand_home(text)))
 
     @property
     def run_config(self) -> Path:

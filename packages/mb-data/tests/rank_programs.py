@@ -2,7 +2,14 @@
 
 import torch
 
-from mb_data import DatasetBuildContext, TextCorpusConfig, build_data_iterator, build_gpt_datasets
+from mb_data import (
+    ByteTokenizer,
+    DatasetBuildContext,
+    GPTDatasetConfig,
+    TextCorpusConfig,
+    build_data_iterator,
+    build_gpt_datasets,
+)
 
 MICRO = 2
 SAMPLES = 16
@@ -20,6 +27,35 @@ def read_corpus_on_rank_zero(sources, cache_dir):
     if train is None:
         return None
     return [row for batch in _batches(config, train, rank=0, ranks=1) for row in batch]
+
+
+def read_blend(prefixes):
+    """Build a blend twice, the second time from its record. Return the class names and the samples of both."""
+    found = []
+    for _ in range(2):
+        blend = _blend(prefixes, reads_data=True)
+        found.append((type(blend).__name__, [blend[index]["tokens"].tolist() for index in range(SAMPLES)]))
+    unread = _blend(prefixes, reads_data=torch.distributed.get_rank() == 0)
+    return found, unread is None
+
+
+def _blend(prefixes, *, reads_data):
+    config = GPTDatasetConfig(
+        seq_length=8,
+        data_path=prefixes,
+        split="1",
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    context = DatasetBuildContext(
+        train_samples=SAMPLES,
+        valid_samples=0,
+        test_samples=0,
+        tokenizer=ByteTokenizer(),
+        reads_data=reads_data,
+    )
+    return build_gpt_datasets(config, context)[0]
 
 
 def _train(sources, cache_dir, *, reads_data):

@@ -10,23 +10,32 @@ _MAGIC = b"\x93NUMPY"
 
 
 def require_numeric_arrays(folder: Path) -> None:
-    """Reject cached indices that are not arrays of numbers.
-
-    Megatron Core loads the indices with pickles allowed, so an index that is a pickle could execute code. Only the
-    headers are read. A file that another process has started to write is accepted.
+    """Reject cached indices of a folder that are not arrays of numbers.
 
     Raises:
-        IndexedFormatError: A file is a pickle, an archive, or an array of Python objects.
+        IndexedFormatError: As for `require_numeric_array`.
     """
     for path in sorted(folder.glob("*.npy")):
-        with path.open("rb") as stream:
-            start = stream.read(len(_MAGIC))
-            stream.seek(0)
-            if not _MAGIC.startswith(start) or (start == _MAGIC and _holds_objects(stream)):
-                raise IndexedFormatError(
-                    f"{path}: is not an array of numbers, as a cached sample index is. Reading it could execute code "
-                    "of its author. Remove the file; the index is built again."
-                )
+        require_numeric_array(path)
+
+
+def require_numeric_array(path: Path) -> None:
+    """Reject a cached index that is not an array of numbers.
+
+    Megatron Core loads the indices with pickles allowed, so an index that is a pickle could execute code. Only the
+    header is read. A file that another process has started to write is accepted.
+
+    Raises:
+        IndexedFormatError: The file is a pickle, an archive, or an array of Python objects.
+    """
+    with path.open("rb") as stream:
+        start = stream.read(len(_MAGIC))
+        stream.seek(0)
+        if not _MAGIC.startswith(start) or (start == _MAGIC and _holds_objects(stream)):
+            raise IndexedFormatError(
+                f"{path}: is not an array of numbers, as a cached sample index is. Reading it could execute code "
+                "of its author. Remove the file; the index is built again."
+            )
 
 
 def _holds_objects(stream: object) -> bool:

@@ -1,14 +1,46 @@
 """Fingerprint of the data from which Megatron's sample indices are built."""
 
 import hashlib
-from collections.abc import Sequence
-
-from mb_data.indexed import pair_paths
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 _END_BYTES = 1 << 20
 
 
-def data_fingerprint(prefixes: Sequence[str], *, settings: Sequence[object] = ()) -> str:
+@dataclass(frozen=True, slots=True)
+class PairState:
+    """Sizes in bytes and modification times in nanoseconds of a pair, the `.bin` file first."""
+
+    sizes: tuple[int, int]
+    modified: tuple[int, int]
+
+
+def pair_state(prefix: str) -> PairState:
+    """Return the sizes and modification times of a pair.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+    """
+    tokens, index = Path(f"{prefix}.bin").stat(), Path(f"{prefix}.idx").stat()
+    return PairState((tokens.st_size, index.st_size), (tokens.st_mtime_ns, index.st_mtime_ns))
+
+
+def pair_states(prefixes: Sequence[str]) -> dict[str, PairState]:
+    """Return the state of each pair by its prefix. Object storage (`s3://`, `msc://`) has none.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+    """
+    return {prefix: pair_state(prefix) for prefix in prefixes if "://" not in prefix}
+
+
+def data_fingerprint(
+    prefixes: Sequence[str],
+    *,
+    settings: Sequence[object] = (),
+    states: Mapping[str, PairState] | None = None,
+) -> str:
     """Return a hash of the sizes, modification times, and first and last megabyte of the index of each pair.
 
     Megatron names its cached sample indices by path and settings, not by content. Without this fingerprint, an index of
@@ -18,20 +50,24 @@ def data_fingerprint(prefixes: Sequence[str], *, settings: Sequence[object] = ()
     Args:
         prefixes: Paths of `.bin`/`.idx` pairs, without suffix.
         settings: Additional values that the indices depend on.
+        states: State of each pair, if it is known.
 
     Raises:
         FileNotFoundError: A file does not exist.
     """
+    known = pair_states(prefixes) if states is None else states
     digest = hashlib.sha256(repr(list(settings)).encode())
     for prefix in prefixes:
         digest.update(prefix.encode() + b"\0")
         if "://" in prefix:
             continue
-        for path in pair_paths(prefix):
-            status = path.stat()
-            digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
-        with pair_paths(prefix)[1].open("rb") as stream:
-            digest.update(stream.read(_END_BYTES))
-            stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
-            digest.update(stream.read())
+        for size, modified in zip(known[prefix].sizes, known[prefix].modified, strict=True):
+            digest.update(f"{size} {modified}\0".encode())
+        with Path(f"{prefix}.idx").open("rb") as stream:
+            start = stream.read(_END_BYTES)
+            digest.update(start)
+            if len(start) == _END_BYTES:
+                stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
+                start = stream.read(_END_BYTES)
+            digest.update(start)  # of a smaller index, the first megabyte is also the last one
     return digest.hexdigest()[:24]

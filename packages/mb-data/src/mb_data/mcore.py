@@ -4,7 +4,7 @@ import copy
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import count
@@ -22,11 +22,12 @@ from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConf
 from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import NotEnoughSamplesError, TokenizerError
-from mb_data.fingerprint import data_fingerprint
+from mb_data.fingerprint import PairState, data_fingerprint, pair_states
 from mb_data.indexed import sequence_lengths
 from mb_data.open_files import allow_open_files
 from mb_data.progress import Progress
-from mb_data.rank_zero_first import rank_zero_first
+from mb_data.rank_zero_first import is_rank_zero, rank_zero_first
+from mb_data.recorded_blend import find_record, is_recordable, open_record, record_datasets
 from mb_data.tokenizer_loading import load_tokenizer
 from mb_data.tokenizers import Tokenizer, unwrap_tokenizer
 
@@ -37,6 +38,7 @@ _PACKAGE_FIELDS = {
     "per_dataset_sequences_path",
 }
 _NO_PADDING = -1
+_PROGRESS_STAGE = "build sample indices"
 
 
 class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron Core has no types
@@ -145,18 +147,36 @@ def build_gpt_datasets(
 def _build_splits(
     config: GPTDatasetConfig, context: DatasetBuildContext, *, samples: list[int], sizes: list[int | None]
 ) -> list[Any]:
-    """Build the datasets with Megatron's builder; a size of None makes a split of one epoch."""
+    """Return the dataset of each split: as recorded by an earlier start, or else built. None makes one epoch."""
     if context.reads_data:
         allow_open_files(_mapped_files(config, samples), purpose="dataset.data_path")
     with _suppress_notices():
-        megatron_config = _megatron_config(config, samples, reads_data=context.reads_data)
-        dataset_class = _with_progress(
-            MockGPTDataset if megatron_config.mock else GPTDataset, context.progress, megatron_config, sizes
-        )
-        builder = BlendedMegatronDatasetBuilder(
-            dataset_class, sizes, lambda: context.reads_data, megatron_config
-        )
-        return list(builder.build())
+        pairs = pair_states(_prefixes(config)) if context.reads_data else {}
+        megatron_config = _megatron_config(config, samples, pairs=pairs, reads_data=context.reads_data)
+        if not is_recordable(megatron_config):
+            return _build_with_megatron(megatron_config, context, sizes)
+        record = find_record(megatron_config, sizes, reads_data=context.reads_data)
+        if record is not None:
+            if context.progress is not None and record.parts:
+                context.progress(_PROGRESS_STAGE, record.parts, record.parts)
+            return open_record(record, megatron_config, pairs=pairs, quiet=_suppress_notices)
+        built = _build_with_megatron(megatron_config, context, sizes)
+        if context.reads_data and is_rank_zero():
+            record_datasets(megatron_config, sizes, built)
+        return built
+
+
+def _build_with_megatron(config: Any, context: DatasetBuildContext, sizes: list[int | None]) -> list[Any]:
+    """Build the datasets with Megatron's builder. Ranks that read data check their files first. Collective."""
+    if context.reads_data:
+        if config.path_to_cache is not None:
+            require_numeric_arrays(Path(config.path_to_cache))
+        _require_tokens(config)
+    kind = MockGPTDataset if config.mock else GPTDataset
+    dataset_class = _with_progress(kind, context.progress, config, sizes)
+    return list(
+        BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: context.reads_data, config).build()
+    )
 
 
 def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:
@@ -292,15 +312,19 @@ def _blends(config: Any) -> list[Blend]:
     return [blend for blend in (config.blend, *(config.blend_per_split or ())) if blend is not None]
 
 
-def _index_cache(config: GPTDatasetConfig) -> str | None:
+def _prefixes(config: Any) -> list[str]:
+    return [prefix for blend in _blends(config) for prefix in blend[0]]
+
+
+def _index_cache(config: GPTDatasetConfig, pairs: Mapping[str, PairState]) -> str | None:
     """Return the folder for the sample indices of the data, and create it; None for generated data."""
-    prefixes = [prefix for blend in _blends(config) for prefix in blend[0]]
+    prefixes = _prefixes(config)
     if not prefixes:
         return None
     # Megatron's name of an index does not include these two settings, although the index depends on them.
     settings = (config.add_extra_token_to_sequence, config.drop_last_partial_validation_sequence)
     base = Path(config.path_to_cache) if config.path_to_cache else Path(prefixes[0]).parent / "index-cache"
-    folder = base / data_fingerprint(prefixes, settings=settings)
+    folder = base / data_fingerprint(prefixes, settings=settings, states=pairs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -311,15 +335,13 @@ def _index_cache(config: GPTDatasetConfig) -> str | None:
     return str(folder)
 
 
-def _megatron_config(config: GPTDatasetConfig, samples: Sequence[int], *, reads_data: bool) -> Any:
-    """Return Megatron's configuration of the requested splits. Ranks that read data check its files."""
-    index_cache = _index_cache(config) if reads_data else config.path_to_cache
-    if reads_data and index_cache is not None:
-        require_numeric_arrays(Path(index_cache))
+def _megatron_config(
+    config: GPTDatasetConfig, samples: Sequence[int], *, pairs: Mapping[str, PairState], reads_data: bool
+) -> Any:
+    """Return Megatron's configuration of the requested splits."""
+    index_cache = _index_cache(config, pairs) if reads_data else config.path_to_cache
     found = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
     _drop_unused_splits(found, samples)
-    if reads_data:
-        _require_tokens(found)
     return found
 
 
@@ -374,7 +396,7 @@ def _with_progress(kind: Any, progress: Progress | None, config: Any, sizes: Seq
     class ReportingDataset(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, **values: Any) -> None:
             super().__init__(*args, **values)
-            report("build sample indices", min(next(done), total), total)
+            report(_PROGRESS_STAGE, min(next(done), total), total)
 
     ReportingDataset.__name__, ReportingDataset.__qualname__ = kind.__name__, kind.__qualname__
     return ReportingDataset

@@ -13,7 +13,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mb_host.layers import HostNorm, host_block_spec
+from mb_models.layer_variants import apply_layer_variants
 from mb_models.provider import drop_unused_output_weight
+from mb_models.variant_fields import LayerVariantFields
 
 TP, PP, VP, EP, ETP = (
     "tensor_model_parallel_size",
@@ -89,11 +91,14 @@ def build(model: Mapping[str, object], groups: ProcessGroupCollection) -> list[G
     known = {field.name for field in fields(kind)}
     values = {name: value for name, value in model.items() if name in known}
     config = kind(**values, perform_initialization=False, pipeline_dtype=torch.float32)
+    names = {field.name for field in fields(LayerVariantFields)}
+    variants = LayerVariantFields(**{name: value for name, value in model.items() if name in names})
     stage, stages = groups.pp.rank(), groups.pp.size()
     chunks = []
     for virtual in range(model.get(VP) or 1):
         at = virtual if model.get(VP) else None
         spec = host_block_spec(config, vp_stage=at, pp_rank=stage)
+        apply_layer_variants(spec, variants, config=config, tp_group=groups.tp)
         chunks.append(
             GPTModel(
                 config=config,

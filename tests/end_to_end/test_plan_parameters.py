@@ -48,6 +48,10 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "query/key/value bias alone": {**MODERN, "add_qkv_bias": True, TP: 2},
     "query and key norms": {**MODERN, "qk_layernorm": True, TP: 2},
     "query and key layer norms": {**DENSE, "qk_layernorm": True, PP: 2},
+    "query and key norms over all heads, norms after": {
+        **MODERN, "qk_layernorm": True, "qk_layernorm_scope": "all_heads", "norm_position": "post", TP: 2
+    },
+    "norms before and after pp2": {**MODERN, "norm_position": "pre_and_post", PP: 2},
     "output gate": {**MODERN, "attention_output_gate": True, "num_query_groups": 4, TP: 2},
     "softmax sinks": {**DENSE, "softmax_type": "learnable", TP: 4},
     "wide heads": {**DENSE, "kv_channels": 20, TP: 2},

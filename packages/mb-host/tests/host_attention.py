@@ -96,6 +96,18 @@ def norms() -> list:
     ]
 
 
+def zero_centred(normalization: str) -> list:
+    """Return the initial weight of a zero-centred norm, and whether it computes the plain norm with that plus one."""
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    centred = HostNorm(config(normalization=normalization, layernorm_zero_centered_gamma=True), 8)
+    plain = HostNorm(config(normalization=normalization), 8)
+    start = centred.weight.tolist()
+    with torch.no_grad():
+        centred.weight += 0.25
+        plain.weight += 0.25
+    return [start, torch.equal(centred(x), plain(x)), centred(x.bfloat16()).dtype]
+
+
 def stored_names_of_norms():
     """Return the checkpoint names of norms of a dense and an expert layer, by kind of attention."""
     kinds = {
@@ -147,7 +159,6 @@ def unsupported(case: str) -> None:
     """Call a layer with an unsupported option."""
     unsupported_calls = {
         "normalization": lambda: HostNorm(config(normalization="L2Norm"), 8),
-        "gamma": lambda: HostNorm(config(layernorm_zero_centered_gamma=True), 8),
         "sinks": lambda: attention(HostCoreAttention, softmax_type="off-by-one"),
         "ignored": lambda: host_layer_spec(config(qk_l2_norm=True)),
         "ignored in a block": lambda: host_block_spec(config(fused_residual_rmsnorm=True), pp_rank=0),

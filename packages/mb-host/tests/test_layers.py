@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from mb_host import RankFailedError, function_in
 
@@ -52,6 +53,12 @@ def test_norms_are_from_torch_and_marked(one_rank):
     assert result == ["LayerNorm", "RMSNorm", [True], 1e-6]
 
 
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_zero_centred_norms_store_the_weight_minus_one(kind, one_rank):
+    [result] = one_rank.run(function_in(ATTENTION, "zero_centred"), kind)
+    assert result == [[0.0] * 8, True, torch.bfloat16]
+
+
 def test_specs_contain_the_components_for_the_cpu(one_rank):
     [parts] = one_rank.run(function_in(ATTENTION, "parts_of_specs"))
     assert parts == {
@@ -83,7 +90,6 @@ def test_norms_have_the_checkpoint_names_of_transformer_engine(one_rank):
     ("case", "message"),
     [
         ("normalization", "model.normalization: L2Norm is not available"),
-        ("gamma", "model.layernorm_zero_centered_gamma: .*got True"),
         ("sinks", "model.softmax_type: .*got 'off-by-one'"),
         ("ignored", "model.qk_l2_norm: got True"),
         ("ignored in a block", "model.fused_residual_rmsnorm: got True"),

@@ -39,6 +39,21 @@ LATENT = {
     "v_head_dim": 10,
     "rope_type": "rope",
 }
+VARIANTS = {
+    "layernorm_zero_centered_gamma": True,
+    "activation_func": "fast_gelu",
+    "norm_position": "pre_and_post",
+    "qk_layernorm": True,
+    "window_size": (3, 0),
+    "window_attn_skip_freq": [1, 0, 1, 1],
+    "rotary_base_local": 100,
+    "embedding_multiplier": 5.0,
+    "residual_multiplier": 0.5,
+    "logits_multiplier": 2.0,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "share_embeddings_and_output_weights": True,
+}
 HYBRID = {
     "num_layers": 5,
     "hybrid_layer_pattern": "MG*-E",
@@ -76,6 +91,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "GPT": Family(kind="gpt"),
+    "GPT, layer variants": Family(kind="gpt", settings=VARIANTS),
     "GPT, latent attention": Family(kind="gpt", settings=LATENT),
     "GPT, multi-token prediction": Family(kind="gpt", settings={"mtp_num_layers": 1}),
     "GPT, experts": Family(kind="gpt", settings=EXPERTS),
@@ -123,6 +139,7 @@ BF16 = {"bf16": True, "params_dtype": "bfloat16"}
 FP16 = {"fp16": True, "params_dtype": "float16"}
 TIED = {"share_embeddings_and_output_weights": True}
 MLA_MOE = {**LATENT, **EXPERTS, "moe_layer_freq": [0, 1, 1, 1]}
+VARIED = "GPT, layer variants"
 MTP = "GPT, multi-token prediction"
 MLA = "GPT, latent attention"
 MOE = "GPT, experts"
@@ -156,6 +173,15 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="GPT", model=FP16, **ROUNDED),
     FamilyCase(family="GPT", layout={**TP2, **PP2}, ranks=4),
     FamilyCase(family="GPT", layout=SP2, ranks=4, sharded=True),
+    FamilyCase(family=VARIED, layout=TP2, model={"qk_layernorm_scope": "all_heads", "norm_position": "post"}),
+    FamilyCase(family=VARIED, layout={**PP2, **RECOMPUTE}),
+    FamilyCase(family=VARIED, layout={**VP2, "pipeline_model_parallel_layout": "Et|t|t|tL"}, sharded=False),
+    FamilyCase(family=VARIED, layout=CP2),
+    FamilyCase(family=VARIED, layout=EP2, model=EXPERTS, also=(MOE,), sharded=True),
+    FamilyCase(family=VARIED, layout={**SP2, **ETP2}, model=EXPERTS, also=(MOE,)),
+    FamilyCase(family=VARIED, model=BF16, **ROUNDED),
+    FamilyCase(family=VARIED, model=FP16, **ROUNDED),
+    FamilyCase(family=VARIED, layout={**SP2, **PP2}, model={"mtp_num_layers": 1}, also=(MTP,), ranks=4),
     FamilyCase(family=MLA, layout=TP2),
     FamilyCase(family=MLA, layout={**SP2, **RECOMPUTE}),
     FamilyCase(family=MLA, layout=CP2),

@@ -33,6 +33,13 @@ DEEPSEEK = {
 GROUPS = {"n_group": 4, "topk_group": 2}
 GPT_OSS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
 MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
+GEMMA2 = {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
+CAPS = {"attn_logit_softcapping": 0.3, "final_logit_softcapping": 0.5}
+"""Caps that the small scores and logits of random models come close to."""
+GEMMA3_ROTARY = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
     "mamba_num_heads": 8,
@@ -77,6 +84,11 @@ KINDS = {
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS}),
     "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": ("Gemma2", GEMMA2 | CAPS),
+    "gemma2-no-caps": ("Gemma2", GEMMA2 | dict.fromkeys(CAPS)),
+    "gemma3": ("Gemma3", GEMMA2 | {"layer_types": None}),
+    "gemma3-scaled": ("Gemma3", GEMMA2 | {"rope_parameters": GEMMA3_ROTARY, "sliding_window_pattern": 2}),
     "mamba2": ("Mamba2", MAMBA2),
     "mamba2-tied": ("Mamba2", MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True}),
     "nemotron-h": ("NemotronH", NEMOTRON_H),
@@ -118,7 +130,8 @@ def make(kind, folder, *, shard="1GB", dtype=torch.float32):
 
     family, settings = (KINDS | EXPORTED)[kind]
     torch.manual_seed(5)
-    cls = getattr(transformers, f"{family}Config")
+    name = "Gemma3Text" if family == "Gemma3" else family
+    cls = getattr(transformers, f"{name}Config")
     sizes = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
     config = cls(**{**sizes, **settings})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

@@ -60,6 +60,8 @@ def test_the_ddp_configuration_is_not_modified(tiny, groups):
         {"softmax_type": "learnable", "attention_output_gate": True},
         {**EXPERTS, **GELU, "add_bias_linear": True},
         {"position_embedding_type": "yarn", "mtp_num_layers": 1},
+        {"norm_position": "pre_and_post", "layernorm_zero_centered_gamma": True, "mtp_num_layers": 1},
+        {"norm_position": "post", "qk_layernorm": True, "qk_layernorm_scope": "all_heads"},
     ],
 )
 def test_the_parameter_formula_equals_the_built_model(tiny, groups, settings):

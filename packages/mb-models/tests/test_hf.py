@@ -18,10 +18,10 @@ from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import TensorOrigin
-from mb_models.hf.load import load_hf_weights
+from mb_models.hf.load import load_hf_weights, parameter_origins
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
-from mb_models.hf.save import save_hf_model
+from mb_models.hf.save import save_hf_model, stored_tensors
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 
 transformers = pytest.importorskip("transformers")
@@ -84,6 +84,23 @@ def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, gr
     )
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3-scaled"])
+def test_gradients_equal_those_of_transformers(kind, groups, tmp_path):
+    model = make(kind, tmp_path)
+    section, chunk = imported(tmp_path, groups)
+    tokens = TOKENS.clamp(min=1)  # transformers gives the row of token 0, which is padding, no gradient
+    labels, positions = tokens.roll(-1, 1), torch.arange(20).expand(2, -1)
+    chunk(tokens, positions, None, labels=labels).mean().backward()
+    torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten()).backward()
+    theirs = {name: value.grad for name, value in model.named_parameters()}
+    family = FAMILIES[read_config(tmp_path)["model_type"]]
+    ours = {}
+    for _, value, origin in parameter_origins([chunk], groups, family):
+        ours |= zip(origin.tensors, stored_tensors(value.grad, section, origin), strict=True)
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - grad).abs().max() for name, grad in theirs.items()) < 1e-6
+
+
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 LAYOUTS = {
     "llama TP": ("llama", {SIZES[0]: 2}),
@@ -112,6 +129,9 @@ LAYOUTS = {
         "gpt-oss",
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
+    "gemma TP": ("gemma", {SIZES[0]: 2}),
+    "gemma2 PP": ("gemma2", {SIZES[1]: 2}),
+    "gemma3 TP SP": ("gemma3", {SIZES[0]: 2, "sequence_parallel": True}),
     "mixtral EP": ("mixtral", {SIZES[2]: 2}),
     "mixtral TP EP": (
         "mixtral",
@@ -238,7 +258,21 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
 
 @pytest.mark.parametrize(
     "family",
-    ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV3", "Phi3", "GptOss"],
+    [
+        *(
+            "Llama",
+            "Mistral",
+            "Qwen2",
+            "Qwen3",
+            "Mixtral",
+            "Qwen2Moe",
+            "Qwen3Moe",
+            "DeepseekV3",
+            "Phi3",
+            "GptOss",
+        ),
+        *("Gemma", "Gemma2", "Gemma3Text"),
+    ],
 )
 def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
     whole = getattr(transformers, f"{family}Config")().to_dict()
@@ -251,6 +285,33 @@ def test_all_missing_required_fields_are_listed():
         HuggingFaceError, match=r"lacks num_hidden_layers, intermediate_size, vocab_size, because"
     ):
         section_of({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_parameters": {"sliding_attention": {}}}, "has no entry 'full_attention'"),
+        (
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"factor": 2.0}}},
+            "of layers with a window",
+        ),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True cannot be converted"),
+        ({"hidden_act": "silu"}, "hidden_act='silu' cannot be converted"),
+    ],
+)
+def test_unconvertible_gemmas_are_rejected(change, message):
+    content = {**dict.fromkeys(REQUIRED, 8), "model_type": "gemma3_text", **change}
+    with pytest.raises(HuggingFaceError, match=message):
+        section_of(content, dtype="float32")
+
+
+def test_rotary_bases_and_patterns_of_earlier_versions_are_read():
+    content = {**dict.fromkeys(REQUIRED, 12), "model_type": "gemma3_text", "rope_theta": 2e6}
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 3}
+    found = section_of(content | scaling, dtype="float32")
+    bases = (found.rotary_base, found.rotary_base_local, found.seq_len_interpolation_factor)
+    assert bases == (2_000_000, 10_000, 8.0)
+    assert found.window_attn_skip_freq == [1, 1, 0] * 4
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3"])

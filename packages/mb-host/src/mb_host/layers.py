@@ -25,10 +25,34 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
+
+
+class _ZeroCentredRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm that stores its weight minus one, and computes in float32."""
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
+
+
+class _ZeroCentredLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm that stores its weight minus one, and computes in float32."""
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = 1.0 + self.weight.float(), self.bias.float()
+        return layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).type_as(x)
+
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 _NORMS = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+_ZERO_CENTRED_NORMS = {"LayerNorm": _ZeroCentredLayerNorm, "RMSNorm": _ZeroCentredRMSNorm}
 # Fields that Megatron's local spec accepts and ignores.
 _IGNORED_BY_LOCAL_SPEC = ("qk_l2_norm", "qk_clip", "fused_residual_rmsnorm")
 
@@ -54,12 +78,8 @@ class HostNorm:
                 f"model.normalization: {config.normalization} is not available on the CPU, because torch does not have "
                 f"it. Set one of {', '.join(_NORMS)}."
             )
-        if config.layernorm_zero_centered_gamma:
-            raise ValueError(
-                "model.layernorm_zero_centered_gamma: is not available on the CPU (got True), because torch has no "
-                "zero-centred norm. Set it to False."
-            )
-        norm: torch.nn.Module = _NORMS[config.normalization](hidden_size, eps=eps)
+        kinds = _ZERO_CENTRED_NORMS if config.layernorm_zero_centered_gamma else _NORMS
+        norm: torch.nn.Module = kinds[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         return norm

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mb_models.strict_fields import StrictFields
-from mb_models.variant_fields import LatentAttentionFields, PredictionFields, YarnFields
+from mb_models.variant_fields import (
+    LatentAttentionFields,
+    LayerVariantFields,
+    PredictionFields,
+    YarnFields,
+)
 
 DType = Literal["float32", "bfloat16", "float16"]
 """A floating-point type by name."""
@@ -330,7 +335,7 @@ class TransformerFields(
 
 
 @dataclass(kw_only=True)
-class GPTModelConfig(YarnFields, TransformerFields):
+class GPTModelConfig(LayerVariantFields, YarnFields, TransformerFields):
     """A decoder-only language model on Megatron Core.
 
     The constructor reads no file and validates nothing: `mb_models.rules` lists the violations of a section, and

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
+from mb_models.layer_variants import apply_chunk_variants, apply_layer_variants
 from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.transformer import transformer_config
 
@@ -42,10 +43,11 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     ) -> GPTModel:
         config = self.config
         layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
+        layers = self._with_variants(layers, groups)
         chunk = GPTModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             transformer_layer_spec=layers,
-            mtp_block_spec=self._prediction(layers, vp_stage=vp_stage, pp_rank=groups.pp.rank()),
+            mtp_block_spec=self._prediction(layers, vp_stage=vp_stage, groups=groups),
             max_sequence_length=config.max_position_embeddings or config.seq_length,
             position_embedding_type=config.position_embedding_type,
             rotary_base=config.rotary_base,
@@ -53,18 +55,26 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             rope_scaling_factor=config.rope_scaling_factor,
             vp_stage=vp_stage,
         )
+        apply_chunk_variants(chunk, config, groups=groups)
         drop_unused_output_weight(chunk)
         return chunk
 
+    def _with_variants(
+        self, layers: TransformerBlockSubmodules, groups: ProcessGroupCollection
+    ) -> TransformerBlockSubmodules:
+        return apply_layer_variants(layers, self.config, config=self.transformer, tp_group=groups.tp)
+
     def _prediction(
-        self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, pp_rank: int
+        self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, groups: ProcessGroupCollection
     ) -> MultiTokenPredictionBlockSubmodules | None:
         """Return the layers of multi-token prediction on this stage, or None."""
         if not self.transformer.mtp_num_layers:
             return None
+        pp_rank = groups.pp.rank()
+        last = self._with_last_layer(layers, vp_stage=vp_stage, pp_rank=pp_rank)
         block = get_gpt_mtp_block_spec(
             self.transformer,
-            self._with_last_layer(layers, vp_stage=vp_stage, pp_rank=pp_rank),
+            self._with_variants(last, groups),
             use_transformer_engine=self.transformer.transformer_impl == "transformer_engine",
             vp_stage=vp_stage,
             pp_rank=pp_rank,

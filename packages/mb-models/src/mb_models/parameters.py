@@ -79,7 +79,8 @@ def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
 
 def _layer(config: GPTModelConfig, *, experts: bool) -> int:
     mlp = _experts(config) if experts else _mlp(config, config.ffn_hidden_size or 4 * config.hidden_size)
-    return _attention(config) + mlp + 2 * _norm(config, config.hidden_size)
+    norms = 4 if config.norm_position == "pre_and_post" else 2
+    return _attention(config) + mlp + norms * _norm(config, config.hidden_size)
 
 
 def _further_token(config: GPTModelConfig, *, experts: bool) -> int:
@@ -117,8 +118,14 @@ def _heads(config: GPTModelConfig) -> int:
             config.hidden_size, inner * (1 + config.attention_output_gate) + 2 * width * groups, bias=qkv_bias
         )
         + _linear(inner, config.hidden_size, bias=config.add_bias_linear)
-        + (2 * _norm(config, width) if config.qk_layernorm else 0)
+        + (_head_norms(config, width=width, groups=groups) if config.qk_layernorm else 0)
     )
+
+
+def _head_norms(config: GPTModelConfig, *, width: int, groups: int) -> int:
+    if config.qk_layernorm_scope == "head":
+        return 2 * _norm(config, width)
+    return _norm(config, width * config.num_attention_heads) + _norm(config, width * groups)
 
 
 def _mlp(config: GPTModelConfig, width: int) -> int:

@@ -8,6 +8,7 @@ from mb_models import (
     fsdp_rules,
     hybrid_rules,
     kernel_rules,
+    layer_variant_rules,
     megatron_rules,
     mimo_rules,
     t5_rules,
@@ -44,7 +45,6 @@ IGNORED_BY_LOCAL_LAYERS = (
     "qk_clip",
     "log_max_attention_logit",
     "fused_residual_rmsnorm",
-    "layernorm_zero_centered_gamma",
     "moe_grouped_gemm",
 )
 """Switches that only Transformer Engine's layers support."""
@@ -270,6 +270,7 @@ RULES: tuple[Rule, ...] = (
         passes=(False,),
     ),
     *variant_rules.RULES,
+    *layer_variant_rules.RULES,
     *width_rules.RULES,
     *megatron_rules.RULES,
     *kernel_rules.RULES,

@@ -1,4 +1,4 @@
-"""Fields of multi-latent attention, multi-token prediction and YaRN's rotary positions."""
+"""Fields of multi-latent attention, multi-token prediction, YaRN's rotary positions and variants of a layer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -70,3 +70,25 @@ class YarnFields:
     """Strength of the divisor of that correction; 0: the divisor is 1."""
     yarn_correction_range_round_to_int: bool = True
     """Round the boundaries between these frequencies to integer channels."""
+
+
+@dataclass(kw_only=True)
+class LayerVariantFields:
+    """Variants of a layer, of the embedding and of the logits (Gemma, OLMo 2, Granite) that Megatron Core lacks."""
+
+    norm_position: Literal["pre", "post", "pre_and_post"] = "pre"
+    """Position of a layer's norms: before attention and MLP, after them (before the residual addition), or both."""
+    qk_layernorm_scope: Literal["head", "all_heads"] = "head"
+    """Values that a norm of queries and keys averages over; used with qk_layernorm."""
+    rotary_base_local: int | None = None
+    """Base of the rotary frequencies in layers with a window, which are not scaled; None: rotary_base."""
+    attn_logit_softcapping: float | None = None
+    """Soft cap c of the attention scores x, c tanh(x / c); None: no cap."""
+    final_logit_softcapping: float | None = None
+    """Soft cap of the logits; None: no cap."""
+    embedding_multiplier: float = 1.0
+    """Factor on the embeddings of the tokens."""
+    residual_multiplier: float = 1.0
+    """Factor on the outputs of attention and MLP, before the residual addition."""
+    logits_multiplier: float = 1.0
+    """Factor on the logits, before a soft cap."""

@@ -16,6 +16,8 @@ SHAPE_FIELDS = frozenset(
         "add_bias_linear",
         "add_qkv_bias",
         "qk_layernorm",
+        "qk_layernorm_scope",
+        "norm_position",
         "softmax_type",
         "attention_output_gate",
         # experts

@@ -51,6 +51,7 @@ def read_activation_settings(model: object, *, number_bytes: int) -> ActivationS
     """Read the settings from a model section."""
     recompute = read_field(model, "recompute_granularity")
     fused = read_field(model, "transformer_impl", "transformer_engine") != "local"
+    capped = read_field(model, "attn_logit_softcapping") is not None
     backend = read_field(model, "attention_backend", "auto")
     modules = read_field(model, "recompute_modules") or SELECTIVE_DEFAULT
     return ActivationSettings(
@@ -58,7 +59,7 @@ def read_activation_settings(model: object, *, number_bytes: int) -> ActivationS
         sequence_parallel=bool(read_field(model, "sequence_parallel", False)),
         hidden_dropout=bool(read_field(model, "hidden_dropout", 0.1)),
         attention_dropout=bool(read_field(model, "attention_dropout", 0.1)),
-        scores_kept=not (fused and str(plain_value(backend)) in _FUSED),
+        scores_kept=capped or not (fused and str(plain_value(backend)) in _FUSED),
         fused_activation=bool(
             read_field(model, "bias_activation_fusion", False)
             or read_field(model, "use_te_activation_func", False)
@@ -92,7 +93,7 @@ def layer_bytes(
     narrow = wide / shape.tp if settings.sequence_parallel else wide
     masks = 2 * shape.hidden * narrow / e if settings.hidden_dropout else 0.0
     parts = {
-        "rest": 2 * shape.hidden * narrow + masks,
+        "rest": shape.norms_of_layer * shape.hidden * narrow + masks,
         "layernorm": 2 * shape.hidden * narrow,
         **_attention(shape, wide),
         "core_attn": _scores(shape, settings, batch),

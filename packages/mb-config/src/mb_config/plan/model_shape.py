@@ -113,6 +113,9 @@ class ModelShape:
     """Linear layers have biases."""
     qkv_bias: bool
     qk_norm: bool
+    qk_norm_over_all_heads: bool
+    norms_of_layer: int
+    """Norms of a layer of a GPT, without those of queries and keys: two, or four."""
     output_gate: bool
     softmax_sink: bool
     """The softmax has a learned value for each head."""
@@ -202,6 +205,8 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         bias=bias,
         qkv_bias=bias or bool(read_field(model, "add_qkv_bias", False)),
         qk_norm=bool(read_field(model, "qk_layernorm", False)),
+        qk_norm_over_all_heads=read_field(model, "qk_layernorm_scope", "head") == "all_heads",
+        norms_of_layer=4 if read_field(model, "norm_position", "pre") == "pre_and_post" else 2,
         output_gate=bool(read_field(model, "attention_output_gate", False)),
         softmax_sink=read_field(model, "softmax_type", "vanilla") == "learnable",
         latent=_latent(model) if read_field(model, "multi_latent_attention", False) else None,

@@ -100,7 +100,7 @@ def _rows(shape: ModelShape) -> ParameterCount:
 
 def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, ParameterCount]:
     """Count one decoder layer, dense or with experts."""
-    norms = 2 * shape.norm_tensors * shape.hidden
+    norms = shape.norms_of_layer * shape.norm_tensors * shape.hidden
     attention = (
         _attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
     ) + _sink(shape)
@@ -224,12 +224,19 @@ def row(
 def _attention(shape: ModelShape) -> ParameterCount:
     query, key = shape.heads * shape.head, shape.groups * shape.head
     outputs = query * (2 if shape.output_gate else 1) + 2 * key
-    norms = 2 * shape.norm_tensors * shape.head if shape.qk_norm else 0
     return (
         column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
         + row(shape, query, shape.hidden, bias=shape.bias)
-        + ParameterCount(norms, norms)
+        + _query_key_norms(shape)
     )
+
+
+def _query_key_norms(shape: ModelShape) -> ParameterCount:
+    if not shape.qk_norm:
+        return ParameterCount()
+    heads = shape.heads + shape.groups if shape.qk_norm_over_all_heads else 2
+    norms = shape.norm_tensors * heads * shape.head
+    return ParameterCount(norms, norms)
 
 
 def _sink(shape: ModelShape) -> ParameterCount:

@@ -22,7 +22,7 @@ from mb_models.hf.family import (
     Section,
     settings_of_weights,
 )
-from mb_models.hf.rotary_fields import LLAMA3_SCALING, read_rotary, write_rotary
+from mb_models.hf.rotary_fields import LLAMA3_SCALING, global_rotation, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
 from mb_models.hf.unsupported import UNSUPPORTED
 from mb_models.hybrid_config import MambaModelConfig
@@ -117,7 +117,9 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
         **family.read(content),
     }
     rotary = read_rotary(
-        content, partial=family.partial_rotation, latent="multi_latent_attention" in family.section
+        global_rotation(content) if family.local_rotation else content,
+        partial=family.partial_rotation,
+        latent="multi_latent_attention" in family.section,
     )
     return GPTModelConfig(**values | rotary)
 

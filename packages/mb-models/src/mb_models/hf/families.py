@@ -12,6 +12,7 @@ from mb_models.hf import weight_tables as tables
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.expert_families import EXPERT_FAMILIES
 from mb_models.hf.family import HuggingFaceFamily
+from mb_models.hf.gemma_families import GEMMA_FAMILIES
 from mb_models.hf.hybrid_families import HYBRID_FAMILIES
 from mb_models.hf.layer_fields import read_window, write_layer_windows, write_window
 
@@ -101,6 +102,6 @@ PHI3 = HuggingFaceFamily(
 
 FAMILIES: Mapping[str, HuggingFaceFamily] = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, *EXPERT_FAMILIES, PHI3, *HYBRID_FAMILIES)
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, *EXPERT_FAMILIES, PHI3, *GEMMA_FAMILIES, *HYBRID_FAMILIES)
 }
 """model_type of config.json -> family; an export takes the first that computes the same as the section."""

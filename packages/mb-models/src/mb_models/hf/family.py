@@ -58,6 +58,8 @@ class HuggingFaceFamily:
     """Other spelling of a field -> its name here."""
     partial_rotation: bool = False
     """Whether only a part of each head may be rotated."""
+    local_rotation: bool = False
+    """Whether layers with a window have a rotary base of their own."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     """Function from config.json to further fields of the section."""
     write: Callable[[GPTModelConfig], dict[str, Any]] = _nothing
@@ -166,6 +168,7 @@ WITHOUT_EFFECT = frozenset(
         "is_encoder_decoder",
         "torchscript",
         "tf_legacy_loss",
+        "cache_implementation",
         "keys_to_ignore_at_inference",
     ]
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from mb_models.config import GPTModelConfig
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.layer_fields import FULL, WINDOW
 
 LLAMA3_SCALING: Mapping[str, float] = {
     "low_freq_factor": 1.0,
@@ -62,6 +63,43 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
             f"config.json: the rotary embedding {rotary!r} cannot be converted, because Megatron Core supports {kinds}."
         )
     return found | scaled
+
+
+def global_rotation(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the rotary embedding of layers without a window in place of those by kind of layer."""
+    by_kind = content.get("rope_parameters") or {}
+    if by_kind and FULL not in by_kind:
+        raise HuggingFaceError(
+            f"config.json: rope_parameters={by_kind!r} cannot be converted, because it has no entry {FULL!r}. Add it."
+        )
+    return {**content, "rope_parameters": by_kind.get(FULL)}
+
+
+def local_base(content: Mapping[str, Any]) -> int:
+    """Return the rotary base of layers with a window.
+
+    Raises:
+        HuggingFaceError: these layers have scaled positions, or a base that is no integer.
+    """
+    rotary = dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
+    base = rotary.get("rope_theta", content["rope_local_base_freq"])
+    others = {
+        name: value for name, value in rotary.items() if name not in ("rope_theta", "rope_type", "type")
+    }
+    if others or rotary.get("rope_type", "default") != "default" or base != int(base):
+        raise HuggingFaceError(
+            f"config.json: the rotary embedding {rotary!r} of layers with a window cannot be converted, because only "
+            "an integer base is read. Remove the others."
+        )
+    return int(base)
+
+
+def write_local_rotary(config: GPTModelConfig) -> dict[str, Any]:
+    """Return the rotary embedding by kind of layer, in both spellings."""
+    found = write_rotary(config)
+    base = float(config.rotary_base if config.rotary_base_local is None else config.rotary_base_local)
+    by_kind = {FULL: found["rope_parameters"], WINDOW: {"rope_type": "default", "rope_theta": base}}
+    return {**found, "rope_parameters": by_kind, "rope_local_base_freq": base}
 
 
 def _scaling(kind: str, rotary: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any] | None:

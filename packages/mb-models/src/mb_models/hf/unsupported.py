@@ -2,16 +2,11 @@
 
 from collections.abc import Mapping
 
-_GEMMA = "Megatron Core 0.19 has no norms after attention and MLP, no soft cap of scores"
 _PARALLEL = "Megatron Core has no layers whose attention and MLP read the same input"
 _POSITIONS = "Megatron Core rotates all layers with the same frequencies"
 
 UNSUPPORTED: Mapping[str, str] = {
-    "gemma": "Megatron Core scales embeddings only under maximal update parametrisation, which is rejected, and its "
-    "local layers have no norm with weights around zero",
-    "gemma2": f"{_GEMMA}, and scales embeddings only under maximal update parametrisation",
-    "gemma3": f"{_GEMMA}, and one rotary base for all layers",
-    "gemma3_text": f"{_GEMMA}, and one rotary base for all layers",
+    "gemma3": "it has an image encoder, whose weights are not converted",
     "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
     "zamba2": "Megatron Core has no layers that share weights",
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",

@@ -84,6 +84,22 @@ DENSE: Mapping[str, TensorOrigin] = gated_mlp(r"mlp\.", projections("mlp."))
 LLAMA: Mapping[str, TensorOrigin] = {**NORMS, **ATTENTION, **DENSE}
 
 
+POST_NORMS: Mapping[str, TensorOrigin] = {
+    r"self_attn_bda\.norm\.weight": one("post_attention_layernorm.weight"),
+    r"mlp_bda\.norm\.weight": one("post_feedforward_layernorm.weight"),
+}
+"""Norms after attention and MLP."""
+
+SANDWICH: Mapping[str, TensorOrigin] = {
+    **ATTENTION,
+    **DENSE,
+    **norms("input_layernorm", r"self_attention\.linear_qkv", "input_layernorm"),
+    **norms("pre_mlp_layernorm", r"mlp\.linear_fc1", "pre_feedforward_layernorm"),
+    **POST_NORMS,
+}
+"""Layers with norms before and after attention and MLP."""
+
+
 def experts(stem: str, *, router: str, names: Sequence[str] | None = None) -> dict[str, TensorOrigin]:
     """Return the origins of experts and router; `stem` is the name of the experts with {expert}."""
     return {

@@ -1,0 +1,147 @@
+"""Rules on `mb_models.variant_fields.LayerVariantFields`."""
+
+from mb_models._rules import Rule
+from mb_models.hybrid_rules import family_rule
+from mb_models.mimo_rules import FAMILY_FIELD
+from mb_models.model_rule import model_rule
+
+NEUTRAL = {
+    "norm_position": "pre",
+    "qk_layernorm_scope": "head",
+    "rotary_base_local": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_multiplier": 1.0,
+}
+"""Fields of the variants, with the values that have no effect."""
+
+
+def _local_base(base: int | None, window: tuple[int, int] | None, kind: str, latent: bool) -> str | None:
+    if base is None or (base >= 1 and window is not None and kind == "rope" and not latent):
+        return None
+    return f"is {base} with window_size={window}, position_embedding_type={kind}, multi_latent_attention={latent}"
+
+
+EXCLUDED_BY_SOFTCAP = (
+    "multi_latent_attention",
+    "apply_query_key_layer_scaling",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "qk_clip",
+    "log_max_attention_logit",
+)
+"""Switches of attention kernels that attention with a soft cap does not have."""
+
+
+def _softcap(cap: float | None, backend: str, softmax: str, *switches: bool) -> str | None:
+    if cap is None:
+        return None
+    found = [f"{name}=true" for name, on in zip(EXCLUDED_BY_SOFTCAP, switches, strict=True) if on]
+    found += [f"attention_backend={backend}"] if backend in ("flash", "fused") else []
+    found += [f"softmax_type={softmax}"] if softmax != "vanilla" else []
+    return f"is {cap} with {', '.join(found)}" if found else None
+
+
+def _positive(embedding: float, residual: float, logits: float, *caps: float | None) -> str | None:
+    names = ("embedding_multiplier", "residual_multiplier", "logits_multiplier", *_CAPS)
+    values = (embedding, residual, logits, *caps)
+    wrong = [
+        f"{name}={value}"
+        for name, value in zip(names, values, strict=True)
+        if value is not None and value <= 0
+    ]
+    return f"must be positive ({', '.join(wrong)})" if wrong else None
+
+
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def _norms_after_only(position: str, impl: str) -> str | None:
+    return f"is {position} with transformer_impl={impl}" if position == "post" and impl != "local" else None
+
+
+def _all_heads(scope: str, normed: bool, kind: str, latent: bool, groups: int | None, tp: int) -> str | None:
+    if scope == "head" or tp < 1:
+        return None
+    if normed and kind == "RMSNorm" and not latent and (groups is None or groups % tp == 0):
+        return None
+    return (
+        f"is {scope} with qk_layernorm={normed}, normalization={kind}, multi_latent_attention={latent}, "
+        f"num_query_groups={groups}, tensor_model_parallel_size={tp}"
+    )
+
+
+def _of_images(_vision: int, *values: object) -> str | None:
+    found = zip(NEUTRAL.items(), values, strict=True)
+    given = [f"{name}={value}" for (name, neutral), value in found if value != neutral]
+    return f"does not support {', '.join(given)}" if given else None
+
+
+RULES: tuple[Rule, ...] = (
+    model_rule(
+        "G40",
+        ("rotary_base_local", "window_size", "position_embedding_type", "multi_latent_attention"),
+        _local_base,
+        why="it is the rotary base of layers with a window",
+        fix="Set window_size and position_embedding_type=rope, or unset rotary_base_local.",
+        fails=(10000, None, "rope", False),
+        passes=(10000, (511, 0), "rope", False),
+    ),
+    model_rule(
+        "G41",
+        ("attn_logit_softcapping", "attention_backend", "softmax_type", *EXCLUDED_BY_SOFTCAP),
+        _softcap,
+        why="no kernel of Transformer Engine caps scores, so that they are computed by unfused attention in the type "
+        "of the activations",
+        fix="Set attention_backend=auto and switch the others off, or unset attn_logit_softcapping.",
+        fails=(50.0, "flash", "vanilla", *[False] * 6),
+        passes=(50.0, "auto", "vanilla", *[False] * 6),
+    ),
+    model_rule(
+        "G42",
+        ("embedding_multiplier", "residual_multiplier", "logits_multiplier", *_CAPS),
+        _positive,
+        why="a factor of zero removes a part of the model, and a soft cap is the limit of an absolute value",
+        fix="Set positive numbers.",
+        fails=(1.0, 1.0, 1.0, 0.0, None),
+        passes=(48.0, 1.0, 1.0, 50.0, None),
+    ),
+    model_rule(
+        "G43",
+        ("norm_position", "transformer_impl"),
+        _norms_after_only,
+        why="the linear layers of Transformer Engine contain the norm before them",
+        fix="Set transformer_impl=local.",
+        fails=("post", "transformer_engine"),
+        passes=("post", "local"),
+    ),
+    model_rule(
+        "G44",
+        (
+            "qk_layernorm_scope",
+            "qk_layernorm",
+            "normalization",
+            "multi_latent_attention",
+            "num_query_groups",
+            "tensor_model_parallel_size",
+        ),
+        _all_heads,
+        why="it is an RMSNorm over the heads of queries, and of keys, which tensor-parallel ranks share",
+        fix="Set qk_layernorm=true, normalization=RMSNorm and a tensor-parallel size that divides num_query_groups, or "
+        "qk_layernorm_scope=head.",
+        fails=("all_heads", False, "RMSNorm", False, 4, 1),
+        passes=("all_heads", True, "RMSNorm", False, 4, 2),
+    ),
+    family_rule(
+        "M26",
+        (FAMILY_FIELD, *NEUTRAL),
+        _of_images,
+        why="the language model of a vision-language model has Megatron Core's layers",
+        fix="Remove them.",
+        fails=(2, "pre_and_post", *list(NEUTRAL.values())[1:]),
+        passes=(2, *NEUTRAL.values()),
+    ),
+)
+"""Rules on variants of layers, embedding and logits."""

@@ -1,0 +1,83 @@
+"""Norms that neither torch nor Megatron's local layers have: with weights around zero, and over all heads.
+
+Shape suffixes: S sequence, B microbatch, N heads on this tensor-parallel rank, D channels of a head.
+"""
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
+from torch.nn import functional
+
+
+class ZeroCentredRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm that stores its weight minus one, and computes in float32."""
+
+    def reset_parameters(self) -> None:
+        """Set the weight to zero."""
+        torch.nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input, in its type."""
+        weight = 1.0 + self.weight.float()
+        return functional.rms_norm(x.float(), self.normalized_shape, weight, self.eps).type_as(x)
+
+
+class ZeroCentredLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm that stores its weight minus one, and computes in float32."""
+
+    def reset_parameters(self) -> None:
+        """Set the weight and the bias to zero."""
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input, in its type."""
+        weight, bias = 1.0 + self.weight.float(), self.bias.float()
+        return functional.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).type_as(x)
+
+
+_ZERO_CENTRED = {"RMSNorm": ZeroCentredRMSNorm, "LayerNorm": ZeroCentredLayerNorm}
+
+
+def zero_centred_norm(
+    config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: object
+) -> torch.nn.Module:
+    """Build a norm over the last dimension that stores its weight minus one, of the kind of the configuration."""
+    norm: torch.nn.Module = _ZERO_CENTRED[config.normalization](hidden_size, eps=eps)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+class AllHeadsRMSNorm(torch.nn.Module):
+    """RMSNorm of queries or keys over all heads of a layer, which tensor-parallel ranks share.
+
+    Each rank has the weight of all heads, because Megatron sums the gradients of these norms over the ranks, and uses
+    that of its own. Computes in float32.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-5,
+        *,
+        heads: int,
+        tp_group: torch.distributed.ProcessGroup,
+    ) -> None:
+        super().__init__()
+        self.eps, self.tp_group = eps, tp_group
+        self.offset = 1.0 if config.layernorm_zero_centered_gamma else 0.0
+        start = torch.full((heads * hidden_size,), 1.0 - self.offset, dtype=config.params_dtype)
+        self.weight = torch.nn.Parameter(start)
+
+    def forward(self, x_SBND: Tensor) -> Tensor:
+        """Return the normalised heads of this rank; collective over the tensor-parallel group."""
+        own, channels = x_SBND.float().flatten(-2), self.weight.numel()
+        squares = own.square().sum(-1, keepdim=True)
+        if self.tp_group.size() > 1:
+            squares = all_reduce(squares, group=self.tp_group)  # type: ignore[no-untyped-call] # torch has no types
+        weight = self.weight.chunk(self.tp_group.size())[self.tp_group.rank()].float() + self.offset
+        normalised = own * torch.rsqrt(squares / channels + self.eps) * weight
+        return normalised.view(x_SBND.shape).type_as(x_SBND)

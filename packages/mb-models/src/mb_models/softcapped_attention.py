@@ -69,6 +69,8 @@ class SoftcappedAttention(MegatronModule):  # type: ignore[misc] # Megatron Core
             ValueError: a bias is passed, or a mask with packed sequences or under context parallelism.
             ModelConfigError: the mask is not causal.
         """
+        if attn_mask_type is not None:
+            _require_causal(attn_mask_type)
         if attention_bias is not None or (
             attention_mask is not None and self._needs_no_mask(packed_seq_params)
         ):
@@ -137,8 +139,8 @@ def _require_causal(mask: AttnMaskType) -> None:
     if mask not in (AttnMaskType.causal, AttnMaskType.padding_causal):
         raise ModelConfigError(
             [
-                f"model.attn_logit_softcapping: is set in attention with the mask {mask.name}, and only causal attention "
-                "has a soft cap. Set it to null."
+                f"model.attn_logit_softcapping: is set in attention with the mask {mask.name}, and only causal "
+                "attention has a soft cap. Set it to null."
             ]
         )
 

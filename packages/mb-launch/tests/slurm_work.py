@@ -1,4 +1,4 @@
-"""A program that Slurm starts on every rank: counts steps, saves on SIGTERM, and resumes.
+"""A program that Slurm or NeMo-Run starts on every rank: counts steps, saves on SIGTERM, and resumes.
 
 Usage: slurm_work.py FOLDER STEPS SECONDS
 """
@@ -19,10 +19,8 @@ def main():
     value, step = map(float, state.read_text().split()) if state.exists() else (1.0, 0)
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-    print(
-        f"rank {world.rank} of {world.world_size} on {os.environ['SLURMD_NODENAME']} at step {int(step)}",
-        flush=True,
-    )
+    node = os.environ.get("SLURMD_NODENAME", "this machine")
+    print(f"rank {world.rank} of {world.world_size} on {node} at step {int(step)}", flush=True)
     while step < steps and not stopped:
         time.sleep(seconds)
         value, step = value * 1.0001 + world.rank, step + 1

@@ -10,9 +10,9 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch import cli
-from mb_launch.cli import LaunchedProgram, app, option_value, recipe_name, set_program, with_run_folder
-from mb_launch.errors import SlurmCommandError
+from mb_launch import cli, launched_program
+from mb_launch.cli import app, set_program
+from mb_launch.launched_program import LaunchedProgram, option_value, recipe_name, with_run_folder
 
 TRAINER = LaunchedProgram(name="train", module="trainer", default_recipe="small")
 
@@ -44,7 +44,7 @@ def checks(monkeypatch):
         found.append(command)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(cli.subprocess, "run", run)
+    monkeypatch.setattr(launched_program.subprocess, "run", run)
     return found
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_queued_that_the_check_rejects(trainer, tmp_path, monkeypatch
     def reject(command, **_options):
         return subprocess.CompletedProcess(command, 1, "", "error: [V001] wrong\n")
 
-    monkeypatch.setattr(cli.subprocess, "run", reject)
+    monkeypatch.setattr(launched_program.subprocess, "run", reject)
     code, _, err = mb_launch("launch", "slurm", "--nodes=2", "--", "pretrain", program=trainer)
     assert code == 1
     assert "2 nodes x 1 ranks: the check before the launch rejects the run, and nothing is queued" in err
@@ -120,7 +120,7 @@ def test_nothing_is_queued_that_the_check_rejects(trainer, tmp_path, monkeypatch
     ("words", "message"),
     [
         (["sample"], "sample: cannot be launched. Write pretrain or finetune after --"),
-        (["pretrain", "--nproc", "2"], "--nproc: is given, but srun starts the ranks"),
+        (["pretrain", "--nproc", "2"], "--nproc: is given, but the launcher starts the ranks"),
     ],
 )
 def test_other_commands_of_the_program_are_rejected(trainer, checks, words, message):
@@ -184,7 +184,3 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
         main()
     assert ended.value.code == 2
     assert 'pip install "mb-launch[cli]"' in capsys.readouterr().err
-
-
-def test_all_errors_are_those_of_the_package():
-    assert issubclass(SlurmCommandError, RuntimeError)

@@ -1,5 +1,6 @@
 """Jobs on a real Slurm of two nodes on this machine: ranks, logs, preemption, time limit, chains, cancellation."""
 
+import importlib.util
 import shutil
 import sys
 import time
@@ -80,6 +81,22 @@ def test_two_nodes_with_two_ranks_each(slurm, launch, tmp_path):
     assert launch("status", str(run)).startswith(f"{job} COMPLETED ")
     assert "rank 3 of 4 on " in launch("logs", str(run), "--rank=3")
     assert "no job of this run" in launch("cancel", str(run))
+
+
+def test_nemo_run_submits_the_same_ranks(slurm, launch, nemo_run_home, tmp_path):
+    if importlib.util.find_spec("nemo_run") is None:
+        pytest.skip("needs mb-launch[nemo-run]")
+    run = tmp_path / "run"
+    settings = ["--set=account=any", "--set=nodes=2", "--set=ntasks_per_node=2"]
+    printed = launch("nemo-run", "--executor=slurm", *settings, f"--run={run}", *work(tmp_path, 3))
+    (job,) = read_jobs(run)
+    assert printed.splitlines()[0] == f"queued: slurm_tunnel://nemo_run/{job} (2 nodes, 4 ranks)"
+    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", launch("logs", str(run))
+    assert [(tmp_path / f"state_{rank}").read_text() for rank in range(4)] == [
+        undisturbed(r, 3) for r in range(4)
+    ]
+    assert launch("status", str(run)).startswith(f"{job} COMPLETED ")
+    assert "rank 3 of 4 on beta" in launch("logs", str(run), "--rank=3")
 
 
 def test_ft_launcher_starts_two_ranks_on_each_of_two_nodes(slurm, launch, tmp_path):

@@ -1,12 +1,12 @@
-"""Command line `mb-launch`: start a run on Slurm, print its state and logs, cancel it. Requires the extra `cli`.
+"""Command line `mb-launch`: start a run on Slurm or by NeMo-Run, print its state and logs, cancel it.
+
+Requires the extra `cli`; the command `nemo-run` the extra `nemo-run`.
 
 A program that mounts `app` names itself with `set_program`; the commands then take its arguments and check them first.
 """
 
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,33 +15,17 @@ from typer.core import TyperCommand
 
 from mb_launch.cli_errors import exit_codes
 from mb_launch.clusters import read_cluster
-from mb_launch.errors import SlurmCommandError, SlurmJobError
+from mb_launch.errors import JobNotFoundError, NemoRunMissingError, SlurmJobError
+from mb_launch.executor_file import read_executor
+from mb_launch.launched_program import LaunchedProgram, LaunchSize, launch_command, run_folder
+from mb_launch.nemo_run_jobs import read_experiments
 from mb_launch.slurm_job import SlurmJob, SlurmRun
+from mb_launch.slurm_options import job_options, option
 from mb_launch.slurm_queue import cancel as cancel_jobs
 from mb_launch.slurm_queue import log_files, read_jobs, read_status, submit
 from mb_launch.slurm_script import sbatch_script
 
 _MOUNT = "mb_launch.program"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedProgram:
-    """Trainer whose command line mounts these commands."""
-
-    name: str
-    """Program that srun starts, such as `mb`; commands are its arguments."""
-    module: str
-    """The same program for `python -m`; its command `check` receives the arguments of a run with `--world-size`."""
-    default_recipe: str
-    """Recipe of a run that names none; a run without `--out` is in `runs/RECIPE`."""
-    commands: Sequence[str] = ("pretrain", "finetune")
-    """Commands that can be launched."""
-    ft_arguments: Sequence[str] = ("ft.enable_ft_package=true",)
-    """Arguments that let its ranks report to the monitor of ft_launcher; the default is Megatron-Bridge's field."""
-    unchecked: Sequence[str] = ("--resume-with-changes", "--no-numa-binding")
-    """Options without a value that the command which checks does not have."""
-    unchecked_values: Sequence[str] = ("--trust",)
-    """Options with a value that it does not have."""
 
 
 def set_program(context: typer.Context, program: LaunchedProgram) -> None:
@@ -62,237 +46,162 @@ class CommandWithExample(TyperCommand):
 
 
 app = typer.Typer(
-    help="Start a run on Slurm, and look after it.",
+    help="Start a run on Slurm or through NeMo-Run, and look after it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
-
-
-def _option(name: str, text: str, **more: Any) -> Any:
-    return typer.Option(name, help=text, show_default=False, **more)
+Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command of each rank.")]
+RunOption = Annotated[Path | None, option("--run", "Run folder; default: the command's --out, or runs/NAME.")]
 
 
 @app.command(cls=CommandWithExample, epilog="--nodes 2 --gpus-per-node 8 -- COMMAND")
-def slurm(  # noqa: PLR0913 - options of a command
+@job_options
+def slurm(
     context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command of each rank.")],
-    nodes: Annotated[int | None, _option("--nodes", "Nodes; default 1.")] = None,
-    gpus_per_node: Annotated[
-        int | None, _option("--gpus-per-node", "GPUs of each node, one rank each; default 0.")
-    ] = None,
-    tasks_per_node: Annotated[
-        int | None, _option("--tasks-per-node", "Ranks of each node; default: its GPUs, or 1.")
-    ] = None,
-    cpus_per_task: Annotated[int | None, _option("--cpus-per-task", "CPU cores of each rank.")] = None,
-    partition: Annotated[str | None, _option("--partition", "Partition.")] = None,
-    account: Annotated[str | None, _option("--account", "Account.")] = None,
-    qos: Annotated[str | None, _option("--qos", "Quality of service.")] = None,
-    time: Annotated[str | None, _option("--time", "Time limit, such as 04:00:00.")] = None,
-    job_name: Annotated[
-        str | None, _option("--job-name", "Name; jobs of one name run one by one. Default: the folder's.")
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        _option(
-            "--gpu", "GPUs of the nodes, such as h100, for the check before the launch and their environment."
-        ),
-    ] = None,
-    signal_seconds: Annotated[
-        int | None, _option("--signal-seconds", "Save so long before the limit; default 120.")
-    ] = None,
-    requeue: Annotated[
-        bool | None, _option("--requeue/--no-requeue", "Queue again after a preemption; default: yes.")
-    ] = None,
-    chain: Annotated[
-        int | None, _option("--chain", "Jobs to queue; each resumes the run. Default 1.")
-    ] = None,
-    ft_launcher: Annotated[
-        bool | None,
-        _option("--ft-launcher", "Start the ranks by NVRx's ft_launcher, which restarts them in place."),
-    ] = None,
-    max_restarts: Annotated[
-        int | None, _option("--max-restarts", "Restarts by ft_launcher; default 3.")
-    ] = None,
-    container_image: Annotated[str | None, _option("--container-image", "Image for pyxis.")] = None,
-    container_mounts: Annotated[
-        str | None, _option("--container-mounts", "SRC:DST, several with commas.")
-    ] = None,
-    env: Annotated[
-        list[str] | None, _option("--env", "NAME=VALUE, or NAME to pass its value; repeatable.")
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None, _option("--sbatch", "Another option of sbatch, as --sbatch=--NAME; repeatable.")
-    ] = None,
+    command: Command,
+    given: dict[str, Any],
     cluster: Annotated[
-        str | None, _option("--cluster", "Take defaults from this cluster of the file of clusters.")
+        str | None, option("--cluster", "Take defaults from this cluster of the file of clusters.")
     ] = None,
     clusters: Annotated[
-        Path | None, _option("--clusters", "File of clusters; default: clusters.yaml.")
+        Path | None, option("--clusters", "File of clusters; default: clusters.yaml.")
     ] = None,
-    out: Annotated[
-        Path | None, _option("--run", "Run folder; default: the command's --out, or runs/NAME.")
-    ] = None,
+    out: RunOption = None,
     script_only: Annotated[
-        bool, _option("--script-only", "Print the sbatch script, and queue nothing.")
+        bool, option("--script-only", "Print the sbatch script, and queue nothing.")
     ] = False,
 ) -> None:
     """Queue a run on Slurm; on preemption and before the time limit its ranks save, and the job resumes later.
 
     Write the options of Slurm before --, and after it the command.
     """
-    given = {
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "tasks_per_node": tasks_per_node,
-        "cpus_per_task": cpus_per_task,
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "time": time,
-        "job_name": job_name,
-        "gpu": gpu,
-        "signal_seconds": signal_seconds,
-        "requeue": requeue,
-        "chain": chain,
-        "ft_launcher": ft_launcher,
-        "max_restarts": max_restarts,
-        "container_image": container_image,
-        "container_mounts": container_mounts,
-        "env": env,
-        "sbatch": sbatch,
-    }
     with exit_codes():
-        if clusters is not None and cluster is None:
-            raise SlurmJobError(
-                f"--clusters: {clusters} has no effect without --cluster. Add --cluster NAME."
-            )
-        defaults = read_cluster(clusters or Path("clusters.yaml"), cluster) if cluster else {}
-        job = SlurmJob(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+        job = SlurmJob(**{**_cluster_defaults(cluster, clusters), **given})
         program: LaunchedProgram | None = context.meta.get(_MOUNT)
-        words = list(command)
-        folder = run_folder(words, program, job, given=out).absolute()
-        if program is not None:
-            require_command(program, words)
-            words += program.ft_arguments if job.ft_launcher else ()
-            check(program, words, job)
-            words = [program.name, *with_run_folder(words, folder)]
-        run = SlurmRun(command=words, folder=folder, work_dir=Path.cwd())
+        size = LaunchSize(
+            nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
+        )
+        folder = run_folder(command, program, given=out, name=job.job_name)
+        launched = launch_command(command, program, size, folder=folder)
+        run = SlurmRun(command=launched.words, folder=launched.folder, work_dir=Path.cwd())
         if script_only:
             print(sbatch_script(job, run), end="")
             return
-        name = "mb-launch" if program is None else f"{program.name} launch"
         numbers = submit(job, run)
     print(f"queued: {', '.join(map(str, numbers))} ({job.nodes} nodes, {job.world_size} ranks)")
+    _print_next(program, launched.folder)
+
+
+def _cluster_defaults(cluster: str | None, clusters: Path | None) -> dict[str, Any]:
+    if clusters is not None and cluster is None:
+        raise SlurmJobError(f"--clusters: {clusters} has no effect without --cluster. Add --cluster NAME.")
+    return read_cluster(clusters or Path("clusters.yaml"), cluster) if cluster else {}
+
+
+def _print_next(program: LaunchedProgram | None, folder: Path) -> None:
+    name = "mb-launch" if program is None else f"{program.name} launch"
     for action in ("status", "logs", "cancel"):
         print(f"{action + ':':<8}{name} {action} {folder}")
 
 
-def run_folder(
-    words: Sequence[str], program: LaunchedProgram | None, job: SlurmJob, *, given: Path | None
-) -> Path:
-    """Return the run folder: as given, as a command names it with --out, or `runs/NAME` of its recipe or job.
+@app.command("nemo-run", cls=CommandWithExample, epilog="--executor local --set ntasks_per_node=2 -- COMMAND")
+def nemo_run(
+    context: typer.Context,
+    command: Command,
+    executor: Annotated[
+        str,
+        option(
+            "--executor",
+            "FILE.yaml with its settings, FILE.py:NAME for one in Python, or its kind: "
+            "local, slurm, docker, kubeflow, skypilot, dgxcloud, lepton.",
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, option("--set", "FIELD=VALUE of the executor, such as nodes=2; repeatable.")
+    ] = None,
+    gpu: Annotated[
+        str | None, option("--gpu", "GPUs of the nodes, such as h100, for the check before the launch.")
+    ] = None,
+    out: RunOption = None,
+    script_only: Annotated[
+        bool, option("--script-only", "Print what NeMo-Run would submit, and submit nothing.")
+    ] = False,
+) -> None:
+    """Start a run through an executor of NeMo-Run: this machine, Slurm over SSH, Docker, Kubernetes, a cloud.
 
-    Raises:
-        SlurmJobError: It is given twice.
+    Slurm and clouds queue it and return. On other executors the command prints the log and waits for the run's end.
     """
-    named = option_value(words, "--out")
-    if named is not None and given is not None:
-        raise SlurmJobError(f"--run: {given} is given, and the command has --out {named}. Leave out --run.")
-    if named is not None or given is not None:
-        return Path(named or given or "").expanduser()
-    if program is None:
-        return Path("runs") / (job.job_name or "run")
-    return Path("runs") / recipe_name(words[1:], default=program.default_recipe)
+    with exit_codes():
+        request = read_executor(executor, settings or [])
+        door = _nemo_run_door()
+        built = door.build_executor(request)
+        program: LaunchedProgram | None = context.meta.get(_MOUNT)
+        size = door.launch_size(built, gpu=gpu)
+        folder = run_folder(command, program, given=out, name=None)
+        launched = launch_command(command, program, size, folder=folder)
+        run = SlurmRun(command=launched.words, folder=launched.folder, work_dir=Path.cwd())
+        if script_only:
+            print(door.dry_run(built, run))
+            return
+        submitted = door.submit(built, run)
+    print(
+        f"{submitted.state}: {submitted.handle} ({size.nodes} nodes, {size.nodes * size.ranks_per_node} ranks)"
+    )
+    _print_next(program, launched.folder)
+    raise typer.Exit(0 if submitted.succeeded else 1)
 
 
-def require_command(program: LaunchedProgram, words: Sequence[str]) -> None:
-    """Check that the arguments are a command that Slurm can start on several ranks.
-
-    Raises:
-        SlurmJobError: They are not, or request processes of their own.
-    """
-    if words[0] not in program.commands:
-        known = " or ".join(program.commands)
-        raise SlurmJobError(f"{words[0]}: cannot be launched. Write {known} after --, then its arguments.")
-    if option_value(words, "--nproc") is not None:
-        raise SlurmJobError(
-            "--nproc: is given, but srun starts the ranks. Set --tasks-per-node in front of --."
-        )
-
-
-def option_value(words: Sequence[str], option: str) -> str | None:
-    """Return the value of `--option VALUE` or `--option=VALUE`, or None."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == "--":
-            return None
-        if word == option:
-            return after
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
-
-
-def recipe_name(words: Sequence[str], *, default: str) -> str:
-    """Return the name of the recipe, or of its file without the suffix, in the arguments of a run."""
-    skip = False
-    for word in words:
-        if skip or word.startswith("-"):
-            skip = not skip and word.startswith("--") and word != "--" and "=" not in word
-        elif "=" not in word:
-            return Path(word.partition(":")[0]).stem
-    return default
-
-
-def with_run_folder(words: Sequence[str], folder: Path) -> list[str]:
-    """Return the arguments of a run with its folder, as its first option."""
-    if option_value(words, "--out") is not None:
-        return list(words)
-    return [words[0], f"--out={folder}", *words[1:]]
-
-
-def check(program: LaunchedProgram, words: Sequence[str], job: SlurmJob) -> None:
-    """Check the arguments of a run for the nodes of a job; print the problems.
-
-    Raises:
-        SlurmCommandError: The check rejects them.
-    """
-    command, arguments, skip = [sys.executable, "-m", program.module, "check"], [], False
-    for word in words[1:]:
-        if (
-            not skip
-            and word not in program.unchecked
-            and word.partition("=")[0] not in program.unchecked_values
-        ):
-            arguments.append(word)
-        skip = not skip and word in program.unchecked_values
-    options = [f"--world-size={job.world_size}", *([f"--gpu={job.gpu}"] if job.gpu else [])]
-    ended = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise SlurmCommandError(
-            f"{job.nodes} nodes x {job.ranks_per_node} ranks: the check before the launch rejects the run, and nothing "
-            f"is queued.\n{(ended.stdout + ended.stderr).strip()}"
-        )
+def _nemo_run_door() -> Any:
+    """Import the module that imports NeMo-Run, which takes several seconds."""
+    # torch warns of a package that NeMo-Run requires: a user cannot change that
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
+    try:
+        return import_module("mb_launch.nemo_run")
+    except ModuleNotFoundError as error:
+        raise NemoRunMissingError(
+            f'nemo-run: needs {error.name}, which is not installed. Install it: pip install "mb-launch[nemo-run]"'
+        ) from error
 
 
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def status(run: Run) -> None:
     """Print the state of each job of a run, oldest first."""
     with exit_codes():
-        for job in read_jobs(run):
+        experiments = read_experiments(run)
+        for job in _slurm_jobs(run, optional=bool(experiments)):
             print(read_status(job))
+        for experiment in experiments:
+            print(_nemo_run_door().read_status(experiment))
+
+
+def _slurm_jobs(run: Path, *, optional: bool) -> list[int]:
+    try:
+        return read_jobs(run)
+    except JobNotFoundError:
+        if optional:
+            return []
+        raise
 
 
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --rank 7")
 def logs(
     run: Run,
-    rank: Annotated[int | None, _option("--rank", "Print the log of this rank only.", min=0)] = None,
+    rank: Annotated[int | None, option("--rank", "Print the log of this rank only.", min=0)] = None,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Last lines of each log.")] = 20,
 ) -> None:
     """Print the end of the logs of the newest job of a run: that of its script, then one for each rank."""
     with exit_codes():
+        experiments = read_experiments(run)
+        if experiments and not _slurm_jobs(run, optional=True):
+            if rank is not None:
+                raise SlurmJobError(
+                    "--rank: NeMo-Run keeps one log of all ranks for this executor. Leave out --rank."
+                )
+            print("\n".join(_nemo_run_door().read_log(experiments[-1]).splitlines()[-lines:]))
+            return
         for file in log_files(run, rank=rank):
             print(f"==> {file} <==")
             for line in file.read_text(errors="replace").splitlines()[-lines:]:
@@ -303,5 +212,8 @@ def logs(
 def cancel(run: Run) -> None:
     """Cancel the jobs of a run that wait or run. Ranks receive SIGTERM, and SIGKILL after Slurm's KillWait."""
     with exit_codes():
-        cancelled = cancel_jobs(read_jobs(run))
-    print(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else "no job of this run waits or runs")
+        experiments = read_experiments(run)
+        cancelled = [str(job) for job in cancel_jobs(_slurm_jobs(run, optional=bool(experiments)))]
+        for experiment in reversed(experiments):
+            cancelled += _nemo_run_door().cancel(experiment)
+    print(f"cancelled: {', '.join(cancelled)}" if cancelled else "no job of this run waits or runs")

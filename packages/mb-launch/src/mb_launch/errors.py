@@ -33,5 +33,25 @@ class JobNotFoundError(LauncherError, LookupError):
     bad_input = True
 
 
+class ExecutorFileError(LauncherError, ValueError):
+    """The executor of NeMo-Run cannot be read or built: an unknown kind or field, a bad value, or a secret."""
+
+    bad_input = True
+
+
+class NemoRunMissingError(LauncherError, ImportError):
+    """The extra `nemo-run` is not installed."""
+
+    bad_input = True
+
+
 class SlurmCommandError(LauncherError, RuntimeError):
-    """A command of Slurm is missing or failed, or the check before the launch rejected the run."""
+    """A command of Slurm is missing or failed."""
+
+
+class LaunchCheckError(LauncherError, RuntimeError):
+    """The check before the launch rejected the run."""
+
+
+class NemoRunError(LauncherError, RuntimeError):
+    """NeMo-Run could not submit or find a job."""

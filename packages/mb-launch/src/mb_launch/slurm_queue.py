@@ -75,10 +75,15 @@ def submit(
     numbers = []
     for _ in range(job.chain):
         number = int(runner(["sbatch", "--parsable", str(script)]).partition(";")[0])
-        with (run.logs / _JOBS_FILE).open("a") as jobs:
-            jobs.write(json.dumps({"job": number, "time": time.time()}) + "\n")
+        record_job(run.folder, number)
         numbers.append(number)
     return numbers
+
+
+def record_job(folder: Path, number: int) -> None:
+    """Append the number of a job to the file of a run folder."""
+    with (folder / "slurm" / _JOBS_FILE).open("a") as jobs:
+        jobs.write(json.dumps({"job": number, "time": time.time()}) + "\n")
 
 
 def read_jobs(folder: Path) -> list[int]:

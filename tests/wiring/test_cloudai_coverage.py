@@ -3,7 +3,10 @@
 from mb_config.rules.capture_conflicts import RULES
 from mb_launch.cloudai.constraints import CONSTRAINTS
 from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
+from mb_launch.cloudai.definition import MegatronBridgeCmdArgs, MegatronBridgeTestDefinition
+from mb_launch.cloudai.slurm_run import COMMANDS, FIELDS, PRECISIONS, trainer_arguments
 from mb_trainer.preflight import RULES as ALL_RULES
+from mb_trainer.request_reader import read_request
 
 SAME = {
     "C01": ["V030"], "C02": ["P05"], "C03": ["V030"], "C04": ["V242"], "C07": ["P09"], "C08": ["P05"],
@@ -30,3 +33,33 @@ def test_each_constraint_is_a_rule_or_has_its_coverage() -> None:
     assert {*CONSTRAINTS} - known == {*CONSTRAINT_COVERAGE}
     assert {rule for each in CONSTRAINT_COVERAGE.values() for rule in each.rules} <= known
     assert all(each.rules or each.allowed for each in CONSTRAINT_COVERAGE.values())
+
+
+def test_every_field_that_an_argument_sets_is_one_of_the_trainer():
+    values = {
+        "dataset_root": None, "vocab_size": 100, "cuda_graph_scope": "attn", "recompute_modules": "mlp",
+        "pipeline_model_parallel_layout": "Et|L", "profiling_ranks": [0, 1],
+        "cuda_graph_impl": "local",
+    }  # fmt: skip
+    texts = {
+        name for name, field in MegatronBridgeCmdArgs.model_fields.items() if "str" in str(field.annotation)
+    }
+    flags = {
+        name for name, field in MegatronBridgeCmdArgs.model_fields.items() if "bool" in str(field.annotation)
+    }
+    given = {name: values.get(name, "text" if name in texts else name in flags or 1) for name in FIELDS}
+    given = {name: value for name, value in given.items() if value is not None}
+    repo = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "main"}
+    for task in COMMANDS:
+        for precision in PRECISIONS:
+            arguments = {
+                "model_family_name": "llama",
+                "model_recipe_name": "llama31_8b",
+                "hf_token": "hf_x",
+                "task": task,
+                "compute_dtype": precision,
+            }
+            arguments |= given if (task, precision) == ("pretrain", "bf16") else {}
+            test = MegatronBridgeTestDefinition(name="all", cmd_args=arguments, git_repos=[repo])
+            _, *words = trainer_arguments(test)
+            assert read_request(words).name == "llama31_8b"

@@ -6,6 +6,7 @@ A program that mounts `app` names itself with `set_program`; the commands then t
 """
 
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typer.core import TyperCommand
 
 from mb_launch.cli_errors import exit_codes
 from mb_launch.clusters import read_cluster
-from mb_launch.errors import JobNotFoundError, NemoRunMissingError, SlurmJobError
+from mb_launch.errors import ExtraMissingError, JobNotFoundError, SlurmJobError
 from mb_launch.executor_file import read_executor
 from mb_launch.launched_program import LaunchedProgram, LaunchSize, launch_command, run_folder
 from mb_launch.nemo_run_jobs import read_experiments
@@ -61,13 +62,20 @@ RunOption = Annotated[Path | None, option("--run", "Run folder; default: the com
 @job_options
 def slurm(
     context: typer.Context,
-    command: Command,
-    given: dict[str, Any],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="Command of each rank.", show_default=False),
+    ] = None,
+    given: Mapping[str, Any] | None = None,
     cluster: Annotated[
         str | None, option("--cluster", "Take defaults from this cluster of the file of clusters.")
     ] = None,
     clusters: Annotated[
         Path | None, option("--clusters", "File of clusters; default: clusters.yaml.")
+    ] = None,
+    cloudai: Annotated[
+        Path | None,
+        option("--cloudai", "Take command and resources from this test definition of CloudAI, in TOML."),
     ] = None,
     out: RunOption = None,
     script_only: Annotated[
@@ -79,8 +87,9 @@ def slurm(
     Write the options of Slurm before --, and after it the command.
     """
     with exit_codes():
-        job = SlurmJob(**{**_cluster_defaults(cluster, clusters), **given})
         program: LaunchedProgram | None = context.meta.get(_MOUNT)
+        tested, command = _read_cloudai(cloudai, program, command or [])
+        job = SlurmJob(**{**_cluster_defaults(cluster, clusters), **tested, **(given or {})})
         size = LaunchSize(
             nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
         )
@@ -99,6 +108,27 @@ def _cluster_defaults(cluster: str | None, clusters: Path | None) -> dict[str, A
     if clusters is not None and cluster is None:
         raise SlurmJobError(f"--clusters: {clusters} has no effect without --cluster. Add --cluster NAME.")
     return read_cluster(clusters or Path("clusters.yaml"), cluster) if cluster else {}
+
+
+def _read_cloudai(
+    file: Path | None, program: LaunchedProgram | None, words: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of the job and the command that a test definition determines; without one, the words as given.
+
+    Words after -- are further arguments of the command, which replace those of the test.
+    """
+    if file is None:
+        return {}, words
+    if program is None:
+        raise SlurmJobError("--cloudai: needs a trainer, because a test names a recipe. Use mb launch slurm.")
+    try:
+        door = import_module("mb_launch.cloudai.slurm_run")
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f'--cloudai: needs {error.name}, which is not installed. Install it: pip install "mb-launch[cloudai]"'
+        ) from error
+    test = door.read_test(file)
+    return door.job_settings(test), [*door.trainer_arguments(test), *words]
 
 
 def _print_next(program: LaunchedProgram | None, folder: Path) -> None:
@@ -161,7 +191,7 @@ def _nemo_run_door() -> Any:
     try:
         return import_module("mb_launch.nemo_run")
     except ModuleNotFoundError as error:
-        raise NemoRunMissingError(
+        raise ExtraMissingError(
             f'nemo-run: needs {error.name}, which is not installed. Install it: pip install "mb-launch[nemo-run]"'
         ) from error
 

@@ -39,8 +39,8 @@ class ExecutorFileError(LauncherError, ValueError):
     bad_input = True
 
 
-class NemoRunMissingError(LauncherError, ImportError):
-    """The extra `nemo-run` is not installed."""
+class ExtraMissingError(LauncherError, ImportError):
+    """A command needs an extra that is not installed."""
 
     bad_input = True
 

@@ -1,0 +1,175 @@
+"""A test definition of CloudAI becomes the command and the Slurm job that `slurm` writes."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pydantic", reason="needs mb-launch[cloudai]")
+pytest.importorskip("typer", reason="needs mb-launch[cli]")
+
+import typer
+from typer.testing import CliRunner
+
+from mb_launch import launched_program
+from mb_launch.cli import app, set_program
+from mb_launch.cloudai.command import BARE, FLAGS, NEVER
+from mb_launch.cloudai.definition import MegatronBridgeTestDefinition
+from mb_launch.cloudai.slurm_run import (
+    FIELDS,
+    OF_JOB,
+    CloudaiTestError,
+    job_settings,
+    read_test,
+    trainer_arguments,
+)
+from mb_launch.launched_program import LaunchedProgram
+
+TEST = """
+name = "small"
+extra_container_mounts = ["/data:/data"]
+[cmd_args]
+gpu_type = "h100"
+num_gpus = 16
+gpus_per_node = 8
+time_limit = "00:30:00"
+container_image = "image"
+model_family_name = "llama"
+model_recipe_name = "llama31_8b"
+hf_token = "hf_in_the_file"
+compute_dtype = "fp8_cs"
+tp = 2
+vp = 1
+gb = 128
+seq_length = 4096
+recompute_modules = "core_attn,mlp"
+enable_vboost = false
+[extra_env_vars]
+NCCL_DEBUG = "WARN"
+[extra_cmd_args]
+"train.eval_interval" = "5"
+"~model.foo" = ""
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "r0.3.0"
+"""
+COMMAND = [
+    "pretrain", "llama31_8b", "mixed_precision=bf16_with_fp8_current_scaling_mixed",
+    "model.tensor_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=null",
+    "model.seq_length=4096", "dataset.seq_length=4096", "train.global_batch_size=128",
+    "model.recompute_granularity=selective", "model.recompute_modules=[core_attn,mlp]",
+    "train.eval_interval=5", "~model.foo",
+]  # fmt: skip
+
+
+def definition(**arguments):
+    given = {"model_family_name": "llama", "model_recipe_name": "small", "hf_token": "hf_x", **arguments}
+    repo = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "r0.3.0"}
+    return MegatronBridgeTestDefinition(name="small", cmd_args=given, git_repos=[repo])
+
+
+def test_a_test_is_the_command_and_the_job_of_slurm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test.toml").write_text(TEST)
+    test = read_test(tmp_path / "test.toml")
+    assert trainer_arguments(test) == COMMAND
+    mounted = typer.Typer()
+    mounted.add_typer(app, name="launch")
+
+    @mounted.callback()
+    def options(context: typer.Context) -> None:
+        set_program(context, LaunchedProgram(name="mb", module="trainer", default_recipe="small"))
+
+    checks = []
+
+    def accept(command, **_options):
+        checks.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(launched_program.subprocess, "run", accept)
+
+    def script(*words):
+        done = CliRunner().invoke(mounted, ["launch", "slurm", "--account=a", "--script-only", *words])
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout
+
+    written = script("--cloudai=test.toml", "--", "train.train_iters=7")
+    flags = ["--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--job-name=small", "--time=00:30:00"]
+    flags += [
+        "--container-image=image",
+        "--container-mounts=/data:/data",
+        "--env=NCCL_DEBUG=WARN",
+        "--env=HF_TOKEN",
+    ]
+    assert written == script(*flags, "--", *COMMAND, "train.train_iters=7")
+    assert checks[0] == checks[1]
+    assert checks[0][:6] == [sys.executable, "-m", "trainer", "check", "--world-size=16", "--gpu=h100"]
+    assert "hf_in_the_file" not in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"model_recipe_name": "x", "task": "dpo"},
+            "cmd_args.task: 'dpo' is unknown. Known: pretrain, sft, lora.",
+        ),
+        ({"compute_dtype": "int4"}, "cmd_args.compute_dtype: 'int4' is unknown"),
+        ({"use_tokendrop": True}, "cmd_args.use_tokendrop: has no counterpart in the trainer"),
+        ({"domain": "vlm"}, "cmd_args.domain: has no counterpart"),
+        ({"tp": [1, 2]}, "cmd_args.tp: [1, 2] is a list"),
+    ],
+)
+def test_what_cannot_be_run_is_named(arguments, message):
+    with pytest.raises(CloudaiTestError) as raised:
+        trainer_arguments(definition(**arguments))
+    assert message in str(raised.value)
+
+
+def test_a_blank_recipe_a_bad_file_and_uneven_nodes_are_named(tmp_path):
+    blank = definition()
+    blank.cmd_args.model_recipe_name = ""
+    with pytest.raises(CloudaiTestError, match="model_recipe_name: is blank"):
+        trainer_arguments(blank)
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(CloudaiTestError, match=r"bad\.toml: is no test definition of CloudAI"):
+        read_test(tmp_path / "bad.toml")
+    with pytest.raises(CloudaiTestError, match=r"num_gpus: 12 is no multiple of gpus_per_node \(8\)"):
+        job_settings(definition(num_gpus=12))
+    several = definition()
+    several.extra_env_vars = {"A": ["1", "2"]}
+    with pytest.raises(CloudaiTestError, match=r"A: .* is a list"):
+        job_settings(several)
+
+
+def test_finetuning_profiling_and_recomputation():
+    settings = {
+        "task": "lora",
+        "profiling_ranks": [0, 3],
+        "recompute_num_layers": 2,
+    }
+    assert trainer_arguments(definition(**settings, num_gpus=4))[2:] == [
+        "peft=lora", "mixed_precision=bf16_mixed", "model.recompute_granularity=full", "model.recompute_method=block",
+        "model.recompute_num_layers=2",
+        "profiling.profile_ranks=[0,3]",
+    ]  # fmt: skip
+    assert job_settings(definition(num_gpus=4)) == {
+        "nodes": 1, "gpus_per_node": 4, "gpu": "gb200", "job_name": "small", "env": ["HF_TOKEN"],
+    }  # fmt: skip
+
+
+def test_every_argument_is_taken_or_known_to_have_no_counterpart():
+    without = {
+        "activation_offload_layers",
+        "config_variant", "data", "dataset_name", "dataset_paths", "domain", "dryrun", "enable_vboost",
+        "first_k_dense_replace", "fp8_recipe", "head_only", "list_config_variants", "log_dir", "max_retries",
+        "nemo_home", "nsys_extra_args", "nsys_trace", "packed_sequence", "profiling_gpu_metrics", "use_recipes",
+        "use_tokendrop",
+    }  # fmt: skip
+    assert {*FLAGS, *BARE, *NEVER} == {*FIELDS, *OF_JOB, *without} - {"time_limit"}
+
+
+def test_a_test_needs_a_trainer_and_the_extra(tmp_path, monkeypatch):
+    done = CliRunner().invoke(app, ["slurm", f"--cloudai={tmp_path}/test.toml"])
+    assert done.exit_code == 2
+    assert "--cloudai: needs a trainer" in done.stderr

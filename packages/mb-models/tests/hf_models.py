@@ -89,6 +89,28 @@ KINDS = {
     "gemma2-no-caps": ("Gemma2", GEMMA2 | dict.fromkeys(CAPS)),
     "gemma3": ("Gemma3", GEMMA2 | {"layer_types": None}),
     "gemma3-scaled": ("Gemma3", GEMMA2 | {"rope_parameters": GEMMA3_ROTARY, "sliding_window_pattern": 2}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 6}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
+    "smollm3": (
+        "SmolLM3",
+        {"num_hidden_layers": 4, "pad_token_id": 0, "rope_parameters": {"rope_theta": 1000.0}},
+    ),
+    "smollm3-windows": (
+        "SmolLM3",
+        {"pad_token_id": 0, "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4-windows": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 6}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 3.0,
+        },
+    ),
     "mamba2": ("Mamba2", MAMBA2),
     "mamba2-tied": ("Mamba2", MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True}),
     "nemotron-h": ("NemotronH", NEMOTRON_H),

@@ -84,11 +84,11 @@ def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, gr
     )
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3-scaled"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3-scaled", "olmo2", "granite"])
 def test_gradients_equal_those_of_transformers(kind, groups, tmp_path):
     model = make(kind, tmp_path)
     section, chunk = imported(tmp_path, groups)
-    tokens = TOKENS.clamp(min=1)  # transformers gives the row of token 0, which is padding, no gradient
+    tokens = TOKENS.clamp(min=2)  # transformers gives the row of the padding token, 0 or 1, no gradient
     labels, positions = tokens.roll(-1, 1), torch.arange(20).expand(2, -1)
     chunk(tokens, positions, None, labels=labels).mean().backward()
     torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten()).backward()
@@ -129,6 +129,8 @@ LAYOUTS = {
         "gpt-oss",
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
+    "olmo2 TP": ("olmo2", {SIZES[0]: 2}),
+    "smollm3 PP": ("smollm3", {SIZES[1]: 2}),
     "gemma TP": ("gemma", {SIZES[0]: 2}),
     "gemma2 PP": ("gemma2", {SIZES[1]: 2}),
     "gemma3 TP SP": ("gemma3", {SIZES[0]: 2, "sequence_parallel": True}),
@@ -271,7 +273,7 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
             "Phi3",
             "GptOss",
         ),
-        *("Gemma", "Gemma2", "Gemma3Text"),
+        *("Gemma", "Gemma2", "Gemma3Text", "Olmo2", "Olmo3", "Olmoe", "SmolLM3", "Exaone4", "Granite"),
     ],
 )
 def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):
@@ -303,6 +305,19 @@ def test_unconvertible_gemmas_are_rejected(change, message):
     content = {**dict.fromkeys(REQUIRED, 8), "model_type": "gemma3_text", **change}
     with pytest.raises(HuggingFaceError, match=message):
         section_of(content, dtype="float32")
+
+
+def test_layers_without_rotation_must_be_listed_completely():
+    content = {**dict.fromkeys(REQUIRED, 8), "model_type": "smollm3", "no_rope_layers": [1, 0]}
+    with pytest.raises(HuggingFaceError, match="no_rope_layers lists 2 layers of 8"):
+        section_of(content, dtype="float32")
+
+
+def test_patterns_of_letters_are_read():
+    content = {**dict.fromkeys(REQUIRED, 8), "model_type": "exaone4", "sliding_window_pattern": "LLLG"}
+    found = section_of(content, dtype="float32")
+    assert found.window_attn_skip_freq == [1, 1, 1, 0] * 2
+    assert found.transformer == {"no_rope_freq": [0, 0, 0, 1] * 2}
 
 
 def test_rotary_bases_and_patterns_of_earlier_versions_are_read():

@@ -104,6 +104,7 @@ def test_small_files_are_carried_from_folder_to_checkpoint_to_checkpoint(tmp_pat
     assert sorted(path.name for path in folders[3].iterdir()) == ["generation_config.json", "hf_config.json"]
     assert read_template(folders[3]) == template
     assert from_template({"vocab_size": 100}, template) == {"vocab_size": 100, "eos_token_id": 7}
+    assert from_template({"eos_token_id": None}, template) == {"eos_token_id": 7}
     assert read_template(folders[0]) == {}
     (folders[0] / "hf_config.json").write_text("{")
     assert read_template(folders[0]) == {}

@@ -1,5 +1,8 @@
 """Rules on `mb_models.variant_fields.LayerVariantFields`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
 from mb_models.mimo_rules import FAMILY_FIELD
@@ -73,6 +76,21 @@ def _all_heads(scope: str, normed: bool, kind: str, latent: bool, groups: int | 
     )
 
 
+def _unrotated(further: Mapping[str, Any], layers: int, kind: str, latent: bool) -> str | None:
+    every = further.get("no_rope_freq")
+    if not every:
+        return None
+    if kind not in ("rope", "yarn") or latent:
+        return f"no_rope_freq={every} with position_embedding_type={kind}, multi_latent_attention={latent}"
+    if isinstance(every, int):
+        return (
+            None
+            if every > 0 and layers % every == 0
+            else f"no_rope_freq={every} does not divide {layers} layers"
+        )
+    return None if len(every) == layers else f"no_rope_freq lists {len(every)} layers of {layers}"
+
+
 def _of_images(_vision: int, *values: object) -> str | None:
     found = zip(NEUTRAL.items(), values, strict=True)
     given = [f"{name}={value}" for (name, neutral), value in found if value != neutral]
@@ -133,6 +151,15 @@ RULES: tuple[Rule, ...] = (
         "qk_layernorm_scope=head.",
         fails=("all_heads", False, "RMSNorm", False, 4, 1),
         passes=("all_heads", True, "RMSNorm", False, 4, 2),
+    ),
+    model_rule(
+        "G45",
+        ("transformer", "num_layers", "position_embedding_type", "multi_latent_attention"),
+        _unrotated,
+        why="it selects the layers without rotary positions",
+        fix="Set a divisor of num_layers, or a list with 1 for each layer without rotary positions and 0 for others.",
+        fails=({"no_rope_freq": 3}, 4, "rope", False),
+        passes=({"no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
     ),
     family_rule(
         "M26",

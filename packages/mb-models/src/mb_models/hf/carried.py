@@ -44,5 +44,5 @@ def read_template(checkpoint: Path) -> Mapping[str, Any]:
 
 def from_template(content: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with the fields of the template that do not change the logits, such as ids of tokens."""
-    names = WITHOUT_EFFECT - _OF_THE_FILE - content.keys()
+    names = {name for name in WITHOUT_EFFECT - _OF_THE_FILE if content.get(name) is None}
     return {**content, **{name: template[name] for name in sorted(names) if template.get(name) is not None}}

@@ -14,12 +14,13 @@ from mb_models.hf.layer_fields import (
     expert_layers,
     layer_frequency,
     read_window,
-    windowed_layers,
+    write_layer_types,
     write_window,
 )
 
 
-def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
+def read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experts and the router of a section."""
     loss = content["router_aux_loss_coef"]
     return {
         "num_moe_experts": content["num_local_experts"],
@@ -29,7 +30,8 @@ def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_experts(config: GPTModelConfig) -> dict[str, Any]:
+def write_experts(config: GPTModelConfig) -> dict[str, Any]:
+    """Return the fields of the experts and of the router."""
     loss = config.moe_aux_loss_coeff
     return {
         "num_local_experts": config.num_moe_experts,
@@ -39,11 +41,11 @@ def _write_experts(config: GPTModelConfig) -> dict[str, Any]:
 
 
 def _read_mixtral(content: Mapping[str, Any]) -> dict[str, Any]:
-    return _read_experts(content) | read_window(content)
+    return read_experts(content) | read_window(content)
 
 
 def _write_mixtral(config: GPTModelConfig) -> dict[str, Any]:
-    return _write_experts(config) | write_window(config)
+    return write_experts(config) | write_window(config)
 
 
 def _read_qwen(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def _read_qwen(content: Mapping[str, Any]) -> dict[str, Any]:
     layers = range(content["num_hidden_layers"])
     shared = content.get("shared_expert_intermediate_size")
     return {
-        **_read_experts(content),
+        **read_experts(content),
         **read_window(content),
         "moe_layer_freq": layer_frequency([i not in dense and (i + 1) % every == 0 for i in layers]),
         "moe_ffn_hidden_size": content["moe_intermediate_size"],
@@ -63,7 +65,7 @@ def _read_qwen(content: Mapping[str, Any]) -> dict[str, Any]:
 def _write_qwen(config: GPTModelConfig) -> dict[str, Any]:
     shared = config.moe_shared_expert_intermediate_size
     return {
-        **_write_experts(config),
+        **write_experts(config),
         "num_experts": config.num_moe_experts,
         "moe_intermediate_size": config.moe_ffn_hidden_size,
         "mlp_only_layers": [layer for layer, flag in enumerate(expert_layers(config)) if not flag],
@@ -154,7 +156,7 @@ def _read_gpt_oss(content: Mapping[str, Any]) -> dict[str, Any]:
     layers = range(content["num_hidden_layers"])
     kinds = content["layer_types"] or [FULL if layer % 2 else WINDOW for layer in layers]
     return {
-        **_read_experts(content),
+        **read_experts(content),
         **read_window({**content, "layer_types": kinds}),
         "moe_ffn_hidden_size": content["intermediate_size"],
         "transformer": {
@@ -165,11 +167,9 @@ def _read_gpt_oss(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gpt_oss(config: GPTModelConfig) -> dict[str, Any]:
-    flags = windowed_layers(config)
     return {
-        **_write_experts(config),
-        **write_window(config),
-        "layer_types": [WINDOW if flag else FULL for flag in flags],
+        **write_experts(config),
+        **write_layer_types(config),
         "intermediate_size": config.moe_ffn_hidden_size,
         "attention_bias": True,
         "swiglu_limit": config.transformer.get("activation_func_clamp_value", 7.0),

@@ -9,12 +9,18 @@ from typing import Any
 
 from mb_models.config import GPTModelConfig
 from mb_models.hf import weight_tables as tables
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.expert_families import EXPERT_FAMILIES
 from mb_models.hf.family import HuggingFaceFamily
 from mb_models.hf.gemma_families import GEMMA_FAMILIES
 from mb_models.hf.hybrid_families import HYBRID_FAMILIES
-from mb_models.hf.layer_fields import read_window, write_layer_windows, write_window
+from mb_models.hf.layer_fields import (
+    read_biases,
+    read_window,
+    write_biases,
+    write_layer_windows,
+    write_window,
+)
+from mb_models.hf.variant_families import VARIANT_FAMILIES
 
 QWEN_DEFAULTS: Mapping[str, object] = {
     "max_position_embeddings": 32768,
@@ -24,21 +30,6 @@ QWEN_DEFAULTS: Mapping[str, object] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
-
-
-def _read_biases(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether all linear layers have biases; Megatron Core has one switch for attention and MLP."""
-    biases = {name: bool(content.get(name)) for name in ("attention_bias", "mlp_bias")}
-    if len(set(biases.values())) > 1:
-        raise HuggingFaceError(
-            f"config.json: attention_bias={biases['attention_bias']}, mlp_bias={biases['mlp_bias']} cannot be "
-            "converted, because Megatron Core has output biases in both attention and MLP, or in none."
-        )
-    return {"add_bias_linear": biases["mlp_bias"]}
-
-
-def _write_biases(config: GPTModelConfig) -> dict[str, Any]:
-    return dict.fromkeys(("attention_bias", "mlp_bias"), config.add_bias_linear)
 
 
 def _write_phi(config: GPTModelConfig) -> dict[str, Any]:
@@ -51,8 +42,8 @@ LLAMA = HuggingFaceFamily(
     architecture="LlamaForCausalLM",
     layers=tables.LLAMA,
     defaults={"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
-    read=_read_biases,
-    write=_write_biases,
+    read=read_biases,
+    write=write_biases,
 )
 
 MISTRAL = HuggingFaceFamily(
@@ -102,6 +93,16 @@ PHI3 = HuggingFaceFamily(
 
 FAMILIES: Mapping[str, HuggingFaceFamily] = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, *EXPERT_FAMILIES, PHI3, *GEMMA_FAMILIES, *HYBRID_FAMILIES)
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        *EXPERT_FAMILIES,
+        PHI3,
+        *GEMMA_FAMILIES,
+        *VARIANT_FAMILIES,
+        *HYBRID_FAMILIES,
+    )
 }
 """model_type of config.json -> family; an export takes the first that computes the same as the section."""

@@ -7,7 +7,7 @@ from typing import Any
 from mb_models.config import GPTModelConfig
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.family import HuggingFaceFamily
-from mb_models.hf.layer_fields import FULL, WINDOW, read_window, windowed_layers, write_window
+from mb_models.hf.layer_fields import WINDOW, read_window, windows_but_every, write_layer_types
 from mb_models.hf.rotary_fields import local_base, write_local_rotary
 
 GELU = "gelu_pytorch_tanh"
@@ -49,8 +49,7 @@ def _read_gemma2(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_scaled(content: Mapping[str, Any], *, pattern: int) -> dict[str, Any]:
     """Return the further fields of a section; each n-th layer has no window unless `layer_types` is set."""
-    layers = range(1, content["num_hidden_layers"] + 1)
-    kinds = content["layer_types"] or [WINDOW if layer % pattern else FULL for layer in layers]
+    kinds = content["layer_types"] or windows_but_every(content, pattern)
     return {
         **_read_embedding(content),
         **read_window({**content, "layer_types": kinds}),
@@ -64,8 +63,7 @@ def _write_scaled(config: GPTModelConfig) -> dict[str, Any]:
     scale = config.softmax_scale or (config.kv_channels or 1) ** -0.5
     return {
         **_write_activation(config),
-        **write_window(config),
-        "layer_types": [WINDOW if flag else FULL for flag in windowed_layers(config)],
+        **write_layer_types(config),
         "query_pre_attn_scalar": query_scalar(scale),
         "attn_logit_softcapping": config.attn_logit_softcapping,
         "final_logit_softcapping": config.final_logit_softcapping,
@@ -84,7 +82,9 @@ def _read_gemma3(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gemma3(config: GPTModelConfig) -> dict[str, Any]:
-    return {**_write_scaled(config), **write_local_rotary(config)}
+    rotary = write_local_rotary(config)
+    base = rotary["rope_parameters"][WINDOW]["rope_theta"]
+    return {**_write_scaled(config), **rotary, "rope_local_base_freq": base}  # of earlier versions
 
 
 GEMMA = HuggingFaceFamily(

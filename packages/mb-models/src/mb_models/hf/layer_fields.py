@@ -1,4 +1,4 @@
-"""Fields of config.json that differ between layers: windows and experts. No torch."""
+"""Fields of config.json on the kinds of layers: biases, windows, rotation and experts. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,20 +33,30 @@ def read_window(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"window_size": (int(width) - 1, 0), "window_attn_skip_freq": None if all(flags) else flags}
 
 
+def windows_but_every(content: Mapping[str, Any], interval: int) -> list[str]:
+    """Return the kinds of layers, of which each n-th has full attention; 0: none of them."""
+    layers = range(1, content["num_hidden_layers"] + 1)
+    return [FULL if interval and layer % interval == 0 else WINDOW for layer in layers]
+
+
 def write_window(config: GPTModelConfig) -> dict[str, Any]:
     """Return the window of all layers, for families without a choice by layer."""
     return {"sliding_window": None if config.window_size is None else config.window_size[0] + 1}
 
 
+def write_layer_types(config: GPTModelConfig) -> dict[str, Any]:
+    """Return the window and the layers with it."""
+    kinds = [WINDOW if flag else FULL for flag in windowed_layers(config)]
+    return {**write_window(config), "layer_types": kinds}
+
+
 def write_layer_windows(config: GPTModelConfig) -> dict[str, Any]:
     """Return the windows by layer, for families with `layer_types`."""
     flags = windowed_layers(config)
-    first = flags.index(1) if 1 in flags else config.num_layers
     return {
-        **write_window(config),
+        **write_layer_types(config),
         "use_sliding_window": config.window_size is not None,
-        "max_window_layers": first,
-        "layer_types": [WINDOW if flag else FULL for flag in flags],
+        "max_window_layers": flags.index(1) if 1 in flags else config.num_layers,
     }
 
 
@@ -58,6 +68,30 @@ def windowed_layers(config: TransformerFields) -> list[int]:
     if isinstance(skips, Sequence):
         return [int(bool(flag)) for flag in skips]
     return [int(not skips or number % skips != 0) for number in range(1, config.num_layers + 1)]
+
+
+def read_biases(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether all linear layers have biases; Megatron Core has one switch for attention and MLP."""
+    biases = {name: bool(content.get(name)) for name in ("attention_bias", "mlp_bias")}
+    if len(set(biases.values())) > 1:
+        raise HuggingFaceError(
+            f"config.json: attention_bias={biases['attention_bias']}, mlp_bias={biases['mlp_bias']} cannot be "
+            "converted, because Megatron Core has output biases in both attention and MLP, or in none."
+        )
+    return {"add_bias_linear": biases["mlp_bias"]}
+
+
+def write_biases(config: GPTModelConfig) -> dict[str, Any]:
+    """Return both switches of the biases."""
+    return dict.fromkeys(("attention_bias", "mlp_bias"), config.add_bias_linear)
+
+
+def unrotated_layers(config: TransformerFields) -> list[int]:
+    """Return 1 for each layer without rotary positions and 0 for each other, as Megatron Core counts them."""
+    every: Any = config.transformer.get("no_rope_freq")
+    if isinstance(every, Sequence):
+        return [int(bool(flag)) for flag in every]
+    return [int(bool(every) and number % every == 0) for number in range(1, config.num_layers + 1)]
 
 
 def expert_layers(config: TransformerFields) -> list[int]:

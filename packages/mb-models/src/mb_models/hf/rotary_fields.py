@@ -82,7 +82,7 @@ def local_base(content: Mapping[str, Any]) -> int:
         HuggingFaceError: these layers have scaled positions, or a base that is no integer.
     """
     rotary = dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
-    base = rotary.get("rope_theta", content["rope_local_base_freq"])
+    base = rotary.get("rope_theta", content.get("rope_local_base_freq", content["rope_theta"]))
     others = {
         name: value for name, value in rotary.items() if name not in ("rope_theta", "rope_type", "type")
     }
@@ -95,11 +95,11 @@ def local_base(content: Mapping[str, Any]) -> int:
 
 
 def write_local_rotary(config: GPTModelConfig) -> dict[str, Any]:
-    """Return the rotary embedding by kind of layer, in both spellings."""
+    """Return the rotary embedding by kind of layer, as transformers 5 reads it, and that of layers without a window."""
     found = write_rotary(config)
     base = float(config.rotary_base if config.rotary_base_local is None else config.rotary_base_local)
     by_kind = {FULL: found["rope_parameters"], WINDOW: {"rope_type": "default", "rope_theta": base}}
-    return {**found, "rope_parameters": by_kind, "rope_local_base_freq": base}
+    return {**found, "rope_parameters": by_kind}
 
 
 def _scaling(kind: str, rotary: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any] | None:

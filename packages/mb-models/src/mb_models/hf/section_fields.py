@@ -12,7 +12,7 @@ from mb_models.config import (
     PrecisionFields,
 )
 from mb_models.hf.family import Section
-from mb_models.hf.layer_fields import expert_layers, windowed_layers
+from mb_models.hf.layer_fields import expert_layers, unrotated_layers, windowed_layers
 from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mamba_heads
 from mb_models.variant_fields import LatentAttentionFields, YarnFields
 
@@ -96,9 +96,18 @@ def with_sizes(config: Kind) -> Kind:
         ffn_hidden_size=width,
         moe_ffn_hidden_size=config.moe_ffn_hidden_size or width,
         max_position_embeddings=config.max_position_embeddings or config.seq_length,
+        transformer=_with_unrotated_layers(config),
         window_attn_skip_freq=windowed_layers(config) if config.window_size else None,
         moe_layer_freq=1 if config.num_moe_experts is None else expert_layers(config),
     )
+
+
+def _with_unrotated_layers(config: Section) -> dict[str, object]:
+    if "no_rope_freq" not in config.transformer:
+        return config.transformer
+    flags = unrotated_layers(config)
+    others = {name: value for name, value in config.transformer.items() if name != "no_rope_freq"}
+    return {**others, "no_rope_freq": flags} if any(flags) else others
 
 
 def differences(config: Section, other: Section) -> list[str]:

@@ -18,8 +18,5 @@ UNSUPPORTED: Mapping[str, str] = {
     "gpt_neox": _PARALLEL,
     "gptj": _PARALLEL,
     "falcon": _PARALLEL,
-    "olmo2": "Megatron Core has no norms after attention and MLP in place of those before",
-    "olmoe": "Megatron Core normalises queries and keys head by head, not over all heads",
-    "smollm3": "Megatron Core's local layers rotate all layers or none",
 }
 """model_type of config.json -> what Megatron Core, or this package, does not compute."""

@@ -100,6 +100,10 @@ SANDWICH: Mapping[str, TensorOrigin] = {
 """Layers with norms before and after attention and MLP."""
 
 
+POST_NORM_LAYERS: Mapping[str, TensorOrigin] = {**ATTENTION, **DENSE, **HEAD_NORMS, **POST_NORMS}
+"""Layers with norms of queries and keys, and norms after attention and MLP alone."""
+
+
 def experts(stem: str, *, router: str, names: Sequence[str] | None = None) -> dict[str, TensorOrigin]:
     """Return the origins of experts and router; `stem` is the name of the experts with {expert}."""
     return {

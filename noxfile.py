@@ -169,12 +169,17 @@ def run_tests(
     *,
     posargs: Sequence[str] | None = None,
     tests: Sequence[str] | None = None,
+    slow: bool = False,
 ) -> None:
-    """Run the tests of a package, all unless some are named, against what is installed in the environment."""
+    """Run the tests of a package, all unless some are named, against what is installed in the environment.
+
+    `slow`: also those that take long, which run with one Python and the newest versions alone.
+    """
     posargs = session.posargs if posargs is None else posargs
     session.run("python", "-c", "import sys; print('Python', sys.version.split()[0])")
     tests = tests or ["meta/tests" if package == "mb-trainer" else f"packages/{package}/tests"]
-    session.run("pytest", "-m", "not matrix", *SLOWEST, *tests, *posargs, env={"OMP_NUM_THREADS": "1"})
+    marked = "not matrix" if slow else "not matrix and not slow"
+    session.run("pytest", "-m", marked, *SLOWEST, *tests, *posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -265,7 +270,7 @@ def unit(session: nox.Session, package: str) -> None:
     bare = session.python != TRAINER_PYTHON
     extras = [] if bare else usable_extras(package)
     session.install(requirement(package, extras), *requirements_of_tests(package, bare=bare))
-    run_tests(session, package)
+    run_tests(session, package, slow=not bare)
     if not bare:
         example = Path(session.create_tmp(), "first_example.txt").absolute()
         example.write_text(first_example(package))
@@ -451,7 +456,7 @@ def newest(session: nox.Session) -> None:
     failed = []
     for package in session.posargs or names:
         try:
-            run_tests(session, package, posargs=())
+            run_tests(session, package, posargs=(), slow=True)
         except nox.command.CommandFailed:
             failed.append(package)
     if not session.posargs:

@@ -13,6 +13,7 @@ from pathlib import Path
 import complete_checkpoint
 import pytest
 import torch
+from script_ranks import ScriptRanks
 from torch import nn
 
 from mb_checkpoint import (
@@ -412,27 +413,16 @@ def test_only_checkpoints_with_a_manifest_are_copied(tmp_path):
 def test_a_sharded_loop_that_loses_its_machine_resumes_from_s3(aws, tmp_path):
     """Killed at any moment, with another disk afterwards: the same losses bit for bit."""
 
-    def loop(folder, *, storage=None, kill_at=None):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command += [str(EXAMPLE), str(folder), "--steps=12", *(["--storage", storage] if storage else [])]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        lines = []
-        for line in process.stdout:
-            lines.append(line.strip())
-            if kill_at is not None and kill_at in line:
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return lines
+    def start(folder, *options):
+        return ScriptRanks(EXAMPLE, folder, "--steps=12", *options)
 
-    def losses(lines):  # lines of both ranks may be printed as one
-        return set(re.findall(r"rank \d step \d+ loss \d+\.\d+", " ".join(lines)))
+    def losses(text):
+        return set(re.findall(r"^rank \d step \d+ loss \d+\.\d+$", text, re.MULTILINE))
 
-    whole = losses(loop(tmp_path / "whole"))
-    address = aws.bucket("sharded") + "/run"
-    first = loop(tmp_path / "first", storage=address, kill_at="copied iter_")
-    second = loop(tmp_path / "second", storage=address)
-    assert "fetched s3://sharded/run/iter_" in " ".join(second), [*first[-20:], "second run:", *second]
-    assert losses([*first, *second]) == whole
+    whole = losses(start(tmp_path / "whole").output())
+    storage = ["--storage", aws.bucket("sharded") + "/run"]
+    first = start(tmp_path / "first", *storage).kill(after="copied iter_")
+    second = start(tmp_path / "second", *storage).output()
+    assert "fetched s3://sharded/run/iter_" in second, f"{first}second run:\n{second}"
+    assert losses(first + second) == whole
     assert len(whole) == 24

@@ -1,9 +1,7 @@
 """Checkpoints of PyTorch loops without Megatron Core: exact resumes, resharding, kills, and rejected states."""
 
-import os
 import random
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 import rank_work
 import torch
+from script_ranks import ScriptRanks
 from torch import nn
 
 from mb_checkpoint import (
@@ -266,37 +265,8 @@ def test_megatron_is_not_needed(tmp_path):
     subprocess.run([sys.executable, "-c", BLOCKED, str(tmp_path / "checkpoints")], check=True, timeout=120)
 
 
-class Ranks:
-    """The example on several ranks, without a launcher that would survive them."""
-
-    def __init__(self, folder, *options, ranks=2, steps=12):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(EXAMPLE), str(folder), "--steps", str(steps), *options],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(ranks)
-        ]
-
-    def kill(self, *, after_step):
-        """Kill all ranks when the first one has printed a step."""
-        for line in self.processes[0].stdout:
-            if line.startswith(f"rank 0 step {after_step} "):
-                break
-        for process in self.processes:
-            process.kill()
-        self.output()
-
-    def output(self):
-        """Return the output of all ranks at their end."""
-        return "".join(process.communicate(timeout=120)[0] for process in self.processes)
+def example(folder, *options, ranks=2, steps=12):
+    return ScriptRanks(EXAMPLE, folder, "--steps", steps, *options, ranks=ranks)
 
 
 def losses(text):
@@ -306,7 +276,7 @@ def losses(text):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    output = Ranks(tmp_path_factory.mktemp("whole")).output()
+    output = example(tmp_path_factory.mktemp("whole")).output()
     found = losses(output)
     assert len(found) == 24, output[-3000:]
     return found
@@ -315,8 +285,8 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("options", [(), ("--background",)], ids=["at once", "in the background"])
 def test_a_sharded_loop_that_is_killed_resumes_bit_for_bit(uninterrupted, tmp_path, options):
     at = random.Random(str(options)).randint(5, 10)
-    Ranks(tmp_path, *options).kill(after_step=at)
-    output = Ranks(tmp_path, *options).output()
+    example(tmp_path, *options).kill(after=f"^rank 0 step {at} ")
+    output = example(tmp_path, *options).output()
     found = losses(output)
     assert (0, 12) in found, output[-3000:]
     assert "resumed from" in output
@@ -325,8 +295,8 @@ def test_a_sharded_loop_that_is_killed_resumes_bit_for_bit(uninterrupted, tmp_pa
 
 
 def test_another_number_of_ranks_loads_the_shards(uninterrupted, tmp_path):
-    Ranks(tmp_path, steps=4).output()
-    output = Ranks(tmp_path, ranks=1, steps=6).output()
+    example(tmp_path, steps=4).output()
+    output = example(tmp_path, ranks=1, steps=6).output()
     assert "random state: stored for another number of ranks" in output
     assert "resumed from" in output
     assert (0, 6) in losses(output)
@@ -362,10 +332,9 @@ dist.destroy_process_group()
 """
 
 
-def test_replicas_must_be_equal_and_other_objects_may_differ(tmp_path, monkeypatch):
+def test_replicas_must_be_equal_and_other_objects_may_differ(tmp_path):
     (tmp_path / "run.py").write_text(DIFFERENT)
-    monkeypatch.setattr(f"{__name__}.EXAMPLE", tmp_path / "run.py")
-    output = Ranks(tmp_path / "checkpoints").output()
+    output = ScriptRanks(tmp_path / "run.py", tmp_path / "checkpoints").output()
     assert output.count("rejected: state: model.weight: the tensors of rank") == 2, output
     stored = describe_checkpoint(tmp_path / "checkpoints" / "iter_0000001").tensors
     assert {*stored} == {"model.weight", "model.bias"}

@@ -18,6 +18,7 @@ from mb_launch.slurm_queue import read_jobs
 
 WORK = Path(__file__).with_name("slurm_work.py")
 SOURCE = Path(__file__).parents[1] / "src"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

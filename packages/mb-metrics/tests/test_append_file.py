@@ -4,6 +4,7 @@ import io
 import json
 import logging
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -17,6 +18,7 @@ class Disk:
 
     def __init__(self, monkeypatch):
         self.free = None
+        self.writing = Lock()
         real = Path.open
 
         def limited(path, mode="r", buffering=-1, **options):
@@ -42,13 +44,14 @@ class Limited:
         self._file.close()
 
     def write(self, content):
-        if self._disk.free is None:
-            return self._file.write(content)
-        if self._disk.free == 0:
-            raise OSError(28, "No space left on device")
-        written = self._file.write(content[: self._disk.free])
-        self._disk.free -= written
-        return written
+        with self._disk.writing:  # files are written by several threads
+            if self._disk.free is None:
+                return self._file.write(content)
+            if self._disk.free == 0:
+                raise OSError(28, "No space left on device")
+            written = self._file.write(content[: self._disk.free])
+            self._disk.free -= written
+            return written
 
 
 @pytest.fixture
@@ -68,6 +71,13 @@ def test_a_piece_that_does_not_fit_leaves_no_part(disk, tmp_path):
     file.fsync()
     file.close()
     assert (tmp_path / "file").read_bytes() == b"one\nthree\n"
+
+
+def test_a_write_that_makes_no_progress_is_an_error(disk, tmp_path, monkeypatch):
+    file = AppendFile(tmp_path / "file")
+    monkeypatch.setattr(Limited, "write", lambda _self, _content: 0)
+    with pytest.raises(OSError, match="no progress"):
+        file.append(b"one\n")
 
 
 def test_lines_are_written_when_there_is_space_again(disk, tmp_path):

@@ -33,6 +33,7 @@ def drilled(*kinds, flaw=None, nproc=1, steps=8, **options):
     return report, lines
 
 
+@pytest.mark.slow
 def test_a_sound_trainer_recovers_from_every_fault():
     report, _ = drilled(*FAULTS, nproc=2, seed=5, patience=8.0)
     found = {each.fault.kind: each for each in report.outcomes}

@@ -1,5 +1,6 @@
 """File that grows by whole pieces: a write that fails, as on a full disk, leaves no part behind."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,10 @@ class AppendFile:
         self._file.truncate(self._size)  # if the attempt below failed before
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                written = self._file.write(rest)
+                if not written:
+                    raise OSError(errno.EIO, "a write made no progress", self._file.name)
+                rest = rest[written:]
         except OSError:
             with suppress(OSError):
                 self._file.truncate(self._size)

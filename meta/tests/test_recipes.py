@@ -11,6 +11,7 @@ from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.preflight import preflight
 from mb_config.program import examine
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
+from mb_models.hf.config_json import config_of
 from mb_trainer.config_program import program
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS
@@ -30,6 +31,10 @@ PUBLISHED = {
     "qwen3_1_7b": 1_720_574_976,
     "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_235b_a22b": 235_093_634_560,
+    "gemma_2b": 2_506_172_416,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma3_1b": 999_885_952,
     "gpt_oss_20b": 20_914_757_184,
     "gpt_350m": 354_823_168 + 47 * 1024,
     "moe_1b": 1_334_628_352,
@@ -76,6 +81,15 @@ def test_a_published_model_has_its_published_size(name):
     config.model.pipeline_model_parallel_size, config.model.virtual_pipeline_model_parallel_size = 1, None
     plan = make_plan(config.sections(), world_size=RECIPES[name].processes)
     assert (parameter_count(config.model), plan.parameters) == (PUBLISHED[name], PUBLISHED[name])
+
+
+FAMILY_OF = {"gemma_2b": "gemma", "gemma2_2b": "gemma2", "gemma2_9b": "gemma2", "gemma3_1b": "gemma3_text"}
+
+
+@pytest.mark.parametrize("name", FAMILY_OF)
+def test_a_gemma_computes_what_its_published_weights_need(name):
+    model = RECIPES[name].build().model
+    assert config_of(model, vocab_size=model.vocab_size, dtype="bfloat16")["model_type"] == FAMILY_OF[name]
 
 
 @pytest.mark.parametrize("name", GPTS)

@@ -214,10 +214,14 @@ def test_what_no_published_run_has_is_marked(run):
 
 def test_what_is_not_in_the_time_is_noted(run):
     config, estimate = run(
-        recompute_granularity="selective", num_moe_experts=8, overlap_moe_expert_parallel_comm=True
+        recompute_granularity="selective",
+        attn_logit_softcapping=50.0,
+        num_moe_experts=8,
+        overlap_moe_expert_parallel_comm=True,
     )
     assert [note.split(",")[0] for note in predict(config, estimate, gpu="h100").notes] == [
         "recomputation of selected modules is not in the predicted time",
+        "attention is predicted as fused",
         "the overlap of expert communication with computation is that of the published runs on average",
         "experts are taken to be loaded evenly",
     ]

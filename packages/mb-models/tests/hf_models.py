@@ -142,6 +142,7 @@ EXPORTED = {
         },
     ),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "seed-oss": ("SeedOss", {"head_dim": 8}),
 }
 """Models whose family an export must name, because an earlier one computes the same."""
 

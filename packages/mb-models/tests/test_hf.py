@@ -273,7 +273,18 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
             "Phi3",
             "GptOss",
         ),
-        *("Gemma", "Gemma2", "Gemma3Text", "Olmo2", "Olmo3", "Olmoe", "SmolLM3", "Exaone4", "Granite"),
+        *(
+            "Gemma",
+            "Gemma2",
+            "Gemma3Text",
+            "Olmo2",
+            "Olmo3",
+            "Olmoe",
+            "SmolLM3",
+            "Exaone4",
+            "Granite",
+            "SeedOss",
+        ),
     ],
 )
 def test_missing_fields_have_the_defaults_of_transformers(family, tmp_path):

@@ -18,7 +18,7 @@ from mb_trainer.config import (
     TrainingConfig,
     ValidationConfig,
 )
-from mb_trainer.recipes import deepseek, gpt_oss, llama, mixtral, one_gpu, qwen
+from mb_trainer.recipes import deepseek, gemma, gpt_oss, llama, mixtral, one_gpu, qwen
 
 TINY: Mapping[str, Any] = {
     "position_embedding_type": "rope",
@@ -137,6 +137,7 @@ RECIPES = {
         build=mtp_tiny,
     ),
     **one_gpu.RECIPES,
+    **gemma.RECIPES,
     **llama.RECIPES,
     **qwen.RECIPES,
     **mixtral.RECIPES,

@@ -185,6 +185,8 @@ def _notes(model: Any) -> list[str]:
     notes = []
     if read_field(model, "recompute_granularity") == "selective":
         notes.append("recomputation of selected modules is not in the predicted time")
+    if read_field(model, "attn_logit_softcapping") is not None:
+        notes.append("attention is predicted as fused, and with a soft cap it is not, so that it is slower")
     if read_field(model, "overlap_moe_expert_parallel_comm", False):
         notes.append(
             "the overlap of expert communication with computation is that of the published runs on average"

@@ -1,4 +1,4 @@
-"""Families with variants of Llama's layers: OLMo, SmolLM3, EXAONE 4 and Granite. No torch."""
+"""Families with variants of Llama's layers: OLMo, SmolLM3, EXAONE 4, Granite and Seed-OSS. No torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -122,6 +122,14 @@ def _write_granite(config: GPTModelConfig) -> dict[str, Any]:
     }
 
 
+def _read_seed(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hidden_dropout": content["residual_dropout"]}
+
+
+def _write_seed(config: GPTModelConfig) -> dict[str, Any]:
+    return {"residual_dropout": config.hidden_dropout}
+
+
 OLMO2 = HuggingFaceFamily(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
@@ -221,4 +229,23 @@ GRANITE = HuggingFaceFamily(
     write=_write_granite,
 )
 
-VARIANT_FAMILIES = (OLMO2, OLMO3, OLMOE, SMOLLM3, EXAONE4, GRANITE)
+SEED_OSS = HuggingFaceFamily(
+    model_type="seed_oss",
+    architecture="SeedOssForCausalLM",
+    layers=tables.LLAMA,
+    section={"add_qkv_bias": True},
+    defaults={
+        "max_position_embeddings": 524288,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+        "attention_bias": True,
+        "attention_out_bias": False,
+    },
+    must_be={"attention_bias": (True,), "attention_out_bias": (False,)},
+    read=_read_seed,
+    write=_write_seed,
+)
+
+VARIANT_FAMILIES = (OLMO2, OLMO3, OLMOE, SMOLLM3, EXAONE4, GRANITE, SEED_OSS)

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 import mb_checkpoint.cli
-import mb_config.cli
 import mb_data.cli
 import mb_launch.cli
 import mb_metrics.cli
-from mb_config.cli import OverridesWithDashes
 from mb_config.cli_options import add_import_option
 from mb_config.cli_versions import version_option
+from mb_config.mounted_program import OverridesWithDashes, set_program
+from mb_launch.launched_program import LaunchedProgram
 from mb_trainer.cli_config import TRAINER, configs
 from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
@@ -51,9 +51,9 @@ def options(
     _version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
-    mb_config.cli.set_program(context, TRAINER)
+    set_program(context, TRAINER)
     launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
-    mb_launch.cli.set_program(context, mb_launch.cli.LaunchedProgram(**launched))
+    mb_launch.cli.set_program(context, LaunchedProgram(**launched))
     mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
     mb_metrics.cli.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
     mb_data.cli.set_request_reader(

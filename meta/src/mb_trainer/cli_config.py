@@ -5,7 +5,7 @@ from importlib import import_module
 import typer
 
 import mb_config.cli
-from mb_config.cli import MountedProgram
+from mb_config.mounted_program import MountedProgram
 from mb_trainer.cli_options import RECIPE_ARGUMENTS, command
 
 configs = typer.Typer()

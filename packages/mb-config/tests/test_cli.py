@@ -16,7 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from mb_config import RULES, Rule
-from mb_config.cli import MountedProgram, app, checks, configurations, set_program
+from mb_config.cli import app, checks, configurations
+from mb_config.mounted_program import MountedProgram, set_program
 from mb_config.preflight import PreflightChecks
 from mb_config.program import ConfigProgram
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from mb_config.megatron_lm.argument_values import parse_value
 from mb_config.megatron_lm.arguments import megatron_arguments
-from mb_config.megatron_lm.conversion import convert, parse_value
+from mb_config.megatron_lm.conversion import convert
 from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
 from mb_config.megatron_lm.script import read_words
 

@@ -4,17 +4,12 @@ A program that mounts `app`, or its parts `checks` and `configurations`, passes 
 `set_program`. Each command imports its module when it is called, so that `--help` is fast.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from mb_config.cli_options import (
     Json,
@@ -28,97 +23,12 @@ from mb_config.cli_options import (
     common_options,
     read_chart,
 )
+from mb_config.mounted_program import ConfigCommand, OverridesWithDashes, mounted_program
 
 if TYPE_CHECKING:
-    from mb_config.cli_errors import ExitCodes
     from mb_config.program import ConfigProgram
 
-_BAD_INPUT = 2
 _SHOWN_POINTS = 20
-_MOUNT = "mb_config.program"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountedProgram:
-    """Program that mounts the commands. Nothing of it is loaded to print help."""
-
-    load: "Callable[[], ConfigProgram]" = field(
-        default_factory=lambda: lambda: import_module("mb_config.program").standalone_program()
-    )
-    """Function that returns the recipes, rules and facts."""
-
-    exit_codes: "ExitCodes" = field(
-        default_factory=lambda: lambda work: import_module("mb_config.cli_errors").exit_code(work)
-    )
-    """Function that runs a command, and prints its errors."""
-
-    source: str = "FILE"
-    """Placeholder of the first argument, in help."""
-
-    source_help: str = "A YAML file, then overrides in Hydra's grammar."
-    """Description of the arguments."""
-
-    example: str = "run.yaml"
-    """First argument in the examples."""
-
-    run_folders: bool = False
-    """Whether a run has a folder, which the option --out names."""
-
-
-def set_program(context: typer.Context, program: MountedProgram) -> None:
-    """Set the program for the commands below `context`. A program that mounts them calls it in its callback."""
-    context.meta[_MOUNT] = program
-
-
-def _mounted(context: Any) -> MountedProgram:
-    program: MountedProgram = context.meta.get(_MOUNT) or MountedProgram()
-    return program
-
-
-class ConfigCommand(TyperCommand):
-    """Command whose arguments and example are those of the program that mounts it.
-
-    Its epilog contains the arguments of an example, with `{source}` for the first one.
-    """
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters: --out only if runs have folders."""
-        program = _mounted(ctx)
-        shown = []
-        for parameter in super().get_params(ctx):
-            if parameter.name == "arguments":
-                described: Any = copy(parameter)
-                described.metavar, described.help = f"{program.source} KEY=VALUE", program.source_help
-                shown.append(described)
-            elif parameter.name != "out" or program.run_folders:
-                shown.append(parameter)
-        return shown
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of the command."""
-        arguments = self.epilog or ""
-        example = arguments.replace("{source}", _mounted(ctx).example)
-        self.epilog = f"Example: {ctx.command_path} {example}"
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = arguments
-
-
-class OverridesWithDashes(TyperGroup):
-    """Command group that prints the corrected command line when an override is written as an option (`--key=value`)."""
-
-    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
-        """Run the command line. If an unknown option is an override, print the corrected command line as well."""
-        words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
-        try:
-            return super().main(args, *more, **settings)
-        except SystemExit as end:
-            bad = end.code == _BAD_INPUT
-            line = import_module("mb_config.shell_line").without_dashes(words) if bad else None
-            if line is not None:
-                print(f"error: an override has no dashes in front. Write {self.name} {line}", file=sys.stderr)
-            raise
 
 
 checks = typer.Typer()
@@ -130,7 +40,7 @@ configurations = typer.Typer(help="Look at a configuration, or import one.", no_
 
 def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgram"], int]) -> None:
     """Run a command of the module `name` with the program, and exit with its code."""
-    mounted = _mounted(context)
+    mounted = mounted_program(context)
     raise typer.Exit(mounted.exit_codes(lambda: command(import_module(f"mb_config.{name}"), mounted.load())))
 
 

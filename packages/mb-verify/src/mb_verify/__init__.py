@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from mb_verify.diagnosis import EXIT_CODES as EXIT_CODES
     from mb_verify.diagnosis import ResumeProof as ResumeProof
     from mb_verify.diagnosis import diagnosis_lines as diagnosis_lines
-    from mb_verify.drill import DRILL_EXIT_CODES as DRILL_EXIT_CODES
-    from mb_verify.drill import DrillPlan as DrillPlan
-    from mb_verify.drill import DrillReport as DrillReport
-    from mb_verify.drill import FaultOutcome as FaultOutcome
     from mb_verify.drill import MakeCommand as MakeCommand
     from mb_verify.drill import run_drill as run_drill
+    from mb_verify.drill_plan import DrillPlan as DrillPlan
+    from mb_verify.drill_report import DRILL_EXIT_CODES as DRILL_EXIT_CODES
+    from mb_verify.drill_report import DrillReport as DrillReport
+    from mb_verify.drill_report import FaultOutcome as FaultOutcome
     from mb_verify.drill_text import drill_as_data as drill_as_data
     from mb_verify.drill_text import drill_as_text as drill_as_text
     from mb_verify.environment import RecordingRequest as RecordingRequest
@@ -84,15 +84,15 @@ _HOMES = {
     "ALL_RANKS": "run_record",
     "CATEGORIES": "comparison",
     "CategoryCount": "comparison",
-    "DRILL_EXIT_CODES": "drill",
+    "DRILL_EXIT_CODES": "drill_report",
     "Difference": "comparison",
     "DrillError": "errors",
-    "DrillPlan": "drill",
-    "DrillReport": "drill",
+    "DrillPlan": "drill_plan",
+    "DrillReport": "drill_report",
     "EXIT_CODES": "diagnosis",
     "FAULTS": "faults",
     "FaultKind": "faults",
-    "FaultOutcome": "drill",
+    "FaultOutcome": "drill_report",
     "FaultRequest": "fault_callback",
     "InjectedFault": "fault_callback",
     "InjectedFaultError": "errors",

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from mb_verify.diagnosis import EXIT_CODES
-from mb_verify.drill import DRILL_EXIT_CODES, DrillPlan, MakeCommand, run_drill
+from mb_verify.drill import MakeCommand, run_drill
+from mb_verify.drill_plan import DrillPlan
+from mb_verify.drill_report import DRILL_EXIT_CODES
 from mb_verify.drill_text import drill_as_data, drill_as_text
 from mb_verify.errors import DrillError, InterruptionError
 from mb_verify.faults import FAULTS, read_kinds

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from mb_verify.drill import ENDED, DrillReport, FaultOutcome
+from mb_verify.drill import ENDED
+from mb_verify.drill_report import DrillReport, FaultOutcome
 from mb_verify.faults import FAULTS
 
 

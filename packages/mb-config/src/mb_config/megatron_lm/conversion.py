@@ -1,22 +1,20 @@
 """Conversion of Megatron-LM's arguments to fields of this project.
 
-Most flags set one field with the same meaning, which flags.json names. The functions here convert those that differ:
-each reads some arguments and yields the fields that they set together.
+Most flags set one field with the same meaning, which flags.json names. section_conversions.py converts those
+that differ.
 """
 
 import json
-from ast import Add, BinOp, Constant, List, Mult, Tuple, parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mb_config.megatron_lm.flag_table import TYPES, MegatronFlagError, read_flags
+from mb_config.megatron_lm.argument_values import Arguments, parse_value
+from mb_config.megatron_lm.flag_table import TYPES, option_of, read_flags
 from mb_config.megatron_lm.no_counterpart import reason_without_counterpart
-
-Fields = Iterator[tuple[str, Any]]
-"""Dotted path and value of each field that is set."""
+from mb_config.megatron_lm.section_conversions import CONVERSIONS, NO_EFFECT_WITHOUT, is_converted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +46,6 @@ REQUIRED_SECTIONS: tuple[str, ...] = (
     *("dataset", "tokenizer", "logger", "checkpoint", "rng", "dist"),
 )
 """Sections of a complete configuration, in order."""
-
-
-class Arguments:
-    """Values of all arguments, of which some were given."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = given
-
-    def __getitem__(self, dest: str) -> Any:
-        """Return the value of an argument: the given one, or the default of Megatron-LM."""
-        return self.given[dest] if dest in self.given else read_flags()[dest].default
-
-    def uses(self, dest: str | None) -> bool:
-        """Return whether an argument is on; True for None."""
-        return dest is None or bool(self[dest])
 
 
 DEFAULT_ONLY_WITH: Mapping[str, str] = {
@@ -102,7 +85,7 @@ def convert(given: Mapping[str, Any]) -> Conversion:
         target = explicit if any(dest in given for dest in dests) else defaults
         target.update((path, value) for path, value in function(arguments) if ours.get(path, ...) != value)
     dropped = {
-        _option(dest): reason for dest in given if (reason := _reason_dropped(dest, arguments)) is not None
+        option_of(dest): reason for dest in given if (reason := _reason_dropped(dest, arguments)) is not None
     }
     return Conversion(
         given=explicit, defaults={k: v for k, v in defaults.items() if k not in explicit}, dropped=dropped
@@ -113,7 +96,7 @@ def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
     """Return why a given argument sets nothing; None if it sets a field."""
     needed = NO_EFFECT_WITHOUT.get(dest)
     if needed is not None and not arguments.uses(needed):
-        return f"has no effect in Megatron-LM without {_option(needed)}"
+        return f"has no effect in Megatron-LM without {option_of(needed)}"
     if dest == "sequence_parallel" and arguments["tensor_model_parallel_size"] == 1:
         return "has no effect in Megatron-LM without tensor parallelism"
     flag = read_flags()[dest]
@@ -127,348 +110,3 @@ def section_defaults() -> Mapping[str, Any]:
         files("mb_config.megatron_lm").joinpath("section_defaults.json").read_text()
     )
     return found
-
-
-def is_converted(dest: str) -> bool:
-    """Return whether a function of this module reads an argument."""
-    return any(dest in dests for dests in CONVERSIONS.values())
-
-
-def parse_value(value: Any) -> Any:
-    """Return the value of a text such as "2", "([0]*3+[1])*2" or "true"; other texts and values as they are."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    try:
-        return _evaluate(parse(value, mode="eval").body)
-    except (ValueError, SyntaxError, TypeError):
-        return value
-
-
-def _evaluate(node: Any) -> Any:
-    """Return the value of a number, a list, or a sum or product of lists and numbers."""
-    if isinstance(node, Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, List | Tuple):
-        return [_evaluate(item) for item in node.elts]
-    if isinstance(node, BinOp) and isinstance(node.op, Add):
-        return _evaluate(node.left) + _evaluate(node.right)
-    if isinstance(node, BinOp) and isinstance(node.op, Mult):
-        return _evaluate(node.left) * _evaluate(node.right)
-    raise ValueError(f"{type(node).__name__} is no value")
-
-
-def architecture(arguments: Arguments) -> Fields:
-    """Activation, attention groups, embeddings and layers."""
-    gated = {"swiglu": "silu", "quick_geglu": "quick_gelu"}
-    chosen = [name for name in (*gated, "squared_relu") if arguments[name]]
-    if len(chosen) > 1:
-        raise MegatronFlagError(
-            f"{' and '.join(_option(name) for name in chosen)} exclude each other. Pass one."
-        )
-    for name in chosen:
-        yield "model.activation_func", gated.get(name, name)
-        yield "model.gated_linear_unit", name in gated
-    fused = arguments["bias_swiglu_fusion" if arguments["swiglu"] else "bias_gelu_fusion"]
-    yield (
-        "model.bias_activation_fusion",
-        fused and (bool(gated.keys() & chosen) or arguments["add_bias_linear"]),
-    )
-    yield "model.add_qkv_bias", arguments["add_qkv_bias"] or arguments["add_bias_linear"]
-    yield (
-        "model.num_query_groups",
-        arguments["num_query_groups"] if arguments["group_query_attention"] else None,
-    )
-    yield "model.share_embeddings_and_output_weights", not arguments["untie_embeddings_and_output_weights"]
-    yield "model.persist_layer_norm", not arguments["no_persist_layer_norm"]
-    rotary = arguments["use_rotary_position_embeddings"]
-    yield "model.position_embedding_type", "rope" if rotary else arguments["position_embedding_type"]
-    if arguments["num_experts"] is not None:
-        yield "model.num_moe_experts", arguments["num_experts"]
-    if arguments["use_rope_scaling"]:
-        yield "model.rope_scaling", True
-    if arguments["rotary_seq_len_interpolation_factor"] is not None:
-        yield "model.seq_len_interpolation_factor", arguments["rotary_seq_len_interpolation_factor"]
-    if arguments["recompute_activations"]:
-        yield "model.recompute_granularity", "selective"
-    yield (
-        "model.sequence_parallel",
-        arguments["sequence_parallel"] and arguments["tensor_model_parallel_size"] > 1,
-    )
-    for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
-        value = arguments[name]
-        yield f"model.{name}", value[0] if isinstance(value, list) and len(value) == 1 else value
-    if arguments["spec"] is not None:
-        if arguments["spec"] != ["local"]:
-            raise MegatronFlagError(
-                f"--spec {' '.join(arguments['spec'])}: only `--spec local` has a counterpart."
-            )
-        yield "model.transformer_impl", "local"
-
-
-def model_class(arguments: Arguments) -> Fields:
-    """Class of the model."""
-    hybrid = arguments["hybrid_layer_pattern"] or arguments["hybrid_override_pattern"]
-    yield "model._target_", "HybridModelConfig" if hybrid else "GPTModelConfig"
-    if hybrid:
-        yield "model.hybrid_layer_pattern", hybrid
-
-
-def sequence_length(arguments: Arguments) -> Fields:
-    """Length of a sequence, in the sections of model and data."""
-    length = arguments["seq_length"] or arguments["encoder_seq_length"]
-    if length is None:
-        raise MegatronFlagError("--seq-length: is required. Megatron-LM has no default for it.")
-    yield "model.seq_length", length
-    yield "dataset.seq_length", length
-
-
-def pipeline(arguments: Arguments) -> Fields:
-    """Stages and chunks of the pipeline."""
-    stages = arguments["pipeline_model_parallel_size"]
-    for end in ("first", "last"):
-        if arguments[f"decoder_{end}_pipeline_num_layers"] is not None:
-            yield f"model.num_layers_in_{end}_pipeline_stage", arguments[f"decoder_{end}_pipeline_num_layers"]
-    chunk, chunks = (
-        arguments["num_layers_per_virtual_pipeline_stage"],
-        arguments["num_virtual_stages_per_pipeline_rank"],
-    )
-    if chunk is not None:
-        layers = arguments["num_layers"]
-        if layers is None or layers % (stages * chunk):
-            raise MegatronFlagError(
-                f"--num-layers-per-virtual-pipeline-stage: {chunk} layers in each chunk of {stages} stages do not "
-                f"divide --num-layers {layers}."
-            )
-        chunks = layers // stages // chunk
-    if chunks is not None:
-        yield "model.virtual_pipeline_model_parallel_size", chunks
-    yield "model.overlap_p2p_comm", arguments["overlap_p2p_comm"] and (chunks or 1) > 1
-    yield "model.batch_p2p_comm", not (arguments["overlap_p2p_comm"] and (chunks or 1) > 1)
-    yield "model.deallocate_pipeline_outputs", True
-
-
-def precision(arguments: Arguments) -> Fields:
-    """Types of parameters and gradients."""
-    half = "bfloat16" if arguments["bf16"] else "float16" if arguments["fp16"] else None
-    if arguments["bf16"] and arguments["fp16"]:
-        raise MegatronFlagError("--bf16 and --fp16 exclude each other. Pass one.")
-    reduce_in_fp32 = arguments["accumulate_allreduce_grads_in_fp32"]
-    if half is not None:
-        short = "bf16" if arguments["bf16"] else "fp16"
-        yield f"model.{short}", True
-        yield f"optimizer.{short}", True
-        yield "model.params_dtype", half
-        yield "optimizer.params_dtype", half
-        yield "model.autocast_dtype", half
-        if arguments["bf16"] and arguments["main_grads_dtype"] in (None, "fp32"):
-            reduce_in_fp32 = not arguments["grad_reduce_in_bf16"]
-    if arguments["pipeline_model_parallel_size"] > 1:
-        yield "model.pipeline_dtype", half or "float32"
-    yield "ddp.grad_reduce_in_fp32", reduce_in_fp32
-    yield "model.fp8_param", arguments["fp8_param_gather"]
-    yield "ddp.fp8_param_gather", arguments["fp8_param_gather"]
-
-
-def attention(arguments: Arguments) -> Fields:
-    """Attention kernels, and the rank of latent queries."""
-    if arguments["multi_latent_attention"]:
-        yield "model.q_lora_rank", arguments["q_lora_rank"]
-    if arguments["attention_backend"] is not None:
-        yield "model.attention_backend", str(arguments["attention_backend"]).removeprefix("AttnBackend.")
-
-
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
-OPTIMIZER_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-
-
-def optimizer_dtypes(arguments: Arguments) -> Fields:
-    """Types of the optimizer state."""
-    for name in OPTIMIZER_DTYPES:
-        yield f"optimizer.{name}", DTYPES.get(arguments[name], arguments[name])
-
-
-def context_parallel(arguments: Arguments) -> Fields:
-    """Communication of context parallelism, of all layers or of each."""
-    kinds = arguments["cp_comm_type"]
-    if arguments["context_parallel_size"] > 1:
-        yield "model.cp_comm_type", kinds[0] if len(kinds) == 1 else kinds
-
-
-def data_parallel(arguments: Arguments) -> Fields:
-    """Distributed data parallelism."""
-    yield "ddp.check_for_nan_in_grad", arguments["check_for_nan_in_loss_and_grad"]
-    yield "rerun_state_machine.check_for_nan_in_loss", arguments["check_for_nan_in_loss_and_grad"]
-    yield "ddp.use_distributed_optimizer", arguments["use_distributed_optimizer"]
-    yield "optimizer.use_distributed_optimizer", arguments["use_distributed_optimizer"]
-    yield "optimizer.overlap_param_gather", arguments["overlap_param_gather"]
-    yield "ddp.overlap_param_gather", arguments["overlap_param_gather"]
-    for name in ("num_buckets", "bucket_size", "pad_buckets_for_high_nccl_busbw", "average_in_collective"):
-        if arguments[f"ddp_{name}"]:
-            yield f"ddp.{name}", arguments[f"ddp_{name}"]
-
-
-def checkpoints(arguments: Arguments) -> Fields:
-    """Contents of checkpoints."""
-    for kind in ("save_optim", "save_rng", "load_optim", "load_rng"):
-        yield f"checkpoint.{kind}", not arguments[f"no_{kind}"]
-    yield "checkpoint.fully_parallel_save", arguments["ckpt_fully_parallel_save"]
-    yield "checkpoint.fully_parallel_load", arguments["ckpt_fully_parallel_load"]
-    if arguments["dist_ckpt_format_deprecated"] is not None:
-        yield "checkpoint.ckpt_format", arguments["dist_ckpt_format_deprecated"]
-
-
-def corpus(arguments: Arguments) -> Fields:
-    """Files of the data, their weights and their split."""
-    per_split = [arguments[f"{split}_data_path"] for split in ("train", "valid", "test")]
-    yield "dataset.path_to_cache", arguments["data_cache_path"]
-    yield "dataset.create_attention_mask", arguments["create_attention_mask_in_dataloader"]
-    yield (
-        "dataset.skip_getting_attention_mask_from_dataset",
-        not arguments["create_attention_mask_in_dataloader"],
-    )
-    yield "dataset.random_seed", arguments["seed"]
-    if arguments["mock_data"]:
-        yield "dataset._target_", "MockGPTDatasetConfig"
-    elif arguments["fim_data"]:
-        yield "dataset._target_", "GPTFIMDatasetConfig"
-        yield from _fill_in_the_middle(arguments)
-    else:
-        yield "dataset._target_", "GPTDatasetConfig"
-    if arguments["data_path"] is not None:
-        yield "dataset.blend", _blend(arguments["data_path"])
-        yield "dataset.split", arguments["split"] or "969, 30, 1"
-    elif any(per_split):
-        yield "dataset.blend_per_split", [None if path is None else _blend(path) for path in per_split]
-    elif not arguments["mock_data"]:
-        raise MegatronFlagError("--data-path: no data. Pass --data-path, --train-data-path or --mock-data.")
-
-
-FIM = ("rate", "spm_rate", "split_sample", "fragment_rate", "no_prefix")
-FIM_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
-
-
-def _fill_in_the_middle(arguments: Arguments) -> Fields:
-    for name in FIM:
-        if arguments[f"fim_{name}"] is not None:
-            yield f"dataset.fim_{name}", arguments[f"fim_{name}"]
-    tokens = {name: arguments[f"fim_{name}_token"] for name in FIM_TOKENS}
-    if any(tokens.values()):
-        yield "dataset.fim_extra_tokens", {name: token for name, token in tokens.items() if token is not None}
-
-
-def _blend(words: Sequence[str]) -> list[Any]:
-    """Return paths and weights: `0.3 a 0.7 b` has weights, `a b` has none."""
-    if len(words) == 1 or len(words) % 2:
-        return [[*words], None]
-    try:
-        return [[*words[1::2]], [float(word) for word in words[::2]]]
-    except ValueError:
-        return [[*words], None]
-
-
-def fault_tolerance(arguments: Arguments) -> Fields:
-    """Sections for a fault-tolerance launcher, straggler timer and restarts within the process."""
-    if arguments["enable_ft_package"]:
-        yield "ft.enable_ft_package", True
-        yield "ft.calc_ft_timeouts", arguments["calc_ft_timeouts"]
-    if arguments["log_straggler"]:
-        yield "straggler.log_straggler", True
-        yield "straggler.straggler_minmax_count", arguments["straggler_minmax_count"]
-        yield "straggler.disable_straggler_on_startup", arguments["disable_straggler_on_startup"]
-    if arguments["inprocess_restart"]:
-        yield "inprocess_restart.enabled", True
-        for name in RESTART_TIMES_AND_LIMITS:
-            yield f"inprocess_restart.{name}", arguments[f"inprocess_{name}"]
-        # Megatron-LM's default is WORLD_SIZE
-        active = arguments["inprocess_active_world_size"]
-        yield "inprocess_restart.active_world_size", None if active == 1 else active
-
-
-RESTART_TIMES_AND_LIMITS = (
-    *("max_iterations", "monitor_thread_interval", "monitor_process_interval", "progress_watchdog_interval"),
-    *("heartbeat_interval", "soft_timeout", "hard_timeout", "heartbeat_timeout", "barrier_timeout"),
-    *("completion_timeout", "last_call_wait", "termination_grace_time", "granularity", "empty_cuda_cache"),
-)
-"""Fields of `inprocess_restart` that are arguments under the same name, with a prefix."""
-
-
-def profiler(arguments: Arguments) -> Fields:
-    """The profiler that `--profile` starts: Nsight Systems, unless PyTorch's is chosen."""
-    if arguments["profile"]:
-        yield "profiling.use_nsys_profiler", not arguments["use_pytorch_profiler"]
-        yield "profiling.use_pytorch_profiler", arguments["use_pytorch_profiler"]
-
-
-NO_EFFECT_WITHOUT: Mapping[str, str] = {
-    "num_query_groups": "group_query_attention",
-    "calc_ft_timeouts": "enable_ft_package",
-    "straggler_minmax_count": "log_straggler",
-    "disable_straggler_on_startup": "log_straggler",
-    "use_pytorch_profiler": "profile",
-    "inprocess_active_world_size": "inprocess_restart",
-    **{f"inprocess_{name}": "inprocess_restart" for name in RESTART_TIMES_AND_LIMITS},
-    **{f"fim_{name}": "fim_data" for name in FIM},
-    **{f"fim_{name}_token": "fim_data" for name in FIM_TOKENS},
-}
-"""Argument -> the one without which Megatron-LM does not read it."""
-
-
-def _option(dest: str) -> str:
-    return next(iter(read_flags()[dest].options))
-
-
-CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
-    model_class: ("hybrid_layer_pattern", "hybrid_override_pattern"),
-    architecture: (
-        *("swiglu", "quick_geglu", "squared_relu", "bias_swiglu_fusion", "bias_gelu_fusion"),
-        *("add_qkv_bias", "group_query_attention", "num_query_groups", "untie_embeddings_and_output_weights"),
-        *(
-            "no_persist_layer_norm",
-            "use_rotary_position_embeddings",
-            "position_embedding_type",
-            "num_experts",
-        ),
-        *("use_rope_scaling", "rotary_seq_len_interpolation_factor", "recompute_activations", "spec"),
-        *("sequence_parallel", "moe_router_load_balancing_type", "moe_aux_loss_coeff"),
-    ),
-    sequence_length: ("seq_length", "encoder_seq_length"),
-    pipeline: (
-        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "overlap_p2p_comm"),
-        *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
-    ),
-    precision: (
-        *("bf16", "fp16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "fp8_param_gather"),
-    ),
-    optimizer_dtypes: OPTIMIZER_DTYPES,
-    context_parallel: ("cp_comm_type",),
-    attention: ("attention_backend", "q_lora_rank"),
-    data_parallel: (
-        *("check_for_nan_in_loss_and_grad", "use_distributed_optimizer", "overlap_param_gather"),
-        *(
-            "ddp_num_buckets",
-            "ddp_bucket_size",
-            "ddp_pad_buckets_for_high_nccl_busbw",
-            "ddp_average_in_collective",
-        ),
-    ),
-    checkpoints: (
-        *("no_save_optim", "no_save_rng", "no_load_optim", "no_load_rng"),
-        *("ckpt_fully_parallel_save", "ckpt_fully_parallel_load", "dist_ckpt_format_deprecated"),
-    ),
-    corpus: (
-        *("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path"),
-        *("mock_data", "create_attention_mask_in_dataloader", "fim_data"),
-        *(f"fim_{name}" for name in FIM),
-        *(f"fim_{name}_token" for name in FIM_TOKENS),
-    ),
-    fault_tolerance: (
-        *("enable_ft_package", "calc_ft_timeouts"),
-        *("log_straggler", "straggler_minmax_count", "disable_straggler_on_startup"),
-        *("inprocess_restart", "inprocess_active_world_size"),
-        *(f"inprocess_{name}" for name in RESTART_TIMES_AND_LIMITS),
-    ),
-    profiler: ("profile", "use_pytorch_profiler"),
-}
-"""Conversion -> arguments that only it reads."""

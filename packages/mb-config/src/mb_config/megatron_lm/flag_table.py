@@ -103,3 +103,8 @@ def _unknown_flag(word: str) -> str:
         else " It may be a flag of another version, or of custom code."
     )
     return f"{name}: unknown flag of Megatron-LM.{hint}"
+
+
+def option_of(dest: str) -> str:
+    """Return the first option of an argument, such as `--seq-length`."""
+    return next(iter(read_flags()[dest].options))

@@ -1,6 +1,7 @@
 """Text and perplexity of a checkpoint, through the commands."""
 
 import json
+import sys
 
 import pytest
 from runs import exit_code_of, metrics, train_here
@@ -58,6 +59,55 @@ def test_the_perplexity_is_that_of_the_validation_in_training(run, capsys):
     assert (heading, columns.split()) == (f"step {found['step']}", ["set", "tokens", "loss", "perplexity"])
     tokens = [int(line.split()[-3].replace(",", "")) for line in (total, *buckets)]
     assert tokens[0] == sum(tokens[1:])
+
+
+def test_tasks_are_evaluated_through_the_harness_and_their_options_need_them(run, capsys, tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "data.jsonl").write_text('{"text": "the loop if"}\n{"text": "the loop the loop"}\n')
+    task = {
+        "task": "words",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}, "cache_dir": str(tmp_path)},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "text",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    }
+    (tmp_path / "words.yaml").write_text(json.dumps(task))
+    words = ("eval", run, "--tasks", tmp_path / "words.yaml", "--batch-size", 4)
+    assert exit_code_of(*words) == 0
+    heading, columns, row = capsys.readouterr().out.splitlines()
+    assert (heading, columns.split()[0], row.split()[:2]) == ("step 20", "task", ["words", "byte_perplexity"])
+    assert exit_code_of(*words, "--json", "--limit", 1) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["metric"], each["documents"]) for each in found["metrics"]] == [("byte_perplexity", 1)]
+    assert 1 < found["metrics"][0]["value"] < 300
+    for wrong in (
+        ("--limit", 1),
+        ("--tasks", "a.yaml,"),
+        ("--tasks", "a.yaml", "--all"),
+        ("--tasks", "a.yaml"),
+    ):
+        assert exit_code_of("eval", run, *wrong) == 2
+    assert "no such file (a.yaml)" in capsys.readouterr().err
+
+
+def test_a_missing_harness_is_named(run, capsys, monkeypatch):
+    for name in [*sys.modules]:
+        if name.startswith(("lm_eval", "mb_models.lm_eval")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert exit_code_of("eval", run, "--tasks", "words.yaml") == 2
+    assert 'pip install "mb-models[lm-eval]"' in capsys.readouterr().err
+
+
+def test_more_processes_than_the_model_divides_are_rejected(run, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert exit_code_of("eval", run) == 1
+    assert "trained with 1 cannot be divided among 2 processes" in capsys.readouterr().err
 
 
 def test_a_folder_without_checkpoint_is_an_error(tmp_path, capsys):

@@ -20,7 +20,14 @@ def text_runs() -> Any:
     return import_module("mb_trainer.sampling")
 
 
-add_text_commands(runs, runs=text_runs, reported=lambda work: command("errors").reported(work), trust=Trust)
+add_text_commands(
+    runs,
+    runs=text_runs,
+    open_lm=lambda: import_module("mb_trainer.lm_eval").open_lm,
+    reported=lambda work: command("errors").reported(work),
+    trust=Trust,
+    with_fields=common_options,
+)
 
 runs.add_typer(mb_metrics.cli.app)
 

@@ -1,5 +1,6 @@
 """Text and perplexity of a run's newest intact checkpoint. Imports torch and megatron."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,14 +14,20 @@ from mb_data import prepare_tokenizer
 from mb_data.chat_prompt import encode_prompt
 from mb_data.last_validation import last_validation
 from mb_data.tokenizers import decode_stream
-from mb_launch import World, pick_device
+from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
 from mb_models.families import require_text_family
+from mb_models.generation import all_logits
 from mb_models.peft.loading import load_merged
 from mb_models.perplexity import Perplexity, measure_sets
 from mb_trainer.data import batch_settings, build_datasets
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.saved_run import SavedRun
+
+
+def is_first_rank() -> bool:
+    """Return whether this process prints results."""
+    return read_world(os.environ).rank == 0
 
 
 def sample_run(
@@ -35,11 +42,12 @@ def sample_run(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a prompt and its text, then the generated text, piece by piece; then the next prompt.
 
-    Runs in one process under any parallelism of the run: the weights are merged while they are loaded. `temperature` 0
+    Runs under any parallelism of the run: the weights are merged while they are loaded. Several processes that torchrun
+    or srun started divide the model. `temperature` 0
     selects the most likely token. Raises the errors of `SavedRun.find`, `mb_data.chat_prompt.encode_prompt` and
     `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does not generate text.
     """
-    saved = SavedRun.find(run, purpose="sample from", log=log)
+    saved = SavedRun.find(run, purpose="sample from", log=log, world=read_world(os.environ))
     tokenizer = saved.tokenizer()
     require_text_family(saved.config.model)
     encoded = [encode_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
@@ -54,17 +62,19 @@ def sample_run(
         for number, (text, ids) in enumerate(encoded):
             yield number, text
             generator = torch.Generator().manual_seed(seed)
-            for piece in decode_stream(tokenizer, generate(model, ids, **options, generator=generator)):
+            for piece in decode_stream(
+                tokenizer, generate(all_logits(model), ids, **options, generator=generator)
+            ):
                 yield number, piece
 
 
 def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> tuple[int, list[Perplexity]]:
     """Return the step of a run's newest intact checkpoint, and its perplexity on each validation set.
 
-    The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones. Runs in
-    one process, as `sample_run`, and raises its errors.
+    The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones. Runs as
+    `sample_run`, and raises its errors.
     """
-    saved = SavedRun.find(run, purpose="evaluate", log=log)
+    saved = SavedRun.find(run, purpose="evaluate", log=log, world=read_world(os.environ))
     config, step_state = saved.config, read_train_state(saved.checkpoint.path / "train_state.pt")
     config.data_parallel_size = 1
     config.validation.full_validation |= complete
@@ -81,9 +91,9 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
 
 @contextmanager
 def loaded_model(saved: SavedRun, *, tokenizer_vocab_size: int) -> Iterator[Any]:
-    """Build the model of a run in this process, with its weights loaded and adapters merged, for the block."""
-    config, device = saved.config, pick_device(World())
-    with model_groups(World(), config, device=device) as groups:
+    """Build the model of a run, with its weights loaded and adapters merged, for the length of a block."""
+    config, device = saved.config, pick_device(saved.world)
+    with model_groups(saved.world, config, device=device) as groups:
         provider = family_of(config.model).provider(
             config.model,
             layer_spec=layers_of(config, device).spec,

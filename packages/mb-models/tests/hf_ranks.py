@@ -8,8 +8,11 @@ from tiny_training import start
 
 from mb_host.families import HOST_LAYERS
 from mb_models.families import family_of
+from mb_models.generation import all_logits
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
+from mb_models.sampling_options import SamplingOptions
+from mb_models.scoring import BatchedModel, TextRequest
 from mb_models.transformer import DTYPES
 
 SMALL = {
@@ -33,6 +36,20 @@ def build(section, groups):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def scores_on_this_rank(folder, layout, pairs):
+    """Load a folder into a part of a model that returns its part of the logits; return scores and a greedy text."""
+    groups = start(layout)
+    section = dataclasses.replace(
+        section_of(read_config(folder), dtype="float32"), transformer_impl="local", **layout
+    )
+    chunk = build(section, groups)
+    load_hf_weights([chunk], folder, pg_collection=groups)
+    size = {"vocab_size": SMALL["vocab_size"], "context_length": 64, "batch_size": 2}
+    model = BatchedModel.of(all_logits(chunk), **size)
+    request = TextRequest(prompt=pairs[0][0], options=SamplingOptions(max_new_tokens=5))
+    return model.score(pairs), model.continue_texts([request])
 
 
 def on_this_rank(folder, checkpoint, layout):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from hf_models import EXPORTED, KINDS, make
-from hf_ranks import SMALL, TOKENS, build, on_this_rank, same
+from hf_ranks import SMALL, TOKENS, build, on_this_rank, same, scores_on_this_rank
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
@@ -155,6 +155,23 @@ def test_two_ranks_hold_the_weights_of_one_and_match_transformers(name, groups, 
     assert max(size for _, size, _ in both) < 0.8 * whole
     with torch.no_grad():
         assert (both[-1][2] - model(TOKENS).logits).abs().max() < 1e-5
+
+
+def test_two_ranks_score_and_generate_as_transformers(pool, tmp_path):
+    model = make("llama", tmp_path / "in")
+    pairs = [(TOKENS[0].tolist(), TOKENS[1].tolist()), ([3, 4], [5]), ([3, 4], [6])]
+    both = pool.run(scores_on_this_rank, tmp_path / "in", {SIZES[0]: 2}, pairs)
+    assert both[0] == both[1]
+    scores, texts = both[0]
+    for score, (context, continuation) in zip(scores, pairs, strict=True):
+        rows = model(torch.tensor([[*context, *continuation]])).logits[0].log_softmax(-1)
+        rows = rows[len(context) - 1 : -1]
+        expected = float(rows.gather(1, torch.tensor(continuation)[:, None]).sum())
+        assert score.log_likelihood == pytest.approx(expected, rel=1e-5)
+    generated = model.generate(
+        torch.tensor([pairs[0][0]]), max_new_tokens=5, do_sample=False, eos_token_id=None
+    )
+    assert texts == [generated[0, -5:].tolist()]
 
 
 def test_several_files_are_read_and_written_in_bfloat16(groups, tmp_path):

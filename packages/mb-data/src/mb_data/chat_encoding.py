@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from mb_data.chat_template import ChatTemplates
 from mb_data.errors import TokenizerError
-from mb_data.tokenizers import Tokenizer, TokenizerWithAdditions
+from mb_data.tokenizers import Tokenizer, TokenizerWithAdditions, token_id
 
 Offsets = list[tuple[int, int]]
 
@@ -53,6 +53,12 @@ def chat_templates_of(tokenizer: Tokenizer) -> ChatTemplates:
         if isinstance(tokenizer, TokenizerWithAdditions)
         else ChatTemplates()
     )
+
+
+def begin_token(tokenizer: Tokenizer) -> int | None:
+    """Return the id of the beginning-of-sequence token that a tokenizer's files name; None if there is none."""
+    name = chat_templates_of(tokenizer).special_tokens.get("bos_token")
+    return None if name is None else token_id(tokenizer, name)
 
 
 def encode_chat(tokenizer: Tokenizer, text: str) -> tuple[list[int], Offsets]:

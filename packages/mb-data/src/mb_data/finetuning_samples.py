@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.chat import ChatTurn, JsonLine, parse_turns
-from mb_data.chat_encoding import chat_templates_of
+from mb_data.chat_encoding import begin_token
 from mb_data.chat_samples import ChatEncoder
 from mb_data.documents import DocumentChunk, input_files, read_chunks
 from mb_data.encoded_sample import EncodedSample
@@ -26,7 +26,7 @@ from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.finetuning_config import FinetuningDatasetConfig
 from mb_data.finetuning_files import require_rows
 from mb_data.finetuning_options import FinetuningOptions
-from mb_data.tokenizers import Tokenizer, token_id
+from mb_data.tokenizers import Tokenizer
 from mb_data.workers import map_in_order
 
 FORMAT_VERSION = 1
@@ -248,11 +248,10 @@ def _common_prefix_length(ids: list[int], others: list[int]) -> int:
 
 
 def _begin_token(tokenizer: Tokenizer) -> int:
-    name = chat_templates_of(tokenizer).special_tokens.get("bos_token")
-    number = None if name is None else token_id(tokenizer, name)
+    number = begin_token(tokenizer)
     if number is None:
         raise TokenizerError(
-            f"dataset.dataset_kwargs.add_bos: the tokenizer has no beginning-of-sequence token (bos_token={name!r}). "
+            "dataset.dataset_kwargs.add_bos: the tokenizer has no beginning-of-sequence token. "
             "Set bos_token in the tokenizer_config.json in its folder, or leave add_bos at false."
         )
     return number

@@ -1,9 +1,10 @@
 """Text generation from a trained GPT without a key-value cache, for small models and quick inspection.
 
-Shapes: S tokens so far, V rows of the embedding.
+Shapes: B sequences, S tokens so far, V rows of the embedding.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,24 @@ from mb_models.errors import ModelsError
 
 class PromptError(ModelsError, ValueError):
     """A prompt that cannot be continued."""
+
+
+class AllLogits(torch.nn.Module):
+    """Model whose logits of all tensor-parallel ranks are gathered on each rank."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, mask: torch.Tensor | None) -> Any:
+        """Return logits [B, S, V]."""
+        return self.model(tokens_BS, positions_BS, mask, runtime_gather_output=True)
+
+
+def all_logits(model: Any) -> torch.nn.Module:
+    """Return a chunk of Megatron Core with the output layer as a model that returns the logits of the vocabulary."""
+    found: torch.nn.Module = model if model.config.tensor_model_parallel_size == 1 else AllLogits(model)
+    return found
 
 
 def generate(
@@ -28,10 +47,11 @@ def generate(
     """Yield up to `max_new_tokens` tokens that follow the prompt; end early at `stop_token`, which is not yielded.
 
     Every token costs a forward pass over the last `context_length` tokens. The model is one complete chunk (no
-    pipeline, no tensor parallelism) in evaluation mode; synchronises with the device once per token.
+    pipeline) in evaluation mode; synchronises with the device once per token.
 
     Args:
-        model: takes (tokens, position_ids, attention_mask=None), each [1, S], and returns logits [1, S, V].
+        model: takes (tokens, position_ids, attention_mask=None), each [1, S], and returns logits [1, S, V]; under
+            tensor parallelism `all_logits(model)`, and every rank calls this function with an equal generator.
         prompt: token numbers, at least one.
         max_new_tokens: maximum number of yielded tokens.
         vocab_size: size of the tokenizer's vocabulary; rows of the embedding beyond it are padding and never sampled.

@@ -2,18 +2,24 @@
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from mb_models.task_command import OpenLM, TaskOptions, run_tasks, table_lines
+
 if TYPE_CHECKING:
     from mb_models.perplexity import Perplexity
 
 
 class TextRuns(Protocol):
-    """Sampling and evaluation of the runs of a trainer."""
+    """Sampling and evaluation of the runs of a trainer. Under a launcher every rank calls the same functions."""
+
+    def is_first_rank(self) -> bool:
+        """Return whether this process prints results."""
 
     def sample_run(
         self,
@@ -38,21 +44,40 @@ def add_text_commands(
     app: typer.Typer,
     *,
     runs: Callable[[], TextRuns],
+    open_lm: Callable[[], OpenLM],
     reported: Callable[[Callable[[], int]], int],
     trust: Any,
+    with_fields: Callable[[Callable[..., None]], Callable[..., None]],
 ) -> None:
     """Add the two commands to a program.
 
     Args:
         app: the program.
         runs: returns sampling and evaluation; called when a command has checked its arguments.
+        open_lm: returns the function that opens a run as a model of lm_eval; called when the tasks are loaded.
         reported: calls a function and returns its exit code, or reports an error and returns that of the error.
         trust: type of the option `--trust`, whose callback trusts the folders for the length of the command.
+        with_fields: decorator that replaces a parameter of a record of options by the fields of the record.
     """
 
     def log(line: str) -> None:
-        print(line, file=sys.stderr)
+        if runs().is_first_rank():
+            print(line, file=sys.stderr)
 
+    _add_sample(app, runs=runs, reported=reported, trust=trust, log=log)
+    _add_eval(
+        app, runs=runs, open_lm=open_lm, reported=reported, trust=trust, with_fields=with_fields, log=log
+    )
+
+
+def _add_sample(
+    app: typer.Typer,
+    *,
+    runs: Callable[[], TextRuns],
+    reported: Callable[[Callable[[], int]], int],
+    trust: Any,
+    log: Callable[[str], object],
+) -> None:
     @app.command(epilog='Example: mb sample runs/gpt_tiny --prompt "def " --tokens 80')
     def sample(
         run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
@@ -82,14 +107,32 @@ def add_text_commands(
             pieces = runs().sample_run(
                 run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
             )
-            print(json.dumps(rows_of(pieces), ensure_ascii=False)) if as_json else print_pieces(pieces)
+            if not runs().is_first_rank():
+                deque(pieces, maxlen=0)
+            elif as_json:
+                print(json.dumps(rows_of(pieces), ensure_ascii=False))
+            else:
+                print_pieces(pieces)
             return 0
 
         raise typer.Exit(reported(work))
 
+
+def _add_eval(
+    app: typer.Typer,
+    *,
+    runs: Callable[[], TextRuns],
+    open_lm: Callable[[], OpenLM],
+    reported: Callable[[Callable[[], int]], int],
+    trust: Any,
+    with_fields: Callable[[Callable[..., None]], Callable[..., None]],
+    log: Callable[[str], object],
+) -> None:
     @app.command("eval", epilog="Example: mb eval runs/gpt_tiny --all")
+    @with_fields
     def evaluate(
         run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+        options: TaskOptions,
         complete: Annotated[
             bool, typer.Option("--all", help="Read all held-out data, from its start to its end.")
         ] = False,
@@ -99,11 +142,26 @@ def add_text_commands(
         """Print loss and perplexity of the newest valid checkpoint on the held-out data of its run.
 
         They are those of the last validation before the checkpoint, over the same sequences, and also by the length of
-        the documents. Validation sets are listed apart. One process evaluates under any parallelism of the run.
+        the documents. Validation sets are listed apart.
+
+        With --tasks, print the metrics of tasks of lm-evaluation-harness instead (extra lm-eval).
+
+        One process evaluates under any parallelism of the run. Under torchrun or srun, the processes share the model
+        by tensor parallelism, up to that of the run; further ones share the requests of --tasks.
         """
+        options.require_tasks()
+        if complete and options.tasks is not None:
+            raise typer.BadParameter(
+                "applies to the held-out data of the run, not to --tasks", param_hint="--all"
+            )
 
         def work() -> int:
+            if options.tasks is not None:
+                prints = runs().is_first_rank
+                return run_tasks(run, options, open_lm=open_lm, log=log, prints=prints, as_json=as_json)
             step, sets = runs().evaluate_run(run, complete=complete, log=log)
+            if not runs().is_first_rank():
+                return 0
             if as_json:
                 print(json.dumps({"step": step, "sets": [each.as_dict() for each in sets]}))
             else:
@@ -134,7 +192,7 @@ def print_pieces(pieces: Iterable[tuple[int, str]]) -> None:
 
 def perplexity_lines(sets: "list[Perplexity]") -> list[str]:
     """Return a table of sets and their buckets."""
-    rows = [("set", "tokens", "loss", "perplexity")]
+    rows: list[tuple[str, ...]] = [("set", "tokens", "loss", "perplexity")]
     for each in sets:
         for indent, part in [("", each), *(("  documents of ", bucket) for bucket in each.buckets)]:
             rows.append(
@@ -145,8 +203,4 @@ def perplexity_lines(sets: "list[Perplexity]") -> list[str]:
                     f"{part.value:.4f}",
                 )
             )
-    wide = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        f"{row[0]:<{wide[0]}}  " + "  ".join(f"{row[column]:>{wide[column]}}" for column in (1, 2, 3))
-        for row in rows
-    ]
+    return table_lines(rows, left=1)

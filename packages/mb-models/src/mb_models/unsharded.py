@@ -1,7 +1,9 @@
 """Section of a model for building it on a single rank. No torch."""
 
-from typing import TypeVar
+from math import gcd
+from typing import Any, TypeVar
 
+from mb_models.errors import ModelConfigError
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.mimo_config import MimoModelConfig
 
@@ -26,13 +28,38 @@ UNSHARDED = {
 """Fields of a section that only apply to several ranks, and their values for one rank."""
 
 
-def unshard(section: Section) -> Section:
+def tensor_parallel_size_of(section: Any, *, processes: int, replicas: bool) -> int:
+    """Return the tensor parallelism of a trained model on some processes: that of training, or a divisor of it.
+
+    Args:
+        section: section of the trained model.
+        processes: number of processes.
+        replicas: whether several groups of processes may have the model, each completely.
+
+    Raises:
+        ModelConfigError: without replicas, the processes cannot divide the model.
+    """
+    trained: int = section.tensor_model_parallel_size
+    size = gcd(trained, processes)
+    if size < processes and not replicas:
+        raise ModelConfigError(
+            [
+                f"model.tensor_model_parallel_size: a model that was trained with {trained} cannot be divided among "
+                f"{processes} processes. Start one process, or a number that divides {trained}."
+            ]
+        )
+    return size
+
+
+def unshard(section: Section, *, tensor_model_parallel_size: int = 1) -> Section:
     """Set every parallel size of a model section to one in place, drop the pipeline split, and return the section.
 
-    Loading a checkpoint of any layout into a model of this section merges the shards.
+    Loading a checkpoint of any layout into a model of this section merges the shards. With
+    `tensor_model_parallel_size`, only this parallelism remains.
     """
     for name, value in UNSHARDED.items():
         setattr(section, name, value)
+    section.tensor_model_parallel_size = tensor_model_parallel_size  # type: ignore[attr-defined]
     if isinstance(section, MambaModelConfig):
         section.hybrid_layer_pattern = section.hybrid_layer_pattern.replace("|", "")
     if isinstance(section, MimoModelConfig):

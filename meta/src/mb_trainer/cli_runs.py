@@ -1,5 +1,6 @@
 """The part of the command line that reads runs: `mb sample`, `eval`, `report`, `watch`, `import-hf` and `export-hf`."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -7,6 +8,8 @@ import typer
 
 import mb_metrics.cli
 from mb_checkpoint.cli import Trust
+from mb_config.cli_options import common_options
+from mb_launch import read_world
 from mb_models.hf.commands import add_weight_commands
 from mb_models.text_commands import add_text_commands
 from mb_trainer.cli_options import command, read_run_folder
@@ -14,16 +17,17 @@ from mb_trainer.cli_options import command, read_run_folder
 runs = typer.Typer()
 
 
-def text_runs() -> Any:
-    """Return the module that samples and evaluates, which imports megatron."""
+def reader(module: str) -> Any:
+    """Return a module that samples or evaluates, which imports megatron."""
     import_module("mb_host").install()  # before megatron is imported; with a GPU it only corrects Megatron
-    return import_module("mb_trainer.sampling")
+    return import_module(f"mb_trainer.{module}")
 
 
 add_text_commands(
     runs,
-    runs=text_runs,
-    open_lm=lambda: import_module("mb_trainer.lm_eval").open_lm,
+    runs=lambda: reader("sampling"),
+    open_lm=lambda: reader("lm_eval").open_lm,
+    prints=lambda: read_world(os.environ).rank == 0,
     reported=lambda work: command("errors").reported(work),
     trust=Trust,
     with_fields=common_options,

@@ -25,11 +25,6 @@ from mb_trainer.model import layers_of, model_groups
 from mb_trainer.saved_run import SavedRun
 
 
-def is_first_rank() -> bool:
-    """Return whether this process prints results."""
-    return read_world(os.environ).rank == 0
-
-
 def sample_run(
     run: Path,
     *,
@@ -42,12 +37,12 @@ def sample_run(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a prompt and its text, then the generated text, piece by piece; then the next prompt.
 
-    Runs under any parallelism of the run: the weights are merged while they are loaded. Several processes that torchrun
-    or srun started divide the model. `temperature` 0
-    selects the most likely token. Raises the errors of `SavedRun.find`, `mb_data.chat_prompt.encode_prompt` and
-    `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does not generate text.
+    Runs under any parallelism of the run: weights are merged while they are loaded, and several processes divide them
+    by tensor parallelism. `temperature` 0 selects the most likely token. Raises the errors of `SavedRun.find`,
+    `mb_data.chat_prompt.encode_prompt` and `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does
+    not generate text.
     """
-    saved = SavedRun.find(run, purpose="sample from", log=log, world=read_world(os.environ))
+    saved = SavedRun.find(run, purpose="sample from", log=log, processes=processes())
     tokenizer = saved.tokenizer()
     require_text_family(saved.config.model)
     encoded = [encode_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
@@ -62,9 +57,8 @@ def sample_run(
         for number, (text, ids) in enumerate(encoded):
             yield number, text
             generator = torch.Generator().manual_seed(seed)
-            for piece in decode_stream(
-                tokenizer, generate(all_logits(model), ids, **options, generator=generator)
-            ):
+            ids_of_text = generate(all_logits(model), ids, **options, generator=generator)
+            for piece in decode_stream(tokenizer, ids_of_text):
                 yield number, piece
 
 
@@ -74,7 +68,7 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
     The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones. Runs as
     `sample_run`, and raises its errors.
     """
-    saved = SavedRun.find(run, purpose="evaluate", log=log, world=read_world(os.environ))
+    saved = SavedRun.find(run, purpose="evaluate", log=log, processes=processes())
     config, step_state = saved.config, read_train_state(saved.checkpoint.path / "train_state.pt")
     config.data_parallel_size = 1
     config.validation.full_validation |= complete
@@ -89,11 +83,17 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
         return int(step_state["step"]), measure_sets(forward_step, model, sets)
 
 
+def processes() -> int:
+    """Return the number of processes that a launcher started."""
+    return read_world(os.environ).world_size
+
+
 @contextmanager
 def loaded_model(saved: SavedRun, *, tokenizer_vocab_size: int) -> Iterator[Any]:
     """Build the model of a run, with its weights loaded and adapters merged, for the length of a block."""
-    config, device = saved.config, pick_device(saved.world)
-    with model_groups(saved.world, config, device=device) as groups:
+    config, world = saved.config, read_world(os.environ)
+    device = pick_device(world)
+    with model_groups(world, config, device=device) as groups:
         provider = family_of(config.model).provider(
             config.model,
             layer_spec=layers_of(config, device).spec,

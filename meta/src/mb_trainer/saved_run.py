@@ -12,8 +12,7 @@ from mb_checkpoint.converted_weights import convert_once
 from mb_checkpoint.integrity import require_newest_intact
 from mb_data import load_saved_tokenizer
 from mb_data.tokenizers import Tokenizer
-from mb_launch import World
-from mb_models.unsharded import tensor_parallel_size_of, unshard
+from mb_models.unsharded import unshard
 from mb_models.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.pretrained import IMPORT
@@ -26,35 +25,21 @@ class SavedRun:
 
     checkpoint: SelectedCheckpoint
     config: ConfigContainer
-    """Without parallelism but that of `world`: the shards of any layout are merged while they are loaded."""
-    world: World
+    """Without parallelism but that of the reading processes: shards are merged while they are loaded."""
 
     @classmethod
-    def find(
-        cls,
-        run: Path,
-        *,
-        purpose: str,
-        log: Callable[[str], object],
-        world: World | None = None,
-        replicas: bool = False,
-    ) -> "SavedRun":
-        """Return the run of a folder, for one process or the processes of `world`.
-
-        Arguments and errors as `mb_checkpoint.integrity.require_newest_intact` and `tensor_parallel_size_of`.
-        """
-        world = world or World()
+    def find(cls, run: Path, *, purpose: str, log: Callable[[str], object], **processes: Any) -> "SavedRun":
+        """Return the run of a folder. Arguments and errors as `require_newest_intact` and `unshard`."""
         checkpoint = require_newest_intact(run, purpose=purpose, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
-        saved, model = cls(checkpoint=checkpoint, config=config, world=world), config.model
+        saved, model = cls(checkpoint=checkpoint, config=config), config.model
         if model.vocab_size is None:  # the rows of the embedding depend on the parallelism of the run
             model.vocab_size = padded_vocab_size(
                 saved.tokenizer().vocab_size,
                 divisible_by=model.make_vocab_size_divisible_by,
                 tensor_parallel_size=model.tensor_model_parallel_size,
             )
-        size = tensor_parallel_size_of(model, processes=world.world_size, replicas=replicas)
-        unshard(model, tensor_model_parallel_size=size)
+        unshard(model, **processes)
         if config.peft is not None:
             convert_once(config.checkpoint.pretrained_checkpoint, command=IMPORT, log=log)
         return saved

@@ -6,6 +6,7 @@ import torch
 from mb_models import GPTModelConfig, ModelConfigError, T5ModelConfig
 from mb_models.families import GPT, require_text_family
 from mb_models.generation import PromptError, generate
+from mb_models.unsharded import unshard
 
 
 class CountsUp(torch.nn.Module):
@@ -58,3 +59,19 @@ def test_only_families_that_continue_text_are_sampled():
     assert require_text_family(GPTModelConfig(**size)) is GPT
     with pytest.raises(ModelConfigError, match="a T5ModelConfig continues no text"):
         require_text_family(T5ModelConfig(**size))
+
+
+@pytest.mark.parametrize(
+    ("trained", "processes", "replicas", "size"), [(4, 2, False, 2), (2, 8, True, 2), (1, 3, True, 1)]
+)
+def test_processes_keep_the_tensor_parallelism_of_training_or_a_divisor(trained, processes, replicas, size):
+    section = GPTModelConfig(
+        num_layers=1, hidden_size=8, num_attention_heads=4, tensor_model_parallel_size=trained
+    )
+    assert unshard(section, processes=processes, replicas=replicas).tensor_model_parallel_size == size
+
+
+def test_processes_that_cannot_divide_a_model_are_rejected():
+    section = GPTModelConfig(num_layers=1, hidden_size=8, num_attention_heads=4, tensor_model_parallel_size=2)
+    with pytest.raises(ModelConfigError, match="trained with 2 cannot be divided among 4 processes"):
+        unshard(section, processes=4)

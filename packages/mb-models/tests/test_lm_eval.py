@@ -17,13 +17,12 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mb_models.generation import all_logits
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
 from mb_models.lm_eval import TrainedLM, read_generation_options, register_model
 from mb_models.lm_eval_tasks import TaskError, TaskSettings, evaluate_tasks, load_tasks, metrics_of
 from mb_models.sampling_options import SamplingOptionError
-from mb_models.scoring import BatchedModel, ScoreError
+from mb_models.scoring import ScoreError
 
 CHARACTERS = [chr(number) for number in range(32, 127)]
 TEMPLATE = (
@@ -67,7 +66,7 @@ QUICK = {"task_manager": NO_TASKS, "bootstrap_iters": 0}
 class Characters:
     """Tokenizer with an entry for each printable character, and one for the end of a document."""
 
-    eod, bos, fingerprint, chat_template = 95, None, "characters", TEMPLATE
+    eod, bos, vocab_size, fingerprint, chat_template = 95, None, 96, "characters", TEMPLATE
 
     def encode(self, text, *, add_bos=True):
         return [CHARACTERS.index(each) for each in text.replace("\n", "~")]
@@ -113,8 +112,8 @@ def ours(folder, groups):
     section.transformer_impl = "local"
     chunk = build(section, groups)
     load_hf_weights([chunk], folder, pg_collection=groups)
-    size = {"vocab_size": 96, "context_length": SMALL["max_position_embeddings"], "batch_size": 2}
-    return TrainedLM(BatchedModel.of(all_logits(chunk), **size), Characters(), info={"step": 3})
+    length = SMALL["max_position_embeddings"]
+    return TrainedLM.of(chunk, Characters(), context_length=length, batch_size=2, info={"step": 3})
 
 
 @pytest.fixture(scope="module")

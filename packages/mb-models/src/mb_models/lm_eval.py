@@ -10,6 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
+from mb_models.generation import all_logits
 from mb_models.sampling_options import SamplingOptionError, SamplingOptions
 from mb_models.scoring import BatchedModel, TextRequest
 
@@ -21,6 +22,10 @@ _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_toke
 
 class EvaluationTokenizer(Protocol):
     """Tokenizer of the model; `mb_data.evaluation_text.EvaluationTokenizer` matches."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries."""
 
     @property
     def eod(self) -> int:
@@ -78,6 +83,33 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         if replicas is not None:
             self._rank, self._world_size = replicas.rank(), replicas.size()
 
+    @classmethod
+    def of(
+        cls,
+        chunk: Any,
+        tokenizer: EvaluationTokenizer,
+        *,
+        context_length: int,
+        batch_size: int | str = 16,
+        **options: Any,
+    ) -> "TrainedLM":
+        """Return the model of a chunk of Megatron Core that is complete, but for tensor parallelism.
+
+        Args:
+            chunk: the model, in evaluation mode.
+            tokenizer: its tokenizer.
+            context_length: tokens of a sequence at most.
+            batch_size: sequences of a batch at most.
+            **options: `info` and `progress`.
+        """
+        model = BatchedModel.of(
+            all_logits(chunk),
+            vocab_size=tokenizer.vocab_size,
+            context_length=context_length,
+            batch_size=int(batch_size),
+        )
+        return cls(model, tokenizer, replicas=chunk.pg_collection.dp, **options)
+
     @property
     def eot_token_id(self) -> int:
         """End-of-document token."""
@@ -125,7 +157,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         """Return the text of a conversation."""
         return self._texts.render(chat_history, add_generation_prompt=add_generation_prompt)
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Any], **_options: Any) -> list[tuple[float, bool]]:
         """Return log-likelihood of each continuation, and whether it is the most likely one.
 
         Raises:
@@ -139,7 +171,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return found
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Any], **_options: Any) -> list[float]:
         """Return the log-likelihood of each text, in windows of the context length."""
         windows, texts = [], []
         for number, request in enumerate(requests):
@@ -158,7 +190,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
         return sums
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Any], **_options: Any) -> list[str]:
         """Return the generated text of each request, up to the first of its stop texts.
 
         Raises:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 class TextRuns(Protocol):
     """Sampling and evaluation of the runs of a trainer. Under a launcher every rank calls the same functions."""
 
-    def is_first_rank(self) -> bool:
-        """Return whether this process prints results."""
-
     def sample_run(
         self,
         run: Path,
@@ -45,6 +42,7 @@ def add_text_commands(
     *,
     runs: Callable[[], TextRuns],
     open_lm: Callable[[], OpenLM],
+    prints: Callable[[], bool],
     reported: Callable[[Callable[[], int]], int],
     trust: Any,
     with_fields: Callable[[Callable[..., None]], Callable[..., None]],
@@ -55,18 +53,26 @@ def add_text_commands(
         app: the program.
         runs: returns sampling and evaluation; called when a command has checked its arguments.
         open_lm: returns the function that opens a run as a model of lm_eval; called when the tasks are loaded.
+        prints: returns whether this process prints results: under a launcher, the first does.
         reported: calls a function and returns its exit code, or reports an error and returns that of the error.
         trust: type of the option `--trust`, whose callback trusts the folders for the length of the command.
         with_fields: decorator that replaces a parameter of a record of options by the fields of the record.
     """
 
     def log(line: str) -> None:
-        if runs().is_first_rank():
+        if prints():
             print(line, file=sys.stderr)
 
-    _add_sample(app, runs=runs, reported=reported, trust=trust, log=log)
+    _add_sample(app, runs=runs, prints=prints, reported=reported, trust=trust, log=log)
     _add_eval(
-        app, runs=runs, open_lm=open_lm, reported=reported, trust=trust, with_fields=with_fields, log=log
+        app,
+        runs=runs,
+        open_lm=open_lm,
+        prints=prints,
+        reported=reported,
+        trust=trust,
+        with_fields=with_fields,
+        log=log,
     )
 
 
@@ -74,6 +80,7 @@ def _add_sample(
     app: typer.Typer,
     *,
     runs: Callable[[], TextRuns],
+    prints: Callable[[], bool],
     reported: Callable[[Callable[[], int]], int],
     trust: Any,
     log: Callable[[str], object],
@@ -107,7 +114,7 @@ def _add_sample(
             pieces = runs().sample_run(
                 run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
             )
-            if not runs().is_first_rank():
+            if not prints():
                 deque(pieces, maxlen=0)
             elif as_json:
                 print(json.dumps(rows_of(pieces), ensure_ascii=False))
@@ -123,6 +130,7 @@ def _add_eval(
     *,
     runs: Callable[[], TextRuns],
     open_lm: Callable[[], OpenLM],
+    prints: Callable[[], bool],
     reported: Callable[[Callable[[], int]], int],
     trust: Any,
     with_fields: Callable[[Callable[..., None]], Callable[..., None]],
@@ -157,10 +165,9 @@ def _add_eval(
 
         def work() -> int:
             if options.tasks is not None:
-                prints = runs().is_first_rank
                 return run_tasks(run, options, open_lm=open_lm, log=log, prints=prints, as_json=as_json)
             step, sets = runs().evaluate_run(run, complete=complete, log=log)
-            if not runs().is_first_rank():
+            if not prints():
                 return 0
             if as_json:
                 print(json.dumps({"step": step, "sets": [each.as_dict() for each in sets]}))

@@ -1,7 +1,7 @@
 """Section of a model for building it on a single rank. No torch."""
 
 from math import gcd
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mb_models.errors import ModelConfigError
 from mb_models.hybrid_config import MambaModelConfig
@@ -28,18 +28,7 @@ UNSHARDED = {
 """Fields of a section that only apply to several ranks, and their values for one rank."""
 
 
-def tensor_parallel_size_of(section: Any, *, processes: int, replicas: bool) -> int:
-    """Return the tensor parallelism of a trained model on some processes: that of training, or a divisor of it.
-
-    Args:
-        section: section of the trained model.
-        processes: number of processes.
-        replicas: whether several groups of processes may have the model, each completely.
-
-    Raises:
-        ModelConfigError: without replicas, the processes cannot divide the model.
-    """
-    trained: int = section.tensor_model_parallel_size
+def _tensor_parallel_size(trained: int, *, processes: int, replicas: bool) -> int:
     size = gcd(trained, processes)
     if size < processes and not replicas:
         raise ModelConfigError(
@@ -51,15 +40,25 @@ def tensor_parallel_size_of(section: Any, *, processes: int, replicas: bool) -> 
     return size
 
 
-def unshard(section: Section, *, tensor_model_parallel_size: int = 1) -> Section:
+def unshard(section: Section, *, processes: int = 1, replicas: bool = False) -> Section:
     """Set every parallel size of a model section to one in place, drop the pipeline split, and return the section.
 
-    Loading a checkpoint of any layout into a model of this section merges the shards. With
-    `tensor_model_parallel_size`, only this parallelism remains.
+    Loading a checkpoint of any layout into a model of this section merges the shards. Several processes keep the tensor
+    parallelism of training, or a divisor of it.
+
+    Args:
+        section: section of the trained model.
+        processes: number of processes that load it.
+        replicas: whether several groups of processes may have the model, each completely.
+
+    Raises:
+        ModelConfigError: without replicas, the processes cannot divide the model.
     """
+    trained: int = section.tensor_model_parallel_size  # type: ignore[attr-defined]
+    size = _tensor_parallel_size(trained, processes=processes, replicas=replicas)
     for name, value in UNSHARDED.items():
         setattr(section, name, value)
-    section.tensor_model_parallel_size = tensor_model_parallel_size  # type: ignore[attr-defined]
+    section.tensor_model_parallel_size = size  # type: ignore[attr-defined]
     if isinstance(section, MambaModelConfig):
         section.hybrid_layer_pattern = section.hybrid_layer_pattern.replace("|", "")
     if isinstance(section, MimoModelConfig):

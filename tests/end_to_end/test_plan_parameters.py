@@ -52,6 +52,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
         **MODERN, "qk_layernorm": True, "qk_layernorm_scope": "all_heads", "norm_position": "post", TP: 2
     },
     "norms before and after pp2": {**MODERN, "norm_position": "pre_and_post", PP: 2},
+    "parallel branches with one norm": {
+        **DENSE, "residual_branches": "parallel_shared_norm", "layernorm_bias": False, TP: 2
+    },
     "output gate": {**MODERN, "attention_output_gate": True, "num_query_groups": 4, TP: 2},
     "softmax sinks": {**DENSE, "softmax_type": "learnable", TP: 4},
     "wide heads": {**DENSE, "kv_channels": 20, TP: 2},

@@ -54,6 +54,14 @@ VARIANTS = {
     "final_logit_softcapping": 3.0,
     "share_embeddings_and_output_weights": True,
 }
+PARALLEL = {
+    "norm_position": "pre",
+    "residual_branches": "parallel",
+    "layernorm_zero_centered_gamma": False,
+    "normalization": "LayerNorm",
+    "rotary_interleaved": True,
+}
+SHARED_NORM = {**PARALLEL, "residual_branches": "parallel_shared_norm", "layernorm_bias": False}
 HYBRID = {
     "num_layers": 5,
     "hybrid_layer_pattern": "MG*-E",
@@ -175,8 +183,10 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="GPT", layout=SP2, ranks=4, sharded=True),
     FamilyCase(family=VARIED, layout=TP2, model={"qk_layernorm_scope": "all_heads", "norm_position": "post"}),
     FamilyCase(family=VARIED, layout={**PP2, **RECOMPUTE}),
+    FamilyCase(family=VARIED, layout=SP2, model=SHARED_NORM),
     FamilyCase(family=VARIED, layout={**VP2, "pipeline_model_parallel_layout": "Et|t|t|tL"}, sharded=False),
     FamilyCase(family=VARIED, layout=CP2),
+    FamilyCase(family=VARIED, layout={**PP2, **RECOMPUTE}, model=PARALLEL),
     FamilyCase(family=VARIED, layout=EP2, model=EXPERTS, also=(MOE,), sharded=True),
     FamilyCase(family=VARIED, layout={**SP2, **ETP2}, model=EXPERTS, also=(MOE,)),
     FamilyCase(family=VARIED, model=BF16, **ROUNDED),

@@ -61,6 +61,8 @@ def test_the_ddp_configuration_is_not_modified(tiny, groups):
         {**EXPERTS, **GELU, "add_bias_linear": True},
         {"position_embedding_type": "yarn", "mtp_num_layers": 1},
         {"norm_position": "pre_and_post", "layernorm_zero_centered_gamma": True, "mtp_num_layers": 1},
+        {"residual_branches": "parallel_shared_norm", "normalization": "LayerNorm", "layernorm_bias": False},
+        {"residual_branches": "parallel", "normalization": "LayerNorm"},
         {"norm_position": "post", "qk_layernorm": True, "qk_layernorm_scope": "all_heads"},
     ],
 )

@@ -84,7 +84,7 @@ def test_logits_equal_those_of_transformers_and_the_round_trip_is_exact(kind, gr
     )
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3-scaled", "olmo2", "granite"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3-scaled", "olmo2", "granite", "cohere2"])
 def test_gradients_equal_those_of_transformers(kind, groups, tmp_path):
     model = make(kind, tmp_path)
     section, chunk = imported(tmp_path, groups)
@@ -130,6 +130,8 @@ LAYOUTS = {
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
     "olmo2 TP": ("olmo2", {SIZES[0]: 2}),
+    "cohere2 PP": ("cohere2", {SIZES[1]: 2}),
+    "gpt-neox TP SP": ("gpt-neox", {SIZES[0]: 2, "sequence_parallel": True}),
     "smollm3 PP": ("smollm3", {SIZES[1]: 2}),
     "gemma TP": ("gemma", {SIZES[0]: 2}),
     "gemma2 PP": ("gemma2", {SIZES[1]: 2}),
@@ -340,6 +342,16 @@ def test_layers_without_rotation_must_be_listed_completely():
     content = {**dict.fromkeys(REQUIRED, 8), "model_type": "smollm3", "no_rope_layers": [1, 0]}
     with pytest.raises(HuggingFaceError, match="no_rope_layers lists 2 layers of 8"):
         section_of(content, dtype="float32")
+
+
+def test_constants_of_earlier_versions_are_skipped(groups, tmp_path):
+    make("gpt-neox", tmp_path)
+    masks = {f"gpt_neox.layers.0.attention.{name}": torch.zeros(1) for name in ("bias", "masked_bias")}
+    save_file({**weights(tmp_path), **masks}, tmp_path / "model.safetensors")
+    imported(tmp_path, groups)
+    save_file({**weights(tmp_path), "other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(HuggingFaceError, match=r"other \(1 tensors\) belong to no parameter"):
+        imported(tmp_path, groups)
 
 
 def test_patterns_of_letters_are_read():

@@ -4,12 +4,11 @@ from functools import partial
 from importlib.util import find_spec
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_models.norms import zero_centred_norm
+from mb_models.norms import replace_norms, zero_centred_norm
 
 EXPERT_NAMES = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
 """Prefixes of weights in a layer with experts -> their prefixes in checkpoints, as with Transformer Engine.
@@ -45,19 +44,8 @@ def local_spec(
         if isinstance(layer.submodules.mlp, partial) and layer.submodules.mlp.func is MoELayer:
             layer.submodules.sharded_state_dict_keys_map = EXPERT_NAMES
     if config.layernorm_zero_centered_gamma:
-        _use_zero_centred_norms(block)
+        replace_norms(block, zero_centred_norm)  # Megatron's wrapper of torch's norms rejects such weights
     return block
-
-
-def _use_zero_centred_norms(block: TransformerBlockSubmodules) -> None:
-    """Replace all norms in place; Megatron's wrapper of torch's norms rejects weights around zero."""
-    block.layer_norm = zero_centred_norm
-    for spec in block.layer_specs:
-        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
-        layer.input_layernorm = layer.pre_mlp_layernorm = zero_centred_norm
-        for name in ("q_layernorm", "k_layernorm"):
-            if getattr(attention, name) is not IdentityOp:
-                setattr(attention, name, zero_centred_norm)
 
 
 def transformer_engine_spec(

@@ -10,6 +10,8 @@ from mb_models.model_rule import model_rule
 
 NEUTRAL = {
     "norm_position": "pre",
+    "residual_branches": "sequential",
+    "layernorm_bias": True,
     "qk_layernorm_scope": "head",
     "rotary_base_local": None,
     "attn_logit_softcapping": None,
@@ -74,6 +76,26 @@ def _all_heads(scope: str, normed: bool, kind: str, latent: bool, groups: int | 
         f"is {scope} with qk_layernorm={normed}, normalization={kind}, multi_latent_attention={latent}, "
         f"num_query_groups={groups}, tensor_model_parallel_size={tp}"
     )
+
+
+def _parallel(
+    branches: str, position: str, experts: int | None, overlap: bool, graphs: str, impl: str
+) -> str | None:
+    if branches == "sequential":
+        return None
+    wrong = [f"norm_position={position}"] if position != "pre" else []
+    wrong += [f"num_moe_experts={experts}"] if experts is not None else []
+    wrong += ["overlap_moe_expert_parallel_comm=true"] if overlap else []
+    wrong += [f"cuda_graph_impl={graphs}"] if graphs != "none" else []
+    fused = branches == "parallel_shared_norm" and impl != "local"
+    wrong += [f"transformer_impl={impl}"] if fused else []
+    return f"is {branches} with {', '.join(wrong)}" if wrong else None
+
+
+def _biasless(bias: bool, kind: str, zero_centred: bool, impl: str) -> str | None:
+    if bias or (kind == "LayerNorm" and not zero_centred and impl == "local"):
+        return None
+    return f"is false with normalization={kind}, layernorm_zero_centered_gamma={zero_centred}, transformer_impl={impl}"
 
 
 def _unrotated(further: Mapping[str, Any], layers: int, kind: str, latent: bool) -> str | None:
@@ -160,6 +182,32 @@ RULES: tuple[Rule, ...] = (
         fix="Set a divisor of num_layers, or a list with 1 for each layer without rotary positions and 0 for others.",
         fails=({"no_rope_freq": 3}, 4, "rope", False),
         passes=({"no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
+    ),
+    model_rule(
+        "G46",
+        (
+            "residual_branches",
+            "norm_position",
+            "num_moe_experts",
+            "overlap_moe_expert_parallel_comm",
+            "cuda_graph_impl",
+            "transformer_impl",
+        ),
+        _parallel,
+        why="these layers have norms before attention and a dense MLP, run as a whole, and Transformer Engine fuses "
+        "each norm with one linear layer",
+        fix="Unset the others, with transformer_impl=local for a shared norm, or set residual_branches=sequential.",
+        fails=("parallel", "post", None, False, "none", "local"),
+        passes=("parallel", "pre", None, False, "none", "transformer_engine"),
+    ),
+    model_rule(
+        "G47",
+        ("layernorm_bias", "normalization", "layernorm_zero_centered_gamma", "transformer_impl"),
+        _biasless,
+        why="only a plain LayerNorm has a bias, which Transformer Engine's always has",
+        fix="Set normalization=LayerNorm and transformer_impl=local, or layernorm_bias=true.",
+        fails=(False, "RMSNorm", False, "local"),
+        passes=(False, "LayerNorm", False, "local"),
     ),
     family_rule(
         "M26",

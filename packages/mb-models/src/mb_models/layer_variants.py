@@ -15,7 +15,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mb_models.local_rotary import LocalGlobalRotaryEmbedding, LocalGlobalSelfAttention
-from mb_models.norms import AllHeadsRMSNorm
+from mb_models.norms import AllHeadsRMSNorm, BiaslessLayerNorm, replace_norms
+from mb_models.parallel_layer import ParallelTransformerLayer
 from mb_models.softcapped_attention import SoftcappedAttention
 from mb_models.variant_fields import LayerVariantFields
 
@@ -65,8 +66,15 @@ def apply_layer_variants(
     tp_group: torch.distributed.ProcessGroup,
 ) -> TransformerBlockSubmodules:
     """Put the variants of a section into the specs of a stage's layers, in place and only once, and return them."""
-    layers = {id(spec): spec.submodules for spec in block.layer_specs}  # layers of one kind share a spec
-    for layer in layers.values():
+    if not section.layernorm_bias:
+        replace_norms(block, BiaslessLayerNorm)
+    specs = {id(spec): spec for spec in block.layer_specs}  # layers of one kind share a spec
+    for spec in specs.values():
+        layer = spec.submodules
+        if section.residual_branches != "sequential":
+            spec.module = ParallelTransformerLayer
+        if section.residual_branches == "parallel_shared_norm":
+            layer.pre_mlp_layernorm = IdentityOp
         _apply_branches(layer, section, config=config, norm=block.layer_norm)
         attention = layer.self_attention
         if section.rotary_base_local is not None:

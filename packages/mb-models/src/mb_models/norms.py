@@ -1,9 +1,13 @@
-"""Norms that neither torch nor Megatron's local layers have: with weights around zero, and over all heads.
+"""Norms that Megatron's local layers lack: with weights around zero, without biases, and over all heads.
 
 Shape suffixes: S sequence, B microbatch, N heads on this tensor-parallel rank, D channels of a head.
 """
 
+from typing import Any
+
 import torch
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
@@ -37,6 +41,21 @@ class ZeroCentredLayerNorm(torch.nn.LayerNorm):
         return functional.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).type_as(x)
 
 
+class BiaslessLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm without a bias, which computes in float32."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: object
+    ) -> None:
+        super().__init__(hidden_size, eps=eps, bias=False)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input, in its type."""
+        weight = self.weight.float()
+        return functional.layer_norm(x.float(), self.normalized_shape, weight, None, self.eps).type_as(x)
+
+
 _ZERO_CENTRED = {"RMSNorm": ZeroCentredRMSNorm, "LayerNorm": ZeroCentredLayerNorm}
 
 
@@ -48,6 +67,17 @@ def zero_centred_norm(
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return norm
+
+
+def replace_norms(block: TransformerBlockSubmodules, norm: Any) -> None:
+    """Replace all norms of a stage's layers, and its final norm, in place."""
+    block.layer_norm = norm
+    for spec in block.layer_specs:
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = norm
+        for name in ("q_layernorm", "k_layernorm"):
+            if getattr(attention, name) is not IdentityOp:
+                setattr(attention, name, norm)
 
 
 class AllHeadsRMSNorm(torch.nn.Module):

@@ -1,6 +1,7 @@
 """Parameter count of a GPT by closed formula, without torch and without building the model."""
 
 from mb_models.config import GPTModelConfig
+from mb_models.variant_fields import LayerVariantFields
 
 UNCOUNTED_FIELDS = frozenset({"moe_latent_size"})
 """Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
@@ -70,7 +71,10 @@ def expert_layers(config: GPTModelConfig) -> list[bool]:
 
 
 def _norm(config: GPTModelConfig, width: int) -> int:
-    return width if config.normalization == "RMSNorm" else 2 * width
+    biased = (
+        not isinstance(config, LayerVariantFields) or config.layernorm_bias
+    )  # sections of hybrids lack it
+    return 2 * width if config.normalization == "LayerNorm" and biased else width
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
@@ -80,6 +84,7 @@ def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
 def _layer(config: GPTModelConfig, *, experts: bool) -> int:
     mlp = _experts(config) if experts else _mlp(config, config.ffn_hidden_size or 4 * config.hidden_size)
     norms = 4 if config.norm_position == "pre_and_post" else 2
+    norms -= config.residual_branches == "parallel_shared_norm"
     return _attention(config) + mlp + norms * _norm(config, config.hidden_size)
 
 

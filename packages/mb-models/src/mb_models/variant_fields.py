@@ -74,10 +74,16 @@ class YarnFields:
 
 @dataclass(kw_only=True)
 class LayerVariantFields:
-    """Variants of a layer, of the embedding and of the logits (Gemma, OLMo 2, Granite) that Megatron Core lacks."""
+    """Variants of layers, embedding and logits that Megatron Core lacks (Gemma, OLMo, Granite, Cohere)."""
 
     norm_position: Literal["pre", "post", "pre_and_post"] = "pre"
     """Position of a layer's norms: before attention and MLP, after them (before the residual addition), or both."""
+    residual_branches: Literal["sequential", "parallel", "parallel_shared_norm"] = "sequential"
+    """Input of the MLP: the sum of the residual stream and attention, or attention's input, with a norm of its own or
+    with attention's.
+    """
+    layernorm_bias: bool = True
+    """A bias in every LayerNorm."""
     qk_layernorm_scope: Literal["head", "all_heads"] = "head"
     """Values that a norm of queries and keys averages over; used with qk_layernorm."""
     rotary_base_local: int | None = None

@@ -18,6 +18,8 @@ SHAPE_FIELDS = frozenset(
         "qk_layernorm",
         "qk_layernorm_scope",
         "norm_position",
+        "residual_branches",
+        "layernorm_bias",
         "softmax_type",
         "attention_output_gate",
         # experts

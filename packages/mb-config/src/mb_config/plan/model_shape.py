@@ -115,7 +115,7 @@ class ModelShape:
     qk_norm: bool
     qk_norm_over_all_heads: bool
     norms_of_layer: int
-    """Norms of a layer of a GPT, without those of queries and keys: two, or four."""
+    """Norms of a layer of a GPT, without those of queries and keys: one to four."""
     output_gate: bool
     softmax_sink: bool
     """The softmax has a learned value for each head."""
@@ -201,12 +201,12 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         head=_optional(model, "kv_channels") or hidden // heads,
         ffn=ffn,
         gated=bool(read_field(model, "gated_linear_unit", False)),
-        norm_tensors=1 if read_field(model, "normalization", "LayerNorm") == "RMSNorm" else 2,
+        norm_tensors=_norm_tensors(model),
         bias=bias,
         qkv_bias=bias or bool(read_field(model, "add_qkv_bias", False)),
         qk_norm=bool(read_field(model, "qk_layernorm", False)),
         qk_norm_over_all_heads=read_field(model, "qk_layernorm_scope", "head") == "all_heads",
-        norms_of_layer=4 if read_field(model, "norm_position", "pre") == "pre_and_post" else 2,
+        norms_of_layer=_norms_of_layer(model),
         output_gate=bool(read_field(model, "attention_output_gate", False)),
         softmax_sink=read_field(model, "softmax_type", "vanilla") == "learnable",
         latent=_latent(model) if read_field(model, "multi_latent_attention", False) else None,
@@ -225,6 +225,17 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         ep=_degree(model, "expert_model_parallel_size"),
         etp=_optional(model, "expert_tensor_parallel_size") or tp,
     )
+
+
+def _norm_tensors(model: object) -> int:
+    centred = read_field(model, "normalization", "LayerNorm") != "RMSNorm"
+    return 2 if centred and read_field(model, "layernorm_bias", True) else 1
+
+
+def _norms_of_layer(model: object) -> int:
+    norms = 4 if read_field(model, "norm_position", "pre") == "pre_and_post" else 2
+    shared = read_field(model, "residual_branches", "sequential") == "parallel_shared_norm"
+    return norms - 1 if shared else norms
 
 
 def _mtp_layers(model: object, pattern: str | None) -> int:

@@ -20,6 +20,7 @@ from mb_models.hf.layer_fields import (
     write_layer_windows,
     write_window,
 )
+from mb_models.hf.parallel_families import PARALLEL_FAMILIES
 from mb_models.hf.variant_families import VARIANT_FAMILIES
 
 QWEN_DEFAULTS: Mapping[str, object] = {
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
         PHI3,
         *GEMMA_FAMILIES,
         *VARIANT_FAMILIES,
+        *PARALLEL_FAMILIES,
         *HYBRID_FAMILIES,
     )
 }

@@ -48,6 +48,8 @@ class HuggingFaceFamily:
     """Class of transformers."""
     layers: Mapping[str, TensorOrigin]
     """Pattern of a parameter's name after `decoder.layers.N.` -> its origin."""
+    outside: Mapping[str, TensorOrigin] | None = None
+    """Parameter outside the layers -> its origin; None: as in Llama."""
     section: Mapping[str, object] = field(default_factory=dict)
     """Values of the model section that all models of the family have."""
     defaults: Mapping[str, object] = field(default_factory=dict)

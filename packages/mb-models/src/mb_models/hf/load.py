@@ -22,6 +22,9 @@ from mb_models.hf.tensor_names import origin_of
 from mb_models.hf.weight_tables import OUTPUT
 from mb_models.hybrid_config import mamba_heads
 
+BUFFERS = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+"""Ends of the names of constants (frequencies and causal masks) that folders of earlier versions hold."""
+
 
 def load_hf_weights(
     chunks: Sequence[Any], folder: Path | str, *, pg_collection: ProcessGroupCollection | None = None
@@ -56,7 +59,7 @@ def load_hf_weights(
             source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             taken.update(origin.tensors)
-        left = {name for name in stored.names() - taken if not name.endswith("rotary_emb.inv_freq")}
+        left = {name for name in stored.names() - taken if not name.endswith(BUFFERS)}
     if chunks[0].share_embeddings_and_output_weights:
         left.discard(OUTPUT)
     if left and groups.pp.size() == groups.ep.size() == 1:

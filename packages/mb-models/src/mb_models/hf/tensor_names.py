@@ -33,7 +33,7 @@ def origin_of(
     """
     if tied and parameter == "output_layer.weight":
         parameter = "embedding.word_embeddings.weight"
-    outside = OUTSIDE if family.hybrid is None else family.hybrid.outside
+    outside = (family.outside or OUTSIDE) if family.hybrid is None else family.hybrid.outside
     if parameter in outside:
         return outside[parameter]
     inside = _LAYER.fullmatch(parameter)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-_PARALLEL = "Megatron Core has no layers whose attention and MLP read the same input"
+_OUTPUT_BIAS = "Megatron Core's output layer has no bias"
 _POSITIONS = "Megatron Core rotates all layers with the same frequencies"
 
 UNSUPPORTED: Mapping[str, str] = {
@@ -12,11 +12,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",
     "qwen3_next": "names of weights of gated-delta layers are not implemented",
     "llama4": f"{_POSITIONS}, and has no chunked attention",
-    "cohere": _PARALLEL,
-    "cohere2": _PARALLEL,
-    "phi": _PARALLEL,
-    "gpt_neox": _PARALLEL,
-    "gptj": _PARALLEL,
-    "falcon": _PARALLEL,
+    "phi": _OUTPUT_BIAS,
+    "gptj": _OUTPUT_BIAS,
+    "falcon": "its layouts of queries, keys and values, and its biases by layer, are not implemented",
 }
 """model_type of config.json -> what Megatron Core, or this package, does not compute."""

@@ -178,6 +178,52 @@ DEEPSEEK: Mapping[str, TensorOrigin] = {
     ),
 }
 
+COHERE: Mapping[str, TensorOrigin] = {
+    **ATTENTION,
+    **DENSE,
+    r"input_layernorm\.weight": one("input_layernorm.weight"),
+}
+"""Layers with one norm."""
+
+NEOX = "gpt_neox.layers.{layer}."
+
+
+def _neox(pattern: str, name: str, *, weight: int | None, bias: int | None) -> dict[str, TensorOrigin]:
+    """Return the origins of a linear layer; `weight` and `bias` are the dimensions that ranks share."""
+    return {
+        rf"{pattern}\.weight": TensorOrigin(tensors=(f"{NEOX}{name}.weight",), split=weight),
+        rf"{pattern}\.bias": TensorOrigin(tensors=(f"{NEOX}{name}.bias",), split=bias),
+    }
+
+
+def _neox_norm(pattern: str, fused: str, name: str) -> dict[str, TensorOrigin]:
+    return {
+        rf"({pattern}\.|{fused}\.layer_norm_){kind}": TensorOrigin(tensors=(f"{NEOX}{name}.{kind}",))
+        for kind in ("weight", "bias")
+    }
+
+
+GPT_NEOX: Mapping[str, TensorOrigin] = {
+    **_neox_norm("input_layernorm", r"self_attention\.linear_qkv", "input_layernorm"),
+    **_neox_norm("pre_mlp_layernorm", r"mlp\.linear_fc1", "post_attention_layernorm"),
+    # query, key and value are fused head by head in both formats
+    **_neox(r"self_attention\.linear_qkv", "attention.query_key_value", weight=0, bias=0),
+    **_neox(r"self_attention\.linear_proj", "attention.dense", weight=1, bias=None),
+    **_neox(r"mlp\.linear_fc1", "mlp.dense_h_to_4h", weight=0, bias=0),
+    **_neox(r"mlp\.linear_fc2", "mlp.dense_4h_to_h", weight=1, bias=None),
+}
+
+GPT_NEOX_OUTSIDE: Mapping[str, TensorOrigin] = {
+    "embedding.word_embeddings.weight": TensorOrigin(
+        tensors=("gpt_neox.embed_in.weight",), split=0, vocabulary=True
+    ),
+    "output_layer.weight": TensorOrigin(tensors=("embed_out.weight",), split=0, vocabulary=True),
+    **{
+        f"decoder.final_layernorm.{kind}": TensorOrigin(tensors=(f"gpt_neox.final_layer_norm.{kind}",))
+        for kind in ("weight", "bias")
+    },
+}
+
 BACKBONE = "backbone.layers.{layer}."
 
 

@@ -170,3 +170,22 @@ def make(kind, folder, *, shard="1GB", dtype=torch.float32):
     model = model.to(dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGES = {"image_size": 28, "patch_size": 14}
+
+
+def make_multimodal(folder):
+    """Save a random Gemma 3 of images and text, and return it."""
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.Gemma3Config(
+        text_config={**SMALL, "head_dim": 16, "sliding_window": 6},
+        vision_config={**VISION, **IMAGES},
+        mm_tokens_per_image=4,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.eval().save_pretrained(folder)
+    return model

@@ -4,14 +4,14 @@ import json
 
 import pytest
 import torch
-from hf_models import EXPORTED, KINDS, make
+from hf_models import EXPORTED, KINDS, make, make_multimodal
 from hf_ranks import SMALL, TOKENS, build, on_this_rank, same, scores_on_this_rank
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
 from mb_host.layers import host_block_spec
 from mb_models import T5ModelConfig
-from mb_models.hf.carried import carry_files
+from mb_models.hf.carried import carry_files, read_template
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
 from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.errors import HuggingFaceError
@@ -342,6 +342,29 @@ def test_layers_without_rotation_must_be_listed_completely():
     content = {**dict.fromkeys(REQUIRED, 8), "model_type": "smollm3", "no_rope_layers": [1, 0]}
     with pytest.raises(HuggingFaceError, match="no_rope_layers lists 2 layers of 8"):
         section_of(content, dtype="float32")
+
+
+def test_the_text_part_of_a_model_of_images_is_loaded(groups, tmp_path, caplog):
+    model = make_multimodal(tmp_path / "in")
+    section, chunk = imported(tmp_path / "in", groups)
+    with torch.no_grad():
+        ours = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+        assert (ours - model(TOKENS).logits).abs().max() < 1e-5
+    assert "tensors of the image encoder are not loaded" in caplog.text
+    carry_files([tmp_path / "in"], tmp_path)
+    template = read_template(tmp_path)
+    save_hf_model(
+        chunk, tmp_path / "out", config=section, model_type=template["model_type"], template=template
+    )
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_model_of_images_without_its_text_part_is_rejected(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
+    with pytest.raises(HuggingFaceError, match="has no text_config"):
+        read_config(tmp_path)
 
 
 def test_constants_of_earlier_versions_are_skipped(groups, tmp_path):

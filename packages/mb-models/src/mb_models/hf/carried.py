@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_models.hf.family import WITHOUT_EFFECT
+from mb_models.hf.text_part import text_config
 
 GENERATION = "generation_config.json"
 TEMPLATE = "hf_config.json"
@@ -34,12 +35,15 @@ def carry_files(sources: Iterable[Path], target: Path) -> None:
 
 
 def read_template(checkpoint: Path) -> Mapping[str, Any]:
-    """Return the config.json that a checkpoint carries; an empty mapping if it has none or an unreadable one."""
+    """Return the config.json that a checkpoint carries; an empty mapping if it has none or an unreadable one.
+
+    That of a model with an image encoder is the one of its text part.
+    """
     try:
         content = json.loads((checkpoint / TEMPLATE).read_text())
+        return text_config(content) if isinstance(content, dict) else {}
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def from_template(content: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:

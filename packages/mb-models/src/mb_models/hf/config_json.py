@@ -24,6 +24,7 @@ from mb_models.hf.family import (
 )
 from mb_models.hf.rotary_fields import LLAMA3_SCALING, global_rotation, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
+from mb_models.hf.text_part import text_config
 from mb_models.hf.unsupported import UNSUPPORTED
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.vocab import padded_vocab_size
@@ -64,7 +65,7 @@ MUST_BE: Mapping[str, tuple[object, ...]] = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json.
+    """Read config.json; that of the text part of a model with an image encoder (`mb_models.hf.text_part`).
 
     Raises:
         HuggingFaceFolderError: it is missing, or is no JSON.
@@ -80,14 +81,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
     except json.JSONDecodeError as error:
         raise HuggingFaceFolderError(f"{path}: is no JSON ({error}). Download the file again.") from error
-    kind = content.get("model_type") if isinstance(content, dict) else None
+    content = text_config(content) if isinstance(content, dict) else {}
+    kind = content.get("model_type")
     if kind not in ARCHITECTURES:
         reason = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
         raise HuggingFaceError(
             f"{path}: model_type is {kind!r}, and only {', '.join(ARCHITECTURES)} can be converted"
             + (f", because {reason}." if reason else ".")
         )
-    return dict(content)
+    return content
 
 
 def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:

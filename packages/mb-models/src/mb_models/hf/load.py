@@ -3,6 +3,7 @@
 Shape letters: G query groups on this rank, R queries in a group, D channels of a head, H hidden size.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import add
@@ -21,6 +22,8 @@ from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 from mb_models.hf.tensor_names import origin_of
 from mb_models.hf.weight_tables import OUTPUT
 from mb_models.hybrid_config import mamba_heads
+
+logger = logging.getLogger(__name__)
 
 BUFFERS = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 """Ends of the names of constants (frequencies and causal masks) that folders of earlier versions hold."""
@@ -59,6 +62,8 @@ def load_hf_weights(
             source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             taken.update(origin.tensors)
+        if stored.left_out and groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0:
+            logger.warning("%s: %d tensors of the image encoder are not loaded", folder, stored.left_out)
         left = {name for name in stored.names() - taken if not name.endswith(BUFFERS)}
     if chunks[0].share_embeddings_and_output_weights:
         left.discard(OUTPUT)

@@ -11,12 +11,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.text_part import text_tensor
 
 INDEX = "model.safetensors.index.json"
 
 
 class TensorFolder:
     """Reader of all safetensors files of a folder. Files are memory-mapped, and a tensor is read on access.
+
+    Of a model with an image encoder it reads the text part, under the names of a model of text alone.
+
+    Attributes:
+        left_out: number of tensors of the image encoder.
 
     Raises:
         HuggingFaceError: there is no such file, one cannot be read, or one that the index names is missing.
@@ -25,7 +31,8 @@ class TensorFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stack = ExitStack()
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Any, str]] = {}
+        self.left_out = 0
         index = folder / INDEX
         names = sorted(path.name for path in folder.glob("*.safetensors"))
         if index.is_file():
@@ -38,12 +45,20 @@ class TensorFolder:
         try:
             for name in names:
                 file = self._stack.enter_context(safe_open(folder / name, "pt"))
-                self._files |= dict.fromkeys(file.keys(), file)
+                self._add(file)
         except (OSError, SafetensorError) as error:
             self._stack.close()
             raise HuggingFaceError(
                 f"{folder / name}: cannot be read ({error}). Download the file again."
             ) from error
+
+    def _add(self, file: Any) -> None:
+        for stored in file.keys():  # noqa: SIM118 (a file is no mapping)
+            name = text_tensor(stored)
+            if name is None:
+                self.left_out += 1
+            else:
+                self._files[name] = file, stored
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +95,8 @@ class TensorFolder:
             raise HuggingFaceError(
                 f"{self._folder}: has no tensor {name}, which config.json requires. Download the folder again."
             )
-        return self._files[name].get_slice(name)
+        file, stored = self._files[name]
+        return file.get_slice(stored)
 
 
 class ShardWriter:

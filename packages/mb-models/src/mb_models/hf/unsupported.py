@@ -6,7 +6,6 @@ _OUTPUT_BIAS = "Megatron Core's output layer has no bias"
 _POSITIONS = "Megatron Core rotates all layers with the same frequencies"
 
 UNSUPPORTED: Mapping[str, str] = {
-    "gemma3": "it has an image encoder, whose weights are not converted",
     "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
     "zamba2": "Megatron Core has no layers that share weights",
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",

@@ -47,6 +47,11 @@ def all_but(keep: KeyFilter) -> KeyFilter:
     return AllButAdapters(keep)
 
 
+def either(one: KeyFilter, other: KeyFilter) -> KeyFilter:
+    """Return the filter that accepts the parameters that at least one of two filters accepts."""
+    return lambda name: one(name) or other(name)
+
+
 def reject_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int) -> None:
     """Reject a filter that accepts no parameter of the model, or every parameter as an adapter.
 

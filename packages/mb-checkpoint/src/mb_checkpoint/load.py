@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import fsdp, mcore
-from mb_checkpoint.adapters import KeyFilter, all_but
+from mb_checkpoint.adapters import KeyFilter, all_but, either
 from mb_checkpoint.collectives import read_on_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
@@ -202,6 +202,7 @@ def load_model_weights(
     verify_integrity: bool = True,
     key_filter: KeyFilter | None = None,
     base: Path | str | None = None,
+    base_filter: KeyFilter | None = None,
 ) -> SelectedCheckpoint:
     """Load only the weights, for sampling or evaluation; return the checkpoint.
 
@@ -216,6 +217,7 @@ def load_model_weights(
         verify_integrity: Verify contents against the manifest; False if the caller has just done so.
         key_filter: Load only the parameters whose names it accepts; None loads all of them.
         base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged.
+        base_filter: Load only those of the other parameters whose names it accepts; None loads all of them.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -236,7 +238,8 @@ def load_model_weights(
     groups = CheckpointGroups.of(pg_collection)
     context = _weights_context(model, strict=strict, key_filter=key_filter)
     if base is not None and key_filter is not None:
-        _load_base(context, config, groups, str(base), adapters=key_filter)
+        left = key_filter if base_filter is None else either(key_filter, all_but(base_filter))
+        _load_base(context, config, groups, str(base), adapters=left)
     with intact_checkpoint(find, config) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")

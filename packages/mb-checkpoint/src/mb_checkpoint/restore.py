@@ -21,6 +21,7 @@ from mb_checkpoint.param_groups import (
 )
 from mb_checkpoint.rerun_state import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
+from mb_checkpoint.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.shape_check import check_shapes, merge_over_ranks
 
 
@@ -39,7 +40,7 @@ class StateRestorer:
         read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
-        self._read = read or (lambda requested: mcore.read(requested, path, groups, config=config))
+        self._read = read or self._read_checkpoint
         self._resume = resume
         self._contents = contents
         self._notes: list[str] = []
@@ -94,6 +95,13 @@ class StateRestorer:
             loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
         )
         return self._notes
+
+    def _read_checkpoint(self, requested: dict[str, Any]) -> dict[str, Any]:
+        ctx = self._ctx
+        only_weights = ctx.state is None and ctx.adapter_key_filter is not None
+        if only_weights and is_on_host_of_one_process(ctx.model):
+            return read_selected(requested, self._path)
+        return mcore.read(requested, self._path, self._groups, config=self._config)
 
     def _stored_part(self, sections: Mapping[str, Any]) -> dict[str, Any]:
         part = mcore.entries_in_checkpoint(sections, self._contents)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from mb_models import family_of
 from mb_models.hf.carried import carry_files
 from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.export import export_model
+from mb_models.hf.export_part import WHOLE, ExportPart
 from mb_models.hf.load import load_hf_weights
 from mb_models.peft.loading import require_adapters
 from mb_trainer.model import model_groups
@@ -71,14 +73,15 @@ def export_run(
     log: Callable[[str], object],
     adapters: bool = False,
     merge: bool = False,
-    model_type: str | None = None,
+    part: ExportPart = WHOLE,
+    **options: Any,
 ) -> int:
     """Write the newest intact checkpoint of a run as a transformers folder; return its step.
 
-    `log` receives a message for each damaged checkpoint that was skipped.
+    `log` receives a message for each damaged checkpoint that was skipped. The first part verifies the checkpoint.
 
     Adapters are merged; with `adapters`, only the adapters are written, in the format of peft; `merge` requires
-    adapters. The tokenizer and generation_config.json are copied.
+    adapters. The tokenizer is copied. `options` are those of `mb_models.hf.export.export_model`.
 
     Raises:
         mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
@@ -86,7 +89,7 @@ def export_run(
         mb_models.hf.errors.HuggingFaceError: no supported transformers model computes the same result.
         mb_models.peft.errors.PeftError: adapters are requested of a run that has none.
     """
-    saved = SavedRun.find(run, purpose="export", log=log)
+    saved = SavedRun.find(run, purpose="export", log=log, verify=part.index == 0)
     config = saved.config
     section = require_convertible(config.model, source=run)
     if merge:
@@ -104,10 +107,11 @@ def export_run(
             pg_collection=groups,
             peft=config.peft,
             adapters_only=adapters,
-            model_type=model_type,
             carried=checkpoint,
             tokenizer_vocab_size=saved.tokenizer().vocab_size if saved_tokenizer_file(checkpoint) else 0,
             base=config.checkpoint.pretrained_checkpoint or "",
+            copy_files=partial(copy_tokenizer_files, checkpoint),
+            part=part,
+            **options,
         )
-    copy_tokenizer_files(checkpoint, out)
     return saved.checkpoint.step or 0

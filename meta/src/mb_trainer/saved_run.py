@@ -26,13 +26,23 @@ class SavedRun:
     checkpoint: SelectedCheckpoint
     config: ConfigContainer
     """Without parallelism but that of the reading processes: shards are merged while they are loaded."""
+    verify: bool = True
+    """Whether contents are verified; False: another process does so."""
 
     @classmethod
-    def find(cls, run: Path, *, purpose: str, log: Callable[[str], object], **processes: Any) -> "SavedRun":
+    def find(
+        cls,
+        run: Path,
+        *,
+        purpose: str,
+        log: Callable[[str], object],
+        verify: bool = True,
+        **processes: Any,
+    ) -> "SavedRun":
         """Return the run of a folder. Arguments and errors as `require_newest_intact` and `unshard`."""
-        checkpoint = require_newest_intact(run, purpose=purpose, log=log)
+        checkpoint = require_newest_intact(run, purpose=purpose, contents=verify, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
-        saved, model = cls(checkpoint=checkpoint, config=config), config.model
+        saved, model = cls(checkpoint=checkpoint, config=config, verify=verify), config.model
         if model.vocab_size is None:  # the rows of the embedding depend on the parallelism of the run
             model.vocab_size = padded_vocab_size(
                 saved.tokenizer().vocab_size,
@@ -53,14 +63,17 @@ class SavedRun:
         chunks: list[Any],
         groups: ProcessGroupCollection,
         is_selected: Callable[[str], bool] | None = None,
+        is_needed: Callable[[str], bool] | None = None,
     ) -> None:
-        """Load the weights with selected names, and those under adapters; None: all weights."""
+        """Load the weights with selected names, and (needed) ones under adapters; None: all weights."""
         has_adapters = self.config.peft is not None
         load_model_weights(
             self.checkpoint.path,
             chunks,
             pg_collection=groups,
-            verify_integrity=has_adapters,  # of the weights under the adapters; the rest has been verified
+            verify_integrity=has_adapters
+            and self.verify,  # of weights under adapters; the rest has been verified
             key_filter=is_selected,
             base=self.config.checkpoint.pretrained_checkpoint if has_adapters else None,
+            base_filter=is_needed,
         )

@@ -105,7 +105,7 @@ class Run:
                     *hugging_face_copies(
                         self.job.config.checkpoint,
                         command=EXPORT,
-                        on_this_rank=self.job.world.is_logging_rank,
+                        ranks=self.job.world,
                         log=self.console.print,
                     ),
                     *position_callbacks(

@@ -357,3 +357,77 @@ def draw_after_a_plain_load(folder):
     assert draw() != first
     checkpointer.load()
     return first, draw()
+
+
+def selected_weights(folder):
+    """Save a trained model, and load one of its layers into another one, in the only process.
+
+    Return the parameters that changed, whether they are those of the checkpoint, and the bytes that were not read, as a
+    share of the model.
+    """
+    from mb_checkpoint import load_model_weights, save_model_weights
+
+    def bytes_read():
+        return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+
+    def load(is_selected):
+        again, began = new_run({"seed": 99}), bytes_read()
+        before = {name: value.clone() for name, value in again.model[0].named_parameters()}
+        load_model_weights(folder, again.model, verify_integrity=False, key_filter=is_selected)
+        after = dict(again.model[0].named_parameters())
+        return {
+            name: after[name] for name in after if not after[name].equal(before[name])
+        }, bytes_read() - began
+
+    run = new_run({})
+    run.train(1)
+    save_model_weights(folder, run.model, state=run.state)
+    stored = dict(run.model[0].named_parameters())
+    _, complete = load(lambda _name: True)
+    changed, part = load(lambda name: "layers.1.mlp." in name)
+    size = sum(value.numel() * value.element_size() for value in stored.values())
+    equal = all(value.equal(stored[name]) for name, value in changed.items())
+    return list(changed), equal, (complete - part) / size
+
+
+PART = """
+import pathlib, sys
+part, count = map(int, sys.argv[5].split("/"))
+assert "RANK" not in __import__("os").environ
+if part == FAILS:
+    sys.exit("error: the disk is full")
+out = pathlib.Path(sys.argv[3])
+out.mkdir(exist_ok=True)
+(out / f"{part}-of-{count}").write_text(sys.argv[1])
+"""
+
+
+def distributed_copies(folder, every, fails, ends_with):
+    """Export two checkpoints from every n-th rank; the program of one part may fail. Return the log of each rank."""
+    from types import SimpleNamespace
+
+    import torch.distributed as dist
+
+    from mb_checkpoint.exported_weights import hugging_face_copies
+
+    ranks = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())
+    ranks.is_logging_rank = ranks.rank == ranks.world_size - 1
+    section = SimpleNamespace(
+        also_save_hf_checkpoint=True,
+        hf_source_path=None,
+        hf_distributed_save=True,
+        hf_save_every_n_ranks=every,
+    )
+    lines = []
+    command = [sys.executable, "-c", PART.replace("FAILS", str(fails))]
+    [copies] = hugging_face_copies(section, command=command, ranks=ranks, log=lines.append)
+    for step in (1, 2):
+        path = folder / f"iter_{step}"
+        path.mkdir(exist_ok=True)
+        (path / ".hf-writing").mkdir(exist_ok=True)
+        save = SimpleNamespace(step=step, non_persistent=False, path=path)
+        dist.barrier()
+        copies.on_checkpoint_save(SimpleNamespace(save=save))
+    copies.on_train_end(SimpleNamespace(outcome=ends_with))
+    dist.barrier()
+    return lines

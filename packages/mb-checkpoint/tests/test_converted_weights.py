@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import rank_work
 
 from mb_checkpoint.conditions import source_is_folder
 from mb_checkpoint.converted_weights import convert_once, converted_directory, source_of_weights
 from mb_checkpoint.directories import weight_directories
 from mb_checkpoint.errors import WeightConversionError
-from mb_checkpoint.exported_weights import HuggingFaceCopies, hugging_face_copies
+from mb_checkpoint.exported_weights import ExportShare, HuggingFaceCopies, hugging_face_copies
 from mb_checkpoint.foreign_formats import why_no_source
 
 CONVERTS = """
@@ -122,10 +123,67 @@ def test_a_failed_export_is_a_warning(command, reason, tmp_path):
     assert list((tmp_path / "one").iterdir()) == []
 
 
-@pytest.mark.parametrize(("also", "here", "number"), [(True, True, 1), (True, False, 0), (False, True, 0)])
-def test_one_rank_exports_if_it_is_requested(also, here, number):
-    section = SimpleNamespace(also_save_hf_checkpoint=also, hf_source_path=None)
-    assert len(hugging_face_copies(section, command=["x"], on_this_rank=here, log=print)) == number
+@pytest.mark.parametrize(
+    ("also", "divided", "rank", "number"),
+    [(True, False, 1, 1), (True, False, 0, 0), (True, True, 0, 1), (False, False, 1, 0)],
+)
+def test_one_rank_exports_if_it_is_requested_or_all_ranks_do(also, divided, rank, number):
+    section = SimpleNamespace(
+        also_save_hf_checkpoint=also,
+        hf_source_path=None,
+        hf_distributed_save=divided,
+        hf_save_every_n_ranks=1,
+    )
+    ranks = SimpleNamespace(rank=rank, world_size=2, is_logging_rank=rank == 1)
+    assert len(hugging_face_copies(section, command=["x"], ranks=ranks, log=print)) == number
+
+
+@pytest.mark.parametrize(
+    ("every", "world", "parts"),
+    [(1, 4, [0, 1, 2, 3]), (2, 4, [0, None, 1, None]), (3, 4, [0, None, None, 1]), (8, 2, [0, None])],
+)
+def test_every_nth_rank_has_a_part(every, world, parts):
+    ranks = [
+        SimpleNamespace(rank=rank, world_size=world, is_logging_rank=rank == world - 1)
+        for rank in range(world)
+    ]
+    shares = [ExportShare.of(each, every=every) for each in ranks]
+    assert [share.part for share in shares] == parts
+    assert {share.parts for share in shares} == {len(parts) - parts.count(None)}
+
+
+@pytest.mark.parametrize(("every", "parts"), [(1, 4), (3, 2)])
+def test_four_ranks_write_a_copy_together(every, parts, four_ranks, tmp_path):
+    logs = four_ranks.run(rank_work.distributed_copies, tmp_path, every, None, "finished")
+    assert logs[:3] == [[], [], []]
+    assert logs[3] == [
+        f"  step {step} in Hugging Face format in {tmp_path / f'iter_{step}' / 'hf'}" for step in (1, 2)
+    ]
+    for step in (1, 2):
+        folder = tmp_path / f"iter_{step}"
+        assert sorted(file.name for file in (folder / "hf").iterdir()) == [
+            f"{part}-of-{parts}" for part in range(parts)
+        ]
+        assert [each.name for each in folder.iterdir()] == ["hf"]
+
+
+def test_a_part_that_fails_on_one_rank_is_a_warning_of_the_logging_rank(four_ranks, tmp_path):
+    logs = four_ranks.run(rank_work.distributed_copies, tmp_path, 1, 2, "finished")
+    reason = "warning: checkpoint.also_save_hf_checkpoint: step {}: the disk is full"
+    assert logs == [[], [], [], [reason.format(1), reason.format(2)]]
+    assert list(tmp_path.glob("*/*")) == []
+
+
+def test_an_exception_leaves_the_last_copy_under_its_other_name(four_ranks, tmp_path):
+    logs = four_ranks.run(rank_work.distributed_copies, tmp_path, 1, None, None)
+    assert "step 2: the run failed before all ranks had written their parts" in logs[3][1]
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == [".hf-writing", "hf"]
+
+
+def test_one_layer_of_a_stack_is_read_by_itself(one_rank, tmp_path):
+    [(changed, equal, left_out)] = one_rank.run(rank_work.selected_weights, tmp_path)
+    assert (equal, {name.split(".mlp.")[0] for name in changed}) == (True, {"module.decoder.layers.1"})
+    assert left_out > 0.5
 
 
 def test_the_source_of_small_files_is_a_folder(folder):

@@ -471,6 +471,16 @@ def weights_saved_alone(folder):
         folder / "adapters", run.model, pg_collection=run.groups, key_filter=is_adapter, base=folder / "base"
     )
     files = [each.name for each in chosen.path.iterdir()]
+    other = run_of(folder, 1)
+    load_model_weights(
+        folder / "adapters",
+        other.model,
+        pg_collection=other.groups,
+        key_filter=is_adapter,
+        base=folder / "base",
+        base_filter=lambda _name: True,
+    )
+    assert sorted(other.model.values()) == sorted(run.model.values())
     return first, run.model.own[0, 0].item(), run.model.shared[0].item(), files
 
 

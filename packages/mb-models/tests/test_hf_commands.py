@@ -9,6 +9,7 @@ typer = pytest.importorskip("typer")
 testing = pytest.importorskip("typer.testing")
 
 from mb_models.hf.commands import add_weight_commands  # noqa: E402 - requires the extra cli
+from mb_models.hf.export_part import WHOLE, ExportPart  # noqa: E402 - as above
 
 
 class Conversions:
@@ -53,23 +54,38 @@ def test_a_folder_is_imported(tmp_path):
     assert f"1.5 M parameters in {tmp_path / 'checkpoints'}" in answer.stdout
 
 
+DEFAULTS = {"adapters": False, "merge": False, "model_type": None, "part": WHOLE, "shard_bytes": 2 * 2**30}
+
+
 @pytest.mark.parametrize(
     ("flags", "options", "text"),
     [
-        ([], {"adapters": False, "merge": False, "model_type": None}, "weights of step 7"),
-        (["--merge"], {"adapters": False, "merge": True, "model_type": None}, "weights of step 7"),
-        (["--adapters"], {"adapters": True, "merge": False, "model_type": None}, "adapters of step 7"),
-        (
-            ["--model-type", "phi3"],
-            {"adapters": False, "merge": False, "model_type": "phi3"},
-            "weights of step 7",
-        ),
+        ([], {}, "weights of step 7"),
+        (["--merge"], {"merge": True}, "weights of step 7"),
+        (["--adapters"], {"adapters": True}, "adapters of step 7"),
+        (["--model-type", "phi3"], {"model_type": "phi3"}, "weights of step 7"),
+        (["--shard-gib", "0.5", "--part", "1/4"],
+         {"part": ExportPart(index=1, count=4), "shard_bytes": 2**29}, "part 1/4 of the weights of step 7"),
     ],
-)
+)  # fmt: skip
 def test_a_run_is_exported(flags, options, text, tmp_path):
     answer, calls = run("export-hf", "runs/a", "--out", tmp_path, *flags)
-    assert (answer.exit_code, calls) == (0, [(Path("runs/a"), tmp_path, options)])
+    assert (answer.exit_code, calls) == (0, [(Path("runs/a"), tmp_path, DEFAULTS | options)])
     assert f"{text} in {tmp_path}" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--part", "4/4"], "4/4 does not exist"),
+        (["--part", "half"], "'half' is not of the form I/N"),
+        (["--part", "0/2", "--adapters"], "excludes --adapters"),
+    ],
+)
+def test_a_part_is_two_numbers_of_weights(flags, message, tmp_path):
+    answer, calls = run("export-hf", "runs/a", "--out", tmp_path, *flags)
+    assert (answer.exit_code, calls) == (2, [])
+    assert message in " ".join(answer.output.split())
 
 
 def test_merged_weights_and_adapters_alone_exclude_each_other(tmp_path):

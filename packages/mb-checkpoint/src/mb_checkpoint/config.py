@@ -168,9 +168,9 @@ class CheckpointConfig(StrictFields):
     hf_trust_remote_code: bool = False
     """Allow code that comes with the template."""
     hf_distributed_save: bool = False
-    """Let several ranks write that format."""
+    """Let several ranks write that export, each a part of its files, in other processes while training continues."""
     hf_save_every_n_ranks: int = 1
-    """Distance between the ranks that write it."""
+    """Distance between the ranks that write it: 1 is every rank, the number of ranks on a node one rank of each."""
     ckpt_convert_format: Literal["torch", "torch_dist"] | None = None
     """Layout to convert to."""
     ckpt_convert_save: str | None = None

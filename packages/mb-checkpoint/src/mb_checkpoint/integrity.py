@@ -41,25 +41,30 @@ def first_intact(
 
 
 def newest_intact(
-    path: Path | str, *, progress: Callable[[int], object] = lambda _bytes: None
+    path: Path | str, *, contents: bool = True, progress: Callable[[int], object] = lambda _bytes: None
 ) -> SelectedCheckpoint | None:
     """Return the newest intact checkpoint that a path refers to, as `select_checkpoint` does; None without any.
+
+    Without `contents`, only sizes are compared with the manifest.
 
     Raises:
         CheckpointNotFoundError: There are checkpoints, but none is intact.
         IncompleteCheckpointError: The path is one checkpoint, and it is damaged.
     """
-    return first_intact(lambda rejected: select_checkpoint(path, rejected=rejected), progress=progress)
+    return first_intact(
+        lambda rejected: select_checkpoint(path, rejected=rejected), contents=contents, progress=progress
+    )
 
 
 def require_newest_intact(
-    run: Path, *, purpose: str, log: Callable[[str], object] = lambda _line: None
+    run: Path, *, purpose: str, contents: bool = True, log: Callable[[str], object] = lambda _line: None
 ) -> SelectedCheckpoint:
     """Return the newest intact checkpoint of a run folder, or of a folder of checkpoints.
 
     Args:
         run: The folder.
         purpose: What the caller does with it, such as "export", for the message if there is none.
+        contents: Verify contents; False compares only sizes with the manifest, because another process verifies them.
         log: Receives a line for each damaged checkpoint that was skipped, and one for the checkpoint taken instead.
 
     Raises:
@@ -67,7 +72,7 @@ def require_newest_intact(
         NoIntactCheckpointError, IncompleteCheckpointError: All are damaged.
     """
     checkpoints = checkpoints_in(run)
-    selection = newest_intact(checkpoints) if checkpoints.is_dir() else None
+    selection = newest_intact(checkpoints, contents=contents) if checkpoints.is_dir() else None
     if selection is None:
         raise CheckpointSourceError(
             f"{run}: has no checkpoint to {purpose}. Name the folder of a run that saved one, such as runs/gpt_tiny."

@@ -192,7 +192,7 @@ def _reject_modelopt_state(path: Path) -> None:
         )
 
 
-def load_model_weights(
+def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
     path: Path | str,
     model: Any,
     *,

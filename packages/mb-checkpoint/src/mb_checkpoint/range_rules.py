@@ -26,6 +26,8 @@ _BOUNDS: tuple[tuple[int, str, int, float, int, str, str], ...] = (
      "it is the distance in ranks between two holders of the same copy", "the number of ranks on a node, or to null"),
     (40, "replication_factor", 1, inf, 2,
      "it counts the nodes that hold each copy", "2 or more"),
+    (59, "hf_save_every_n_ranks", 1, inf, 8,
+     "it is the distance in ranks between two that write", "the number of ranks on a node, or to 1 for all ranks"),
 )  # fmt: skip
 """Number of the rule, name, lowest and highest value, example of a valid one, reason, and the value to set."""
 

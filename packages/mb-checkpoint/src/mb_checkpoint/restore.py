@@ -98,8 +98,8 @@ class StateRestorer:
 
     def _read_checkpoint(self, requested: dict[str, Any]) -> dict[str, Any]:
         ctx = self._ctx
-        only_weights = ctx.state is None and ctx.adapter_key_filter is not None
-        if only_weights and is_on_host_of_one_process(ctx.model):
+        selects_weights = ctx.adapter_key_filter is not None and ctx.optimizer is None and not self._resume
+        if selects_weights and is_on_host_of_one_process(requested):
             return read_selected(requested, self._path)
         return mcore.read(requested, self._path, self._groups, config=self._config)
 

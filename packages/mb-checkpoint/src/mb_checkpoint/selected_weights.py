@@ -4,7 +4,7 @@ Checkpoints hold the layers of a kind as one tensor. In a single process, Megatr
 whole. Here each layer is read by itself, into the memory of its parameter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,19 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.unpickling import SafeFileSystemReader, weights_only
 
 
-def is_on_host_of_one_process(model: Sequence[Any]) -> bool:
-    """Return whether the chunks are a complete model on the CPU in the only process."""
+def is_on_host_of_one_process(state: Mapping[str, Any]) -> bool:
+    """Return whether a sharded state dict is that of a complete model on the CPU in the only process."""
     single = not dist.is_initialized() or dist.get_world_size() == 1
-    return single and all(value.device.type == "cpu" for chunk in model for value in chunk.parameters())
+    return single and all(entry.data.device.type == "cpu" for entry in nested_values(state))
 
 
 def read_selected(state: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -56,10 +57,11 @@ def _with_stacked_axes(shard: ShardedTensor) -> torch.Tensor:
     return view
 
 
-class ShardReadPlanner(LoadPlanner):
+class ShardReadPlanner(DefaultLoadPlanner):
     """Plan for torch's reader of checkpoint folders: name of a stored tensor -> offset in it -> memory to read into."""
 
     def __init__(self, shards: Mapping[str, Mapping[torch.Size, torch.Tensor]]) -> None:
+        super().__init__()
         self._shards = shards
 
     def plan_of(self, stored: Mapping[str, Any]) -> LoadPlan:
@@ -76,6 +78,3 @@ class ShardReadPlanner(LoadPlanner):
         for axis, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             part = part.narrow(axis, start, length)
         return part
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the memory is that of the model."""

@@ -21,8 +21,6 @@ _OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
     (31, "save_wgrads_interval", None, 10, "writes no dumps"),
     (32, "save_dgrads_interval", None, 10, "writes no dumps"),
     (34, "hf_trust_remote_code", False, True, "runs no code of a template"),
-    (35, "hf_distributed_save", False, True, "exports in one process next to the training"),
-    (36, "hf_save_every_n_ranks", 1, 2, "exports in one process next to the training"),
 )
 """Number of the rule, name, neutral value, example of another value, and what the package does instead."""
 

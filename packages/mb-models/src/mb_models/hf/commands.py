@@ -10,6 +10,7 @@ import typer
 
 from mb_models.hf.config_json import ARCHITECTURES
 from mb_models.hf.errors import OutputExistsError
+from mb_models.hf.export_part import SHARD_BYTES, ExportPart
 
 
 class Converter(Protocol):
@@ -27,6 +28,8 @@ class Converter(Protocol):
         adapters: bool,
         merge: bool,
         model_type: str | None,
+        part: ExportPart,
+        shard_bytes: int,
     ) -> int:
         """Write the newest checkpoint of a run as a Hugging Face folder; return its step."""
 
@@ -99,6 +102,20 @@ def add_weight_commands(
                 show_default=False,
             ),
         ] = None,
+        shard_gib: Annotated[
+            float,
+            typer.Option(metavar="GIB", min=0, help="Maximum size of a file, unless a tensor is larger."),
+        ] = SHARD_BYTES / 2**30,
+        part: Annotated[
+            ExportPart,
+            typer.Option(
+                metavar="I/N",
+                parser=part_of_text,
+                help="Write only every N-th file, from file I. N processes, on any machines, write a folder together; "
+                "it is complete when the last has ended.",
+                show_default=False,
+            ),
+        ] = "0/1",  # type: ignore[assignment]  # parsed by typer
         _trust: trust = None,
     ) -> None:
         """Write the newest checkpoint of a run in Hugging Face's form, whatever layout trained it."""
@@ -108,14 +125,35 @@ def add_weight_commands(
                 param_hint="--merge",
             )
 
+        if adapters and part.count > 1:
+            raise typer.BadParameter("excludes --adapters: they are one file", param_hint="--part")
+
         def work() -> int:
-            require_new(out)
+            if part.count == 1:
+                require_new(out)
             options: dict[str, Any] = {"adapters": adapters, "merge": merge, "model_type": model_type}
+            options |= {"part": part, "shard_bytes": int(shard_gib * 2**30)}
             step = converter().export_run(run, out, **options, log=partial(print, file=sys.stderr))
-            print(f"{'adapters' if adapters else 'weights'} of step {step} in {out}")
+            share = "" if part.count == 1 else f"part {part.index}/{part.count} of the "
+            print(f"{share}{'adapters' if adapters else 'weights'} of step {step} in {out}")
             return 0
 
         raise typer.Exit(reported(work))
+
+
+def part_of_text(text: str) -> ExportPart:
+    """Return the part that `I/N` names.
+
+    Raises:
+        typer.BadParameter: the text has another form, or there is no such part.
+    """
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise typer.BadParameter(f"{text!r} is not of the form I/N, such as 0/4")
+    try:
+        return ExportPart(index=int(index), count=int(count))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def require_new(out: Path) -> None:

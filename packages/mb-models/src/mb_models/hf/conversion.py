@@ -105,24 +105,30 @@ def memory_mapped_model(
         yield chunk
 
 
-def load_by_kind(chunk: Any, load: Callable[[Callable[[str], bool]], object]) -> None:
+def load_by_kind(
+    chunk: Any,
+    load: Callable[[Callable[[str], bool]], object],
+    *,
+    is_needed: Callable[[str], bool] = lambda _name: True,
+) -> None:
     """Load a checkpoint into a model on one rank, one kind of parameter at a time.
 
-    Megatron's checkpoints stack the layers of a kind, and loading allocates the complete stack. One kind at a time
+    Megatron's checkpoints stack the layers of a kind, and loading may allocate the complete stack. One kind at a time
     limits that memory.
 
     Args:
         chunk: the model.
         load: called once per kind with a predicate of parameter names; loads the selected parameters.
+        is_needed: returns whether a parameter is loaded.
     """
-    for kind in dict.fromkeys(_kind(name) for name, _ in named_weights(chunk)):
-        load(_is_of(kind))
+    for kind in dict.fromkeys(_kind(name) for name, _ in named_weights(chunk) if is_needed(name)):
+        load(_is_of(kind, is_needed))
 
 
 def _kind(name: str) -> str:
     return NUMBER.sub(".*", name)
 
 
-def _is_of(kind: str) -> Callable[[str], bool]:
-    """Return a predicate of the parameters of a kind."""
-    return lambda name: _kind(name) == kind
+def _is_of(kind: str, is_needed: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Return a predicate of the needed parameters of a kind."""
+    return lambda name: _kind(name) == kind and is_needed(name)

@@ -1,6 +1,7 @@
 """Export of a checkpoint in the Hugging Face format: load, merge adapters, write. Imports torch and megatron."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.hf.carried import GENERATION, read_template
 from mb_models.hf.config_json import family_of_section, same_family
 from mb_models.hf.conversion import load_by_kind
+from mb_models.hf.export_part import SHARD_BYTES, WHOLE, ExportPart
+from mb_models.hf.export_plan import plan_export
 from mb_models.hf.family import Section
-from mb_models.hf.save import save_hf_model
+from mb_models.hf.save import open_folder, write_part
 from mb_models.peft.config import PEFT
 from mb_models.peft.hugging_face import save_adapters
 from mb_models.peft.loading import Load, load_adapted, load_merged
@@ -29,6 +32,9 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     carried: Path | None = None,
     tokenizer_vocab_size: int = 0,
     base: str = "",
+    part: ExportPart = WHOLE,
+    shard_bytes: int = SHARD_BYTES,
+    copy_files: Callable[[Path], object] = lambda _folder: None,
 ) -> None:
     """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
 
@@ -47,10 +53,14 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         carried: folder with the files of `mb_models.hf.carried`, such as the checkpoint; None: there are none.
         tokenizer_vocab_size: number of tokens of the tokenizer; 0: not known.
         base: path of the model under the adapters, for adapter_config.json.
+        part: share of this process: it loads and writes only that; the folder is complete after the last part.
+        shard_bytes: maximum size of a file of weights.
+        copy_files: writes other small files, such as the tokenizer, into the folder.
 
     Raises:
         HuggingFaceError: no supported transformers model computes the same result.
         PeftError: adapters are requested of a checkpoint that has none, or have a user-defined class.
+        FileExistsError: the folder holds files of another export.
     """
     template = {} if carried is None else read_template(carried)
     if model_type is None:
@@ -69,20 +79,28 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
             model_type=model_type,
             base=base,
         )
+        copy_files(folder)
         return
-    if peft is None:
-        load_by_kind(chunk, load)
-    else:
-        load_merged(peft, [chunk], load)
     tokens: Any = template.get("vocab_size")
-    save_hf_model(
+    plan = plan_export(
         chunk,
-        folder,
         config=section,
-        pg_collection=pg_collection,
+        groups=pg_collection,
+        shard_bytes=shard_bytes,
         model_type=model_type,
         template=template,
         vocab_size=max(tokens, tokenizer_vocab_size) if isinstance(tokens, int) else None,
     )
-    if carried is not None and (carried / GENERATION).is_file():
-        shutil.copyfile(carried / GENERATION, folder / GENERATION)
+    if not plan.files_of(part):
+        return  # there are more processes than files
+    open_folder(folder, plan, part=part, source=str(carried))
+    if part.index == 0:
+        copy_files(folder)
+        if carried is not None and (carried / GENERATION).is_file():
+            shutil.copyfile(carried / GENERATION, folder / GENERATION)
+    is_needed = plan.parameters_of(part).__contains__
+    if peft is None:
+        load_by_kind(chunk, load, is_needed=is_needed)
+    else:
+        load_merged(peft, [chunk], load, is_needed=None if part.count == 1 else is_needed)
+    write_part(chunk, folder, plan, config=section, groups=pg_collection, part=part)

@@ -1,6 +1,8 @@
 """Reader and writer of safetensors files, one tensor at a time. The only module that imports safetensors."""
 
 import json
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -99,42 +101,13 @@ class TensorFolder:
         return file.get_slice(stored)
 
 
-class ShardWriter:
-    """Writer of tensors into numbered files of bounded size, and of their index. Holds one file's tensors at a time."""
-
-    def __init__(self, folder: Path, *, shard_bytes: int) -> None:
-        self._folder, self._limit = folder, shard_bytes
-        self._shards: list[list[str]] = []
-        self._held: dict[str, torch.Tensor] = {}
-        self._held_bytes = self._total = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor; writes a file when the held tensors reach the size limit."""
-        size = tensor.numel() * tensor.element_size()
-        if self._held and self._held_bytes + size > self._limit:
-            self._flush()
-        self._held[name] = tensor.detach().cpu().contiguous().clone()
-        self._held_bytes += size
-        self._total += size
-
-    def finish(self) -> None:
-        """Write the last file, rename all files to their final names, and write the index if there are several."""
-        if self._held:
-            self._flush()
-        count = len(self._shards)
-        where: dict[str, str] = {}
-        for number, names in enumerate(self._shards, start=1):
-            name = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-            self._part(number).replace(self._folder / name)
-            where |= dict.fromkeys(names, name)
-        if count > 1:
-            index = {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(where.items()))}
-            (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-    def _flush(self) -> None:
-        self._shards.append(sorted(self._held))
-        save_file(self._held, self._part(len(self._shards)), metadata={"format": "pt"})
-        self._held, self._held_bytes = {}, 0
-
-    def _part(self, number: int) -> Path:
-        return self._folder / f"part-{number:05d}.safetensors.tmp"
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write a file, which has its name when it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file(dict(tensors), temporary, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    temporary.chmod(0o666 & ~mask)  # safetensors creates files that only the user may read
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    temporary.replace(path)

@@ -1,6 +1,13 @@
-"""Export of a model on a single rank to a folder in the Hugging Face format."""
+"""Export of a model on a single rank to a folder in the Hugging Face format, by one process or by several.
+
+1. Every process plans all files from the shapes (`mb_models.hf.export_plan`), and writes config.json.
+2. It writes its files. A file has its final name when it is complete and on the disk.
+3. The process that finds all files writes the index. Without an index no program reads a folder of several files, so
+   that a folder that is not finished never looks complete.
+"""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,17 +15,16 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.hf.carried import from_template
-from mb_models.hf.config_json import config_of
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.errors import HuggingFaceError, OutputExistsError
+from mb_models.hf.export_part import SHARD_BYTES, WHOLE, ExportPart
+from mb_models.hf.export_plan import SINGLE, ExportPlan, exported_tensors, plan_export
 from mb_models.hf.families import FAMILIES
-from mb_models.hf.family import Section, TensorOrigin
+from mb_models.hf.family import Section
 from mb_models.hf.load import groups_of_chunks, parameter_origins
-from mb_models.hf.safetensors_files import ShardWriter
-from mb_models.hf.stacked_experts import ExpertStacks
+from mb_models.hf.safetensors_files import INDEX, write_tensors
 
-SHARD_BYTES = 2 * 2**30
-"""Maximum size of a file, unless one tensor is larger."""
+SHARED = ".export-parts.json"
+"""File of a folder that several processes write, until it is complete."""
 
 
 def save_hf_model(
@@ -52,52 +58,127 @@ def save_hf_model(
         FileExistsError: the folder holds files.
     """
     groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
+    require_one_rank(groups)
+    plan = plan_export(
+        chunk,
+        config=config,
+        groups=groups,
+        shard_bytes=shard_bytes,
+        model_type=model_type,
+        template=template,
+        vocab_size=vocab_size,
+    )
+    open_folder(Path(folder), plan)
+    write_part(chunk, Path(folder), plan, config=config, groups=groups)
+
+
+def require_one_rank(groups: ProcessGroupCollection) -> None:
+    """Reject a model that is distributed over ranks.
+
+    Raises:
+        HuggingFaceError: it is.
+    """
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
     if sizes != [1, 1, 1]:
         raise HuggingFaceError(
             f"save_hf_model: the model is distributed over {sizes} ranks (tensor, pipeline, expert), because it was "
             "built so. Load its checkpoint into a model on one rank."
         )
-    target = Path(folder)
-    dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
-    rows = chunk.embedding.word_embeddings.weight.shape[0]
-    tokens = rows if vocab_size is None else min(vocab_size, rows)
-    content = config_of(config, vocab_size=tokens, dtype=dtype, model_type=model_type)
-    content = from_template(content, template or {})
-    target.mkdir(parents=True, exist_ok=True)
-    if any(target.iterdir()):
-        raise FileExistsError(
-            f"{target}: holds files, because they would be mixed with the new ones. Use another folder."
+
+
+def open_folder(folder: Path, plan: ExportPlan, *, part: ExportPart = WHOLE, source: str = "") -> None:
+    """Create the folder and write config.json.
+
+    Args:
+        folder: output folder.
+        plan: its content.
+        part: share of this process; several processes write into one folder.
+        source: checkpoint that the parts are read from, which must be the same.
+
+    Raises:
+        FileExistsError: the folder holds files of another model, or this part.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if part.count == 1:
+        if any(folder.iterdir()):
+            raise FileExistsError(
+                f"{folder}: holds files, because they would be mixed with the new ones. Use another folder."
+            )
+    else:
+        _join_parts(folder, plan, part=part, source=source)
+    _replace_text(folder / "config.json", json.dumps(plan.config, indent=2) + "\n")
+
+
+def _join_parts(folder: Path, plan: ExportPlan, *, part: ExportPart, source: str) -> None:
+    """Check that the files of the folder are other parts of the same export."""
+    shared, content = folder / SHARED, json.dumps({"source": source, "parts": part.count})
+    found = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
+    others = [name for name in plan.files_of(part) if name in found]
+    if shared.is_file():
+        others += [] if shared.read_text() == content else [SHARED]
+    else:
+        others += found[:1]
+    if others:
+        raise OutputExistsError(
+            f"--out: {folder} holds {others[0]} of another export, which would be mixed with the new files. Name "
+            "another, or remove it and write all parts again."
         )
-    (target / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-    writer = ShardWriter(target, shard_bytes=shard_bytes)
-    stacks = ExpertStacks(count=config.num_moe_experts or 0)
-    for _, value, origin in parameter_origins([chunk], groups, FAMILIES[content["model_type"]]):
-        kept = value.detach()[:tokens] if origin.vocabulary else value.detach()
-        if origin.stacked:
-            pairs = list(stacks.add(origin, kept))
-        else:
-            pairs = list(zip(origin.tensors, stored_tensors(kept, config, origin), strict=True))
-        for name, part in pairs:
-            writer.add(name, part)
-    writer.finish()
+    _replace_text(shared, content)
 
 
-def stored_tensors(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
-    """Return the tensors of a folder that a parameter of a complete model is written to."""
-    parts = split_parts(parameter, config, origin)
-    return [torch.cat(parts)] if origin.packed else parts
+def write_part(
+    chunk: Any,
+    folder: Path,
+    plan: ExportPlan,
+    *,
+    config: Section,
+    groups: ProcessGroupCollection,
+    part: ExportPart = WHOLE,
+) -> None:
+    """Write the files of a part, and the index if all files are there. Holds one file's tensors. Not collective.
+
+    Args:
+        chunk: the model, of which the parameters of the part are loaded.
+        folder: folder of `open_folder`.
+        plan: its content.
+        config: section of the model.
+        groups: groups of one rank each.
+        part: share of this process.
+    """
+    files, parameters = plan.files_of(part), plan.parameters_of(part)
+    file_of = {tensor: name for name, tensors in files.items() for tensor in tensors}
+    held: dict[str, dict[str, torch.Tensor]] = {}
+    weights = (
+        weight
+        for weight in parameter_origins([chunk], groups, FAMILIES[plan.config["model_type"]])
+        if weight[0] in parameters
+    )
+    for tensor, value in exported_tensors(weights, config=config, tokens=plan.tokens):
+        if tensor in file_of:
+            name = file_of[tensor]
+            tensors = held.setdefault(name, {})
+            tensors[tensor] = value.cpu().contiguous().clone()
+            if len(tensors) == len(files[name]):
+                write_tensors(held.pop(name), folder / name)
+    _complete(folder, plan)
 
 
-def split_parts(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
-    """Split a parameter of a complete model into tensors, in the order of `origin.tensors`."""
-    if origin.form not in ("qkv", "glu"):
-        return [parameter]  # parts of other forms are in the same order in both formats
-    if origin.form == "glu":
-        return list(parameter.chunk(2))
-    size = config.kv_channels or config.hidden_size // config.num_attention_heads
-    groups = config.num_query_groups or config.num_attention_heads
-    queries = config.num_attention_heads // groups
-    grouped = parameter.reshape(groups, -1, *parameter.shape[1:])
-    parts = torch.split(grouped, [queries * size, size, size], dim=1)
-    return [part.flatten(0, 1) for part in parts]
+def _complete(folder: Path, plan: ExportPlan) -> None:
+    """Write the index if all files are there. Several processes may do so at the same time."""
+    if not all((folder / name).exists() for name in plan.files):
+        return
+    if list(plan.files) != [SINGLE]:
+        where = {tensor: name for name, tensors in plan.files.items() for tensor in tensors}
+        index = {"metadata": {"total_size": plan.total_bytes}, "weight_map": dict(sorted(where.items()))}
+        _replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    (folder / SHARED).unlink(missing_ok=True)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file under another name, and rename it, so that no process sees a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -12,10 +12,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.hf.config_json import family_of_section
 from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.export_plan import stored_tensors
 from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks
-from mb_models.hf.safetensors_files import ShardWriter
-from mb_models.hf.save import stored_tensors
+from mb_models.hf.safetensors_files import write_tensors
 from mb_models.hf.tensor_names import origin_of
 from mb_models.peft.adapted_linear import adapted_layers
 from mb_models.peft.config import DoRA, LoRA
@@ -58,7 +58,7 @@ def save_adapters(
     family = family_of_section(config, model_type=model_type)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(target, shard_bytes=2**62)
+    found: dict[str, torch.Tensor] = {}
     modules: dict[str, None] = {}
     for name, layer in adapted_layers([chunk]):
         if ".experts." in name:
@@ -74,10 +74,9 @@ def save_adapters(
                 f"{family.model_type}. Merge them, or export another model_type."
             )
         for tensor, value in adapter_tensors(layer, origin, config):
-            writer.add(f"base_model.model.{tensor}", value)
+            found[f"base_model.model.{tensor}"] = value.detach().cpu().contiguous().clone()
             modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
-    writer.finish()
-    (target / "model.safetensors").replace(target / "adapter_model.safetensors")
+    write_tensors(found, target / "adapter_model.safetensors")
     content = adapter_config(section, modules=list(modules), base=base)
     (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
 

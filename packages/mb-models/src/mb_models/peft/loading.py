@@ -7,9 +7,11 @@ from mb_models.peft.config import PEFT, LoRA
 from mb_models.peft.errors import PeftError
 from mb_models.peft.lora import merge
 
-Load = Callable[[Callable[[str], bool]], object]
+IsNeeded = Callable[[str], bool]
+"""Predicate of parameter names."""
+Load = Callable[..., object]
 """Loads a checkpoint into the chunks. Called with a predicate of adapter names, which the checkpoint holds in addition
-to, or on top of, base weights."""
+to, or on top of, base weights; and, if only some base weights are needed, with a predicate of their names."""
 
 
 def require_adapters(section: PEFT | None) -> LoRA:
@@ -27,28 +29,39 @@ def require_adapters(section: PEFT | None) -> LoRA:
     return section
 
 
-def load_merged(section: PEFT | None, chunks: list[Any], load: Load) -> None:
+def load_merged(
+    section: PEFT | None, chunks: list[Any], load: Load, *, is_needed: IsNeeded | None = None
+) -> None:
     """Load the base model and its adapters, and merge them. Collective.
+
+    Args:
+        section: section `peft` of the run.
+        chunks: this rank's model chunks, not wrapped.
+        load: loads base weights and adapters.
+        is_needed: returns whether a base weight is loaded and merged; None: all are.
 
     Raises:
         PeftError: the adapters have a user-defined class, for which no merge is defined.
     """
-    load_adapted(section, chunks, load)
-    merge(chunks)
+    load_adapted(section, chunks, load, is_needed=is_needed)
+    merge(chunks, is_needed=is_needed)
 
 
-def load_adapted(section: PEFT | None, chunks: list[Any], load: Load) -> LoRA:
+def load_adapted(
+    section: PEFT | None, chunks: list[Any], load: Load, *, is_needed: IsNeeded | None = None
+) -> LoRA:
     """Load the base model and its adapters without merging them; return the description of the adapters. Collective.
 
     Args:
         section: section `peft` of the run.
         chunks: this rank's model chunks, not wrapped; the adapters are installed in them.
         load: loads base weights and adapters.
+        is_needed: returns whether a base weight is loaded; None: all are.
 
     Raises:
         PeftError: there are no adapters, or adapters of a user-defined class, which is unknown here.
     """
     adapters = require_adapters(section)
     adapters.install(chunks)
-    load(adapters.is_adapter)
+    load(adapters.is_adapter, *([] if is_needed is None else [is_needed]))
     return adapters

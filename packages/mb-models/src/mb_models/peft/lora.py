@@ -1,6 +1,6 @@
 """LoRA, canonical LoRA and DoRA: installation in a model, initialisation and merging."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,9 +70,15 @@ def init_magnitudes(chunks: Sequence[Any]) -> None:
 
 
 @torch.no_grad()
-def merge(chunks: Sequence[Any]) -> None:
-    """Merge the adapters into the weights and remove them; collective over tensor-parallel groups for DoRA."""
-    for _, layer in list(adapted_layers(chunks)):
+def merge(chunks: Sequence[Any], *, is_needed: Callable[[str], bool] | None = None) -> None:
+    """Merge the adapters into the weights and remove them; collective over tensor-parallel groups for DoRA.
+
+    With `is_needed`, a predicate of names of weights, other weights are left unchanged.
+    """
+    for name, layer in list(adapted_layers(chunks)):
+        if is_needed is not None and not is_needed(f"{name}.weight"):
+            del layer.adapter
+            continue
         merged = layer.weight + weight_delta(layer)
         if hasattr(layer.adapter, "magnitude"):
             merged = merged * (layer.adapter.magnitude / row_norms(layer, merged))[:, None]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -31,14 +31,8 @@ class SavedRun:
 
     @classmethod
     def find(
-        cls,
-        run: Path,
-        *,
-        purpose: str,
-        log: Callable[[str], object],
-        verify: bool = True,
-        **processes: Any,
-    ) -> "SavedRun":
+        cls, run: Path, *, purpose: str, log: Callable[[str], object], verify: bool = True, **processes: Any
+    ) -> Self:
         """Return the run of a folder. Arguments and errors as `require_newest_intact` and `unshard`."""
         checkpoint = require_newest_intact(run, purpose=purpose, contents=verify, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
@@ -71,8 +65,7 @@ class SavedRun:
             self.checkpoint.path,
             chunks,
             pg_collection=groups,
-            verify_integrity=has_adapters
-            and self.verify,  # of weights under adapters; the rest has been verified
+            verify_integrity=has_adapters and self.verify,  # under adapters; the rest has been verified
             key_filter=is_selected,
             base=self.config.checkpoint.pretrained_checkpoint if has_adapters else None,
             base_filter=is_needed,

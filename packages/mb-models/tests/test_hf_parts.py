@@ -89,6 +89,7 @@ def test_three_parts_are_the_folder_of_one_process(kind, peft, groups, tmp_path)
         source.export(tmp_path / "parts", part)
         shares.append(source.loaded)
     whole = files(tmp_path / "whole")
+    assert len({path.stat().st_mode for path in (tmp_path / "whole").iterdir()}) == 1
     assert files(tmp_path / "parts") == whole
     assert len(whole) > 5
     assert set().union(*shares) == everything

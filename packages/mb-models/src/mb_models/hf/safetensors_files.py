@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -104,10 +105,11 @@ class TensorFolder:
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write a file, which has its name when it is complete and on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
+    created = path.with_name(f".{path.name}.mode")
+    created.touch()
     save_file(dict(tensors), temporary, metadata={"format": "pt"})
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)  # safetensors creates files that only the user may read
+    shutil.copymode(created, temporary)  # safetensors creates files that only the user may read
+    created.unlink()
     with temporary.open("rb") as written:
         os.fsync(written.fileno())
     temporary.replace(path)

@@ -431,3 +431,69 @@ def distributed_copies(folder, every, fails, ends_with):
     copies.on_train_end(SimpleNamespace(outcome=ends_with))
     dist.barrier()
     return lines
+
+
+def legacy_first_part(shape, folder, steps):
+    """Train and save in Megatron-LM's legacy layout, as its `save_checkpoint` does; return the losses."""
+    from argparse import Namespace
+
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.utils import unwrap_model
+
+    from mb_checkpoint import mcore
+    from mb_checkpoint.legacy import rank_folder
+    from mb_checkpoint.mcore_groups import CheckpointGroups
+    from mb_checkpoint.rng import collect_rng_state
+
+    run = new_run(shape)
+    losses = run.train(steps)
+    counters, sizes = run.state.train_state, run.shape
+    here = Path(folder) / f"iter_{counters.step:07d}" / rank_folder(CheckpointGroups.of(None))
+    chunks = zip(mcore.section_names(run.model), unwrap_model(run.model), strict=True)
+    state = {
+        "args": Namespace(
+            tensor_model_parallel_size=sizes.tp,
+            pipeline_model_parallel_size=sizes.pp,
+            expert_model_parallel_size=sizes.ep,
+            virtual_pipeline_model_parallel_size=sizes.vpp,
+            consumed_train_samples=counters.consumed_train_samples,
+        ),
+        "checkpoint_version": 3.0,
+        "iteration": counters.step,
+        **{name: chunk.state_dict_for_save_checkpoint() for name, chunk in chunks},
+        "optimizer": run.optimizer.state_dict(),
+        "opt_param_scheduler": run.scheduler.state_dict(),
+        "rng_state": [collect_rng_state(mcore.MegatronRng())],
+        mcore.EXACT_FLOPS: counters.floating_point_operations_so_far,
+    }
+    here.mkdir(parents=True, exist_ok=True)
+    if parallel_state.get_expert_data_parallel_rank() == 0:
+        torch.save(state, here / "model_optim_rng.pt")
+    if sizes.dist_opt:
+        run.optimizer.save_parameter_state(str(here / "distrib_optim.pt"))
+    Path(folder, "latest_checkpointed_iteration.txt").write_text(str(counters.step))
+    torch.distributed.barrier()
+    return losses
+
+
+def legacy_names(stored, own):
+    """Return the names under which a model with some weights takes stored ones, and whether the order is equal."""
+    import torch
+
+    from mb_checkpoint.legacy import matched
+
+    def weights(names):
+        return {name: None if name.endswith("_extra_state") else torch.zeros(2) for name in names}
+
+    values, ordered = matched(weights(stored), weights(own), path=Path("here"), strict=True)
+    return list(values), ordered
+
+
+def legacy_problem(shape, section):
+    """Load into a run; return the message of the error."""
+    try:
+        new_run(shape, **section).load()
+    except (OSError, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None

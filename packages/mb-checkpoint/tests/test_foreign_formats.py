@@ -20,21 +20,6 @@ def make(root, *files, text=""):
 
 STEP = "iter_0000100"
 FOREIGN = {
-    "legacy": (
-        [f"{STEP}/mp_rank_00/model_optim_rng.pt"],
-        "legacy format `torch`",
-        "--ckpt-convert-format torch_dist",
-    ),
-    "legacy step": (
-        ["mp_rank_00_001/model_optim_rng.pt"],
-        "legacy format `torch`",
-        "--ckpt-convert-save DIR",
-    ),
-    "release": (
-        ["release/mp_rank_00/model_optim_rng.pt"],
-        "(release/mp_rank_00)",
-        "checkpoint.pretrained_checkpoint=DIR",
-    ),
     "hugging face": (
         ["config.json", "model.safetensors"],
         "a model in Hugging Face format",
@@ -73,6 +58,28 @@ def test_megatron_lm_is_recognized_and_can_be_resumed(tmp_path):
     found = recognize_foreign(tmp_path)
     assert found.kind == f"a Megatron-LM checkpoint in the format torch_dist ({STEP})"
     assert found.advice(resume=True) == "Nothing needs to be done: a run resumes from it"
+    assert why_no_source(str(tmp_path), resume=True) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (f"{STEP}/mp_rank_00/model_optim_rng.pt", f"{STEP}/mp_rank_00"),
+        (f"{STEP}/mp_rank_00_001/model_optim_rng.pt", f"{STEP}/mp_rank_00_001"),
+        ("release/mp_rank_00/model_optim_rng.pt", "release/mp_rank_00"),
+    ],
+)
+def test_the_legacy_layout_is_recognized_and_can_be_resumed(tmp_path, file, named):
+    make(tmp_path, file)
+    found = recognize_foreign(tmp_path)
+    assert found.kind == f"a Megatron-LM checkpoint in the legacy format `torch` ({named})"
+    assert "sizes of its run read it" in found.advice(resume=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release" if "release" in named else "100")
+    source, chosen = find_checkpoint(CheckpointConfig(load=str(tmp_path)))
+    assert (source, chosen.path) == (
+        "weights" if "release" in named else "resumed",
+        tmp_path / named.split("/")[0],
+    )
     assert why_no_source(str(tmp_path), resume=True) is None
 
 

@@ -16,6 +16,7 @@ from mb_checkpoint.layout import (
     has_counters_in_arguments,
     is_convertible,
     is_hugging_face_directory,
+    legacy_ranks,
     steps_in,
     why_not_a_checkpoint,
 )
@@ -68,9 +69,8 @@ def _recognize_one(folder: Path, *, named: Path) -> ForeignCheckpoint | None:
         return _peft_adapters(folder)
     if is_hugging_face_directory(folder):
         return _hugging_face(folder)
-    legacy = next(_children(folder, re.compile(r"mp_rank_\d{2}(_\d{3})*")), None)
-    if legacy is not None:
-        return _legacy_megatron(legacy)
+    if ranks := legacy_ranks(folder):
+        return _legacy_megatron(ranks[0])
     return _recognize_distributed(folder, named=named) if (folder / TENSOR_INDEX).is_file() else None
 
 
@@ -106,10 +106,7 @@ def _peft_adapters(folder: Path) -> ForeignCheckpoint:
 
 
 def _legacy_megatron(ranks: Path) -> ForeignCheckpoint:
-    steps = (
-        "Keep it, and convert a copy with Megatron-LM: run its training command with --load, "
-        "--ckpt-convert-format torch_dist and --ckpt-convert-save DIR. Then set checkpoint.pretrained_checkpoint=DIR"
-    )
+    steps = "Nothing needs to be done: ranks with the tensor-, pipeline- and expert-parallel sizes of its run read it"
     kind = f"a Megatron-LM checkpoint in the legacy format `torch` ({ranks.parent.name}/{ranks.name})"
     return ForeignCheckpoint(kind=kind, to_load=steps, to_start=steps)
 
@@ -191,7 +188,9 @@ def is_readable_here(path: Path, *, resume: bool) -> bool:
     """Return whether a checkpoint of another program at or below a path has all files that a load needs."""
     folders = (path, *steps_in(path).values(), path / "release")
     return any(
-        (folder / TENSOR_INDEX).is_file() and (not resume or _has_counters(folder)) for folder in folders
+        bool(legacy_ranks(folder))
+        or ((folder / TENSOR_INDEX).is_file() and (not resume or _has_counters(folder)))
+        for folder in folders
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -16,6 +17,7 @@ from mb_checkpoint.errors import (
     file_problem,
 )
 from mb_checkpoint.layout import (
+    LEGACY_FILE,
     MANIFEST,
     NON_PERSISTENT,
     RUN_CONFIG,
@@ -24,6 +26,7 @@ from mb_checkpoint.layout import (
     has_checkpoint,
     has_counters_in_arguments,
     is_iteration_directory,
+    legacy_ranks,
     staged_step,
     staging_directories,
     step_of,
@@ -40,7 +43,7 @@ from mb_checkpoint.select import (
     select_checkpoint,
     tracked_steps,
 )
-from mb_checkpoint.stored_arguments import read_common_state
+from mb_checkpoint.stored_arguments import read_common_state, read_legacy_tensors
 from mb_checkpoint.trackers import check_trackers
 from mb_checkpoint.train_state import read_train_state
 
@@ -209,6 +212,11 @@ def _readable(root: Path, *, step: int | None) -> SelectedCheckpoint | None:
 
 def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
     """Return the tensors of a checkpoint, and the number of other entries."""
+    if ranks := legacy_ranks(folder):
+        weights = _legacy_weights(folder)
+        return {
+            name: StoredTensor(shape=shape, dtype=dtype) for name, (shape, dtype) in weights.items()
+        }, len(ranks)
     entries = read_tensor_index(folder).state_dict_metadata
     try:
         tensors = {
@@ -223,6 +231,15 @@ def _entries(folder: Path) -> tuple[dict[str, StoredTensor], int]:
             f"{folder}: {TENSOR_INDEX} is damaged ({type(error).__name__}: {error}). Name another checkpoint."
         ) from error
     return tensors, len(entries) - len(tensors)
+
+
+def _legacy_weights(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    try:
+        return read_legacy_tensors(folder)
+    except (*DAMAGED, OSError, BadZipFile) as error:
+        raise IncompleteCheckpointError(
+            f"{folder}: {LEGACY_FILE} is damaged ({type(error).__name__}: {error}). Name another checkpoint."
+        ) from error
 
 
 def _root_of(root: Path, *, step: int | None) -> Path:

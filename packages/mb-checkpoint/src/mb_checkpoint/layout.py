@@ -19,6 +19,11 @@ WEIGHTS = (TENSOR_INDEX,)
 RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
 RUN_CHECKPOINTS = "checkpoints"
 RUN_EVENTS = "events.jsonl"
+LEGACY = "torch"
+LEGACY_FILE = "model_optim_rng.pt"
+LEGACY_OPTIMIZER = "distrib_optim.pt"
+"""Files of a rank in Megatron-LM's legacy layout `torch`; the second is that of the distributed optimizer."""
+_LEGACY_RANK = re.compile(r"mp_rank_\d{2}(_\d{3})*")
 _COMMON = "common.pt"
 _REPLACED = ".replaced_"
 _STAGING = ".saving_"
@@ -65,13 +70,19 @@ def replaced_directory(root: Path, step: int) -> Path:
     return root / f"{_REPLACED}{iteration_directory(root, step).name}"
 
 
+def legacy_ranks(directory: Path) -> list[Path]:
+    """Return the folders of ranks in a checkpoint of Megatron-LM's legacy layout `torch`; empty for others."""
+    found = [path for path in directory.glob("mp_rank_*") if _LEGACY_RANK.fullmatch(path.name)]
+    return sorted(path for path in found if (path / LEGACY_FILE).is_file())
+
+
 def is_iteration_directory(path: Path) -> bool:
-    """Return whether the folder itself is a checkpoint: it holds any of the four marker files.
+    """Return whether the folder itself is a checkpoint: it holds any of the marker files, or files of legacy ranks.
 
     A run_config.yaml alone does not count if checkpoints are next to it, as in a folder that receives all output of a
     run.
     """
-    if any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG):
+    if any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG) or legacy_ranks(path):
         return True
     return (path / RUN_CONFIG).is_file() and not _has_tracker(path) and not steps_in(path)
 
@@ -106,8 +117,14 @@ def why_not_a_checkpoint(path: Path) -> str | None:
     run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports the missing files.
     """
     try:
-        marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG)
-        found = marked or _has_tracker(path) or any(steps_in(root) for root in (path, path / NON_PERSISTENT))
+        marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG) or legacy_ranks(
+            path
+        )
+        found = (
+            bool(marked)
+            or _has_tracker(path)
+            or any(steps_in(root) for root in (path, path / NON_PERSISTENT))
+        )
         config_alone = not found and (path / RUN_CONFIG).is_file()
     except OSError as error:
         return f"cannot be read ({type(error).__name__}: {error.strerror})"
@@ -186,25 +203,32 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 def format_of(directory: Path) -> str:
     """Return the layout of a checkpoint: Megatron Core writes a marker file, and fsdp_dtensor has none."""
+    if legacy_ranks(directory):
+        return LEGACY
     return "torch_dist" if (directory / FORMAT_MARKER).is_file() else "fsdp_dtensor"
 
 
 def has_counters_in_arguments(directory: Path) -> bool:
     """Return whether a checkpoint may hold its counters among Megatron-LM's arguments instead of in train_state.pt.
 
-    That is so in Megatron-LM's torch_dist layout. Checkpoints of this package and of Megatron-Bridge have both files.
+    That is so in Megatron-LM's layouts torch_dist and torch. Checkpoints of this package and of Megatron-Bridge have
+    both files.
     """
     if any((directory / name).is_file() for name in (TRAIN_STATE, MANIFEST, RUN_CONFIG)):
         return False
-    return all((directory / name).is_file() for name in (FORMAT_MARKER, TENSOR_INDEX))
+    marked = all((directory / name).is_file() for name in (FORMAT_MARKER, TENSOR_INDEX))
+    return marked or bool(legacy_ranks(directory))
 
 
 def missing_files(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
     """Return a line for each requested file that a checkpoint folder lacks or that is unreadable.
 
-    Checkpoints of Megatron Core must also have its marker file; those of Megatron-LM need no train_state.pt.
+    Checkpoints of Megatron Core must also have its marker file; those of Megatron-LM need no train_state.pt. In the
+    legacy layout, the load finds out whether a rank's file is missing.
     """
     try:
+        if legacy_ranks(directory):
+            return []
         needed = (FORMAT_MARKER, *wanted) if (directory / _COMMON).is_file() else wanted
         if has_counters_in_arguments(directory):
             needed = tuple(name for name in needed if name != TRAIN_STATE)

@@ -1,7 +1,8 @@
 """Loading: select a checkpoint, compare it with the model, read it, and restore the state of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.dataloader import read_dataloader_state
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
-from mb_checkpoint.layout import MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
+from mb_checkpoint.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
+from mb_checkpoint.legacy import LegacyRestorer, read_legacy
 from mb_checkpoint.local import LocalStoreLike, load_local
 from mb_checkpoint.mcore_groups import CheckpointGroups
 from mb_checkpoint.megatron_lm import ARGUMENTS, counters_of
-from mb_checkpoint.metadata import is_fsdp_dtensor, read_contents
+from mb_checkpoint.metadata import layout_on_all_ranks, read_contents
 from mb_checkpoint.restore import StateRestorer
 from mb_checkpoint.restore_dataloader import restore_position
 from mb_checkpoint.restore_shards import ShardRestorer
@@ -134,8 +136,8 @@ def _load(
     resume: bool,
 ) -> LoadedCheckpoint:
     read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
-    shards = is_fsdp_dtensor(chosen.path)
-    contents = read_contents(chosen.path, shards=shards)
+    layout = layout_on_all_ranks(chosen.path)
+    restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
     counters: dict[str, Any] = {}
     if resume:
         counters = read_on_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
@@ -143,9 +145,8 @@ def _load(
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
     notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
     if not ctx.skip_load_to_model_and_opt:
-        if not shards:
+        if layout != fsdp.FORMAT:
             fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
-        restore = ShardRestorer if shards else StateRestorer
         notes += restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
     if resume:
         ctx.state.train_state.load_state_dict(counters)
@@ -170,6 +171,17 @@ def _load(
         if resume and ARGUMENTS in contents.common
         else {},
     )
+
+
+def _restorer(
+    ctx: CheckpointLoadContext, groups: CheckpointGroups, path: Path, *, layout: str
+) -> tuple[Callable[..., StateRestorer], mcore.CheckpointContents]:
+    """Return what restores a checkpoint of a layout, and the contents of the checkpoint. Collective."""
+    if layout == LEGACY:
+        state = read_legacy(path, ctx.model, groups)
+        return partial(LegacyRestorer, state=state), state.contents
+    shards = layout == fsdp.FORMAT
+    return ShardRestorer if shards else StateRestorer, read_contents(path, shards=shards)
 
 
 def _read_counters(path: Path, contents: mcore.CheckpointContents) -> dict[str, Any]:

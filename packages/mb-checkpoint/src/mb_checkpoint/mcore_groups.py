@@ -20,6 +20,7 @@ class CheckpointGroups:
     expt_dp: Any | None
     """Ranks that hold the same experts; None if that group was not created."""
     ep_size: int
+    ep_rank: int
     dp_rank: int
     dp_size: int
     is_first_of_replica: bool
@@ -40,6 +41,7 @@ class CheckpointGroups:
             dp_cp=found.dp_cp,
             expt_dp=getattr(found, "expt_dp", None),
             ep_size=expert.size() if expert else 1,
+            ep_rank=expert.rank() if expert else 0,
             dp_rank=(data or found.dp_cp).rank(),
             dp_size=(data or found.dp_cp).size(),
             is_first_of_replica=not any(firsts),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mb_checkpoint import fsdp, mcore
+from mb_checkpoint import mcore
 from mb_checkpoint.collectives import on_rank_zero, read_on_all_ranks
 from mb_checkpoint.layout import format_of
 from mb_checkpoint.shards import read_entries, read_index
@@ -18,9 +18,9 @@ COMMON = (
 """Objects of the fsdp_dtensor layout that are identical on all ranks."""
 
 
-def is_fsdp_dtensor(path: Path) -> bool:
-    """Return whether a checkpoint is in the layout of Megatron-FSDP. Collective: rank 0 decides for all ranks."""
-    return on_rank_zero(lambda: format_of(path)) == fsdp.FORMAT
+def layout_on_all_ranks(path: Path) -> str:
+    """Return the layout of a checkpoint, as `layout.format_of`. Collective: rank 0 decides for all ranks."""
+    return on_rank_zero(lambda: format_of(path))
 
 
 def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:

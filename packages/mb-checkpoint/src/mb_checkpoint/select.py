@@ -31,6 +31,7 @@ from mb_checkpoint.layout import (
     is_iteration_directory,
     is_staging_directory,
     iteration_directory,
+    legacy_ranks,
     missing_files,
     step_of,
     steps_in,
@@ -125,7 +126,7 @@ def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> li
     if not directory.is_dir():
         return ["no such folder"]
     problems = missing_files(directory, wanted)
-    if problems:
+    if problems or legacy_ranks(directory):
         return problems
     try:
         manifest = read_manifest(directory)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.layout import TENSOR_INDEX
+from mb_checkpoint.layout import LEGACY_FILE, TENSOR_INDEX, legacy_ranks
 from mb_checkpoint.megatron_lm import ARGUMENTS
 from mb_checkpoint.unpickling import read_metadata
 
@@ -34,7 +34,7 @@ def read_common_state(directory: Path) -> dict[str, Any]:
     content = _content(directory)
     if content is None:
         return {}
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with zipfile.ZipFile(content) as archive:
         name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
         found = _plain(_InertUnpickler(io.BytesIO(archive.read(name))).load())
     found = found[0] if isinstance(found, list) and found else found
@@ -50,20 +50,43 @@ def read_arguments(directory: Path) -> Mapping[str, Any] | None:
     return {name: value for name, value in vars(found).items() if value is not None} if found else None
 
 
-def _content(directory: Path) -> bytes | None:
-    """Return the bytes of the entry; None if there is none."""
+def _content(directory: Path) -> Path | io.BytesIO | None:
+    """Return the file of the entry, or its bytes; None if there is none."""
     file = directory / _FILE
     if file.is_file():
-        return file.read_bytes()
+        return file
+    if ranks := legacy_ranks(directory):
+        return ranks[0] / LEGACY_FILE
     if not (directory / TENSOR_INDEX).is_file():
         return None
     for entry, piece in (read_metadata(directory).storage_data or {}).items():
         if entry.fqn == _ENTRY:
             with (directory / piece.relative_path).open("rb") as stream:
                 stream.seek(piece.offset)
-                content: bytes = stream.read(piece.length)
-                return content
+                return io.BytesIO(stream.read(piece.length))
     return None
+
+
+def read_legacy_tensors(directory: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of each weight in the legacy layout, with several ranks under `<folder>/<name>`.
+
+    Raises:
+        OSError: A file cannot be read.
+        Exception: A damaged file, see `select.DAMAGED`.
+    """
+    ranks, found = legacy_ranks(directory), {}
+    for rank in ranks:
+        with zipfile.ZipFile(rank / LEGACY_FILE) as archive:
+            name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
+            state = _InertUnpickler(io.BytesIO(archive.read(name))).load()
+        prefix = f"{rank.name}/" if len(ranks) > 1 else ""
+        for section in (
+            value for key, value in state.items() if key.startswith("model") and isinstance(value, dict)
+        ):
+            for key, value in section.items():
+                if isinstance(value, _InertTensor):
+                    found[prefix + key] = (value.shape, value.dtype)
+    return found
 
 
 class _Inert:
@@ -85,15 +108,40 @@ class _Inert:
         pass
 
 
+class _InertTensor(_Inert):
+    """Substitute for a tensor."""
+
+    def __init__(self, storage: Any, _offset: int, size: Any, *_rest: Any) -> None:
+        self.shape = tuple(size)
+        self.dtype = str(storage)
+
+
+class _PlainDict(dict[Any, Any]):
+    """Substitute for an ordered dictionary with attributes, such as the metadata of a module's state."""
+
+
+_DTYPES = {
+    "FloatStorage": "float32",
+    "BFloat16Storage": "bfloat16",
+    "HalfStorage": "float16",
+    "DoubleStorage": "float64",
+}
+
+
 class _InertUnpickler(pickle.Unpickler):
     """Unpickler that imports nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {("argparse", "Namespace"): Namespace, ("collections", "OrderedDict"): dict}
-        return known.get((module, name), _Inert)
+        known = {
+            ("argparse", "Namespace"): Namespace,
+            ("collections", "OrderedDict"): _PlainDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _InertTensor,
+        }
+        storage = module == "torch" and name.endswith("Storage")
+        return _DTYPES.get(name, name) if storage else known.get((module, name), _Inert)
 
-    def persistent_load(self, _identifier: Any) -> _Inert:
-        return _Inert()
+    def persistent_load(self, identifier: Any) -> Any:
+        return identifier[1]  # the type of the storage
 
 
 def _plain(value: Any) -> Any:

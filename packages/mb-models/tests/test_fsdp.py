@@ -13,6 +13,15 @@ SHARDED = {"use_distributed_optimizer": True}
 PER_TOKEN = {"calculate_per_token_loss": True}
 BF16 = {"bf16": True, "params_dtype": "bfloat16"}
 TIED = {"share_embeddings_and_output_weights": True}
+VARIANTS = {
+    "norm_position": "pre_and_post",
+    "layernorm_zero_centered_gamma": True,
+    "qk_layernorm": True,
+    "qk_layernorm_scope": "all_heads",
+    "attn_logit_softcapping": 2.0,
+    "embedding_multiplier": 4.0,
+    "final_logit_softcapping": 3.0,
+}
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
@@ -34,10 +43,12 @@ FULL = megatron("optim_grads_params")
 TWO = {
     "torch": ({}, *TORCH),
     "torch per token": (PER_TOKEN, *TORCH),
+    "torch variants": (VARIANTS, *TORCH),
     "no_shard": ({}, *megatron("no_shard")),
     "optim overlap": ({}, *megatron("optim", overlap_grad_reduce=True)),
     "optim_grads": ({}, *megatron("optim_grads")),
     "optim_grads_params": ({}, *FULL),
+    "optim_grads_params variants": (VARIANTS, *FULL),
     "optim_grads_params per token tied": ({**PER_TOKEN, **TIED}, *FULL),
 }
 FOUR = {

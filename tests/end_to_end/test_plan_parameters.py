@@ -211,6 +211,9 @@ OVERLAP = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 HYBRIDS: dict[str, dict[str, object]] = {
     "every layer": {**MIXED, **EXPERTS, "hybrid_layer_pattern": "MG*-E"},
     "tp2 ep2": {**MIXED, **EXPERTS, **SP, "hybrid_layer_pattern": "MG*-E", TP: 2, EP: 2},
+    "output gate and norms of queries and keys": {
+        **MIXED, **SP, "hybrid_layer_pattern": "G-*-", "qk_layernorm": True, "attention_output_gate": True, TP: 2
+    },
     "pp2 without bars": {**MIXED, "hybrid_layer_pattern": "M-*-", PP: 2},
     "pp2 vp2 tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M|G|*-|-", PP: 2, VP: 2, **OVERLAP},
     "two tokens ahead, pp2, tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M*|-/*-/*-", PP: 2},

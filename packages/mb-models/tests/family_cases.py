@@ -74,6 +74,13 @@ HYBRID = {
     "linear_num_value_heads": 4,
     **EXPERTS,
 }
+GATED = {
+    "qk_layernorm": True,
+    "attention_output_gate": True,
+    "layernorm_zero_centered_gamma": True,
+    "position_embedding_type": "rope",
+    "rotary_percent": 0.5,
+}
 PAIRS = {"num_layers": 2, "num_query_groups": None, "decoder_seq_length": 8}
 VISION = {
     "num_layers": 2,
@@ -213,6 +220,7 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="hybrid", layout={**PP2, **RECOMPUTE, **stages("MG*|-E")}),
     FamilyCase(family="hybrid", layout={**VP2, **stages("M|G|*-|E")}),
     FamilyCase(family="hybrid", layout=CP2),
+    FamilyCase(family="hybrid", layout={**SP2, **EP2, **ETP1}, model=GATED),
     FamilyCase(family="hybrid", model=BF16, **ROUNDED),
     FamilyCase(family="hybrid", model=FP16, **ROUNDED),
     FamilyCase(family="hybrid", layout={**PP2, **SP2, **stages("MG*|-E")}, ranks=4),

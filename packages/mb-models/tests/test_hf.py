@@ -16,12 +16,13 @@ from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_c
 from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export import export_model
+from mb_models.hf.export_plan import stored_tensors
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import TensorOrigin
 from mb_models.hf.load import load_hf_weights, parameter_origins
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
-from mb_models.hf.save import save_hf_model, stored_tensors
+from mb_models.hf.save import save_hf_model
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 
 transformers = pytest.importorskip("transformers")
@@ -120,6 +121,11 @@ LAYOUTS = {
     ),
     "deepseek-v2 PP": ("deepseek-v2", {SIZES[1]: 2, "num_layers_in_first_pipeline_stage": 2}),
     "nemotron-h TP": ("nemotron-h", {SIZES[0]: 2, "sequence_parallel": True}),
+    "qwen3-next TP EP": (
+        "qwen3-next",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "qwen3-next PP": ("qwen3-next", {SIZES[1]: 2}),
     "nemotron-h PP": ("nemotron-h", {SIZES[1]: 2}),
     "nemotron-h-moe TP EP": (
         "nemotron-h-moe",
@@ -350,7 +356,7 @@ def test_the_text_part_of_a_model_of_images_is_loaded(groups, tmp_path, caplog):
     with torch.no_grad():
         ours = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
         assert (ours - model(TOKENS).logits).abs().max() < 1e-5
-    assert "tensors of the image encoder are not loaded" in caplog.text
+    assert "tensors of an image encoder or of further tokens are not loaded" in caplog.text
     carry_files([tmp_path / "in"], tmp_path)
     template = read_template(tmp_path)
     save_hf_model(
@@ -375,6 +381,22 @@ def test_constants_of_earlier_versions_are_skipped(groups, tmp_path):
     save_file({**weights(tmp_path), "other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(HuggingFaceError, match=r"other \(1 tensors\) belong to no parameter"):
         imported(tmp_path, groups)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["linear_attention"]}, "cannot be converted with num_hidden_layers=8"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "hybrids have an integer base and no scaling",
+        ),
+    ],
+)
+def test_unconvertible_gated_delta_models_are_rejected(change, message):
+    required = FAMILIES["qwen3_next"].hybrid.required
+    with pytest.raises(HuggingFaceError, match=message):
+        section_of({"model_type": "qwen3_next", **dict.fromkeys(required, 8), **change}, dtype="float32")
 
 
 def test_patterns_of_letters_are_read():

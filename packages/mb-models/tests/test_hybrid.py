@@ -79,7 +79,7 @@ def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
             {"mamba_num_groups": 4, "context_parallel_size": 8, "linear_num_key_heads": 8},
             "4 key heads|8 key heads",
         ),
-        ({"attention_output_gate": True}, "attention_output_gate=true"),
+        ({"softmax_type": "learnable"}, "softmax_type: is learnable"),
         ({"linear_num_key_heads": 3}, "3 key heads and 4 value heads"),
         ({"transformer": {"mamba_state_dim": 8}}, "mamba_state_dim: set the field"),
     ],

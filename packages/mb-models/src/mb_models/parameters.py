@@ -128,7 +128,7 @@ def _heads(config: GPTModelConfig) -> int:
 
 
 def _head_norms(config: GPTModelConfig, *, width: int, groups: int) -> int:
-    if config.qk_layernorm_scope == "head":
+    if not isinstance(config, LayerVariantFields) or config.qk_layernorm_scope == "head":
         return 2 * _norm(config, width)
     return _norm(config, width * config.num_attention_heads) + _norm(config, width * groups)
 

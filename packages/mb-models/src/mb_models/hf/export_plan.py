@@ -12,6 +12,7 @@ from mb_models.hf.config_json import config_of
 from mb_models.hf.export_part import SHARD_BYTES, ExportPart
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import Section, TensorOrigin
+from mb_models.hf.gated_delta_weights import gates_next_to_queries, split_gated_delta
 from mb_models.hf.load import parameter_origins
 from mb_models.hf.stacked_experts import ExpertStacks
 
@@ -118,19 +119,25 @@ def exported_tensors(
 
 def stored_tensors(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
     """Return the tensors of a folder that a parameter of a complete model is written to."""
-    parts = split_parts(parameter, config, origin)
+    parts = split_parts(parameter + origin.offset if origin.offset else parameter, config, origin)
     return [torch.cat(parts)] if origin.packed else parts
 
 
 def split_parts(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
     """Split a parameter of a complete model into tensors, in the order of `origin.tensors`."""
-    if origin.form not in ("qkv", "glu"):
+    if origin.form == "gated_delta":
+        return split_gated_delta(parameter, config)
+    if origin.form not in ("qkv", "gated_qkv", "glu"):
         return [parameter]  # parts of other forms are in the same order in both formats
     if origin.form == "glu":
         return list(parameter.chunk(2))
     size = config.kv_channels or config.hidden_size // config.num_attention_heads
     groups = config.num_query_groups or config.num_attention_heads
-    queries = config.num_attention_heads // groups
+    gated = origin.form == "gated_qkv"
+    queries = config.num_attention_heads // groups * (2 if gated else 1)
     grouped = parameter.reshape(groups, -1, *parameter.shape[1:])
     parts = torch.split(grouped, [queries * size, size, size], dim=1)
-    return [part.flatten(0, 1) for part in parts]
+    first, *others = [part.flatten(0, 1) for part in parts]
+    if gated:
+        first = gates_next_to_queries(first, groups=groups, head_size=size)
+    return [first, *others]

@@ -11,6 +11,7 @@ from mb_models.config import GPTModelConfig
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.expert_families import EXPERT_FAMILIES
 from mb_models.hf.family import HuggingFaceFamily
+from mb_models.hf.gated_delta_families import QWEN3_NEXT
 from mb_models.hf.gemma_families import GEMMA_FAMILIES
 from mb_models.hf.hybrid_families import HYBRID_FAMILIES
 from mb_models.hf.layer_fields import (
@@ -105,6 +106,7 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
         *VARIANT_FAMILIES,
         *PARALLEL_FAMILIES,
         *HYBRID_FAMILIES,
+        QWEN3_NEXT,
     )
 }
 """model_type of config.json -> family; an export takes the first that computes the same as the section."""

@@ -7,7 +7,9 @@ from typing import Any, Literal
 from mb_models.config import DType, GPTModelConfig
 from mb_models.hybrid_config import MambaModelConfig
 
-Form = Literal["plain", "qkv", "glu", "mamba", "convolution"]
+Form = Literal[
+    "plain", "qkv", "gated_qkv", "glu", "mamba", "convolution", "gated_delta", "gated_delta_convolution"
+]
 Section = GPTModelConfig | MambaModelConfig
 """Section of a model that can be converted."""
 
@@ -25,6 +27,8 @@ class TensorOrigin:
     """Whether the parts of the fusion are consecutive rows of a single tensor."""
     vocabulary: bool = False
     """Whether the tensor has a row for each token."""
+    offset: float = 0.0
+    """Difference of the tensor and the parameter, such as 1 of a zero-centred norm whose tensor is not."""
     stacked: bool = False
     """Whether the single tensor holds all experts, each one transposed, with rows of gate and up projection in turn."""
     expert: int = 0
@@ -74,6 +78,10 @@ class HuggingFaceFamily:
         """Class of the section."""
         return GPTModelConfig if self.hybrid is None else MambaModelConfig
 
+    def layer_of(self, position: int) -> int:
+        """Return the layer of transformers that a layer of the model belongs to."""
+        return position if self.hybrid is None else position // self.hybrid.layers_of_a_layer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConversion:
@@ -87,6 +95,8 @@ class HybridConversion:
     """Function from a section to config.json, without vocab_size, dtype and the names of the family."""
     outside: Mapping[str, TensorOrigin]
     """Parameter outside the layers -> its origin."""
+    layers_of_a_layer: int = 1
+    """Layers of a pattern that are one layer of transformers."""
 
 
 COMMON_FIELDS: Mapping[str, str] = {

@@ -17,6 +17,7 @@ from mb_models.hf.config_json import read_config
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
+from mb_models.hf.gated_delta_weights import convolution_rows, fuse_gated_delta, gates_after_queries
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 from mb_models.hf.tensor_names import origin_of
@@ -59,11 +60,17 @@ def load_hf_weights(
                 taken.update(stacked_tensors(stored, origin))
             else:
                 parts = read_parts(stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size)
-            source = fuse_parts(parts, origin, head_size=int(chunks[0].config.kv_channels))
+            source = fuse_parts(parts, origin, config=chunks[0].config)
+            if origin.offset:
+                source = source - origin.offset
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             taken.update(origin.tensors)
         if stored.left_out and groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0:
-            logger.warning("%s: %d tensors of the image encoder are not loaded", folder, stored.left_out)
+            logger.warning(
+                "%s: %d tensors of an image encoder or of further tokens are not loaded",
+                folder,
+                stored.left_out,
+            )
         left = {name for name in stored.names() - taken if not name.endswith(BUFFERS)}
     if chunks[0].share_embeddings_and_output_weights:
         left.discard(OUTPUT)
@@ -95,7 +102,7 @@ def parameter_origins(
 ) -> Iterator[tuple[str, torch.Tensor, TensorOrigin]]:
     """Yield each weight of the chunks with its name and the tensors it is made of."""
     for chunk in chunks:
-        numbers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
+        numbers = [family.layer_of(layer.layer_number - 1) for layer in chunk.decoder.layers]
         first = (chunk.config.num_moe_experts or 0) // groups.ep.size() * groups.ep.rank()
         tied = bool(chunk.share_embeddings_and_output_weights)
         for name, value in named_weights(chunk):
@@ -142,6 +149,8 @@ def packed_rows(origin: TensorOrigin, config: Any, *, rows: int) -> list[int]:
     """Return the numbers of rows of the parts of a packed tensor."""
     if origin.form == "glu":
         return [rows // 2, rows - rows // 2]
+    if origin.form == "gated_delta_convolution":
+        return convolution_rows(config)
     if origin.form in ("mamba", "convolution"):
         heads = mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim)
         inner, state = heads * config.mamba_head_dim, config.mamba_num_groups * config.mamba_state_dim
@@ -177,13 +186,18 @@ def _part(
     return stored.part(name, split=split, start=start, stop=stop)
 
 
-def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, head_size: int) -> torch.Tensor:
-    """Fuse query, key and value (group by group), or gate and up projection, as Megatron does."""
+def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, config: Any) -> torch.Tensor:
+    """Fuse query, key and value (group by group), gate and up projection, or a gated-delta layer, as Megatron does."""
     if origin.form == "plain":
         return parts[0]
-    if origin.form != "qkv":
+    if origin.form == "gated_delta":
+        return fuse_gated_delta(parts, config)
+    if origin.form not in ("qkv", "gated_qkv"):
         return torch.cat(list(parts))
-    groups = parts[1].shape[0] // head_size
+    size = int(config.kv_channels)
+    groups = parts[1].shape[0] // size
+    if origin.form == "gated_qkv":
+        parts = [gates_after_queries(parts[0], groups=groups, head_size=size), *parts[1:]]
     grouped = [
         part.reshape(groups, -1, *part.shape[1:]) for part in parts
     ]  # [G, R D, H], [G, D, H], [G, D, H]

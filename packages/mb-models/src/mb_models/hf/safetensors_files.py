@@ -22,10 +22,10 @@ INDEX = "model.safetensors.index.json"
 class TensorFolder:
     """Reader of all safetensors files of a folder. Files are memory-mapped, and a tensor is read on access.
 
-    Of a model with an image encoder it reads the text part, under the names of a model of text alone.
+    Of a model with further parts it reads the text part, under the names of a model of text alone.
 
     Attributes:
-        left_out: number of tensors of the image encoder.
+        left_out: number of tensors of the image encoder, and of layers for further tokens.
 
     Raises:
         HuggingFaceError: there is no such file, one cannot be read, or one that the index names is missing.

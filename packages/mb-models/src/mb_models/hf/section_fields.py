@@ -132,11 +132,11 @@ def _compared(config: Section) -> list[str]:
         }
         unused |= {
             "num_layers",
-            "rotary_base",
-            "rotary_percent",
             "moe_layer_freq",
             "mamba_training_ssm_states_dtype",
         }
+        if config.position_embedding_type != "rope":
+            unused |= {"rotary_base", "rotary_percent"}
     if config.num_moe_experts is None:
         unused |= _EXPERTS
     if config.multi_latent_attention:

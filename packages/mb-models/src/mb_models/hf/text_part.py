@@ -1,4 +1,4 @@
-"""Text part of models with an image encoder: its config.json, and the names of its tensors. Standard library only."""
+"""Text part of models with further parts: its config.json, and the names of its tensors. Standard library only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ MULTIMODAL: Mapping[str, Mapping[str, object]] = {
 """model_type of config.json -> values of its `text_config` that transformers uses if they are missing."""
 
 _TEXT = "language_model."
-_IMAGES = ("vision_tower.", "multi_modal_projector.")
+_FURTHER = ("vision_tower.", "multi_modal_projector.", "mtp.")
 _OF_BOTH = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -34,5 +34,5 @@ def text_config(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_tensor(name: str) -> str | None:
-    """Return the name of a tensor in a model of text alone, or None if it belongs to the image encoder."""
-    return None if name.startswith(_IMAGES) else name.removeprefix(_TEXT)
+    """Return the name of a tensor in a model of text alone; None if it is of an image encoder or of further tokens."""
+    return None if name.startswith(_FURTHER) else name.removeprefix(_TEXT)

@@ -9,7 +9,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
     "zamba2": "Megatron Core has no layers that share weights",
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",
-    "qwen3_next": "names of weights of gated-delta layers are not implemented",
     "llama4": f"{_POSITIONS}, and has no chunked attention",
     "phi": _OUTPUT_BIAS,
     "gptj": _OUTPUT_BIAS,

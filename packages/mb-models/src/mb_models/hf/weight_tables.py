@@ -273,3 +273,41 @@ NEMOTRON_H: Mapping[str, TensorOrigin] = {
     r"mlp\.router\.weight": _of_layer("mixer.gate.weight"),
     r"mlp\.router\.expert_bias": _of_layer("mixer.gate.e_score_correction_bias"),
 }
+
+
+def _by_one(name: str, **how: Any) -> TensorOrigin:
+    return TensorOrigin(tensors=(LAYER + name,), **how)
+
+
+QWEN3_NEXT: Mapping[str, TensorOrigin] = {
+    r"(input_layernorm\.weight|self_attention\.(linear_qkv|in_proj)\.layer_norm_weight)": one(
+        "input_layernorm.weight"
+    ),
+    r"(pre_mlp_layernorm\.weight|mlp\.linear_fc1\.layer_norm_weight)": one("post_attention_layernorm.weight"),
+    r"self_attention\.linear_qkv\.weight": TensorOrigin(
+        tensors=tuple(f"{LAYER}self_attn.{part}_proj.weight" for part in "qkv"), form="gated_qkv", split=0
+    ),
+    r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
+    **HEAD_NORMS,
+    r"self_attention\.in_proj\.weight": TensorOrigin(
+        tensors=tuple(f"{LAYER}linear_attn.in_proj_{part}.weight" for part in ("qkvz", "ba")),
+        form="gated_delta",
+        split=0,
+    ),
+    r"self_attention\.conv1d\.weight": _by_one(
+        "linear_attn.conv1d.weight", form="gated_delta_convolution", split=0, packed=True
+    ),
+    **{rf"self_attention\.{name}": one(f"linear_attn.{name}", split=0) for name in ("dt_bias", "A_log")},
+    r"self_attention\.out_norm\.weight": _by_one("linear_attn.norm.weight", offset=1.0),
+    r"self_attention\.out_proj\.weight": one("linear_attn.out_proj.weight", split=1),
+    **DENSE,
+    **experts("mlp.experts.", router="mlp.gate"),
+    **gated_mlp(r"mlp\.shared_experts\.", projections("mlp.shared_expert.")),
+    r"mlp\.shared_experts\.gate_weight": one("mlp.shared_expert_gate.weight"),
+}
+"""Layers of gated delta or attention, each with experts or an MLP, which are two layers of a pattern."""
+
+QWEN3_NEXT_OUTSIDE: Mapping[str, TensorOrigin] = {
+    **{name: origin for name, origin in OUTSIDE.items() if not name.startswith("decoder.")},
+    "decoder.final_norm.weight": OUTSIDE["decoder.final_layernorm.weight"],
+}

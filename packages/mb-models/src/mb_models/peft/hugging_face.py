@@ -66,11 +66,11 @@ def save_adapters(
                 f"{name}: adapters on experts are not supported by the format. Merge them, or exclude experts."
             )
         origin = origin_of(
-            f"{name}.weight", family=family, layer=partial(add, 0), expert=partial(add, 0), tied=False
+            f"{name}.weight", family=family, layer=family.layer_of, expert=partial(add, 0), tied=False
         )
-        if origin.packed and "main" not in layer.adapter:
+        if "main" not in layer.adapter and (origin.packed or origin.form not in PARTS):
             raise HuggingFaceError(
-                f"{name}: adapters on single parts are not supported, because they are one tensor in a "
+                f"{name}: adapters on single parts are not supported, because they are one tensor, or have gates, in a "
                 f"{family.model_type}. Merge them, or export another model_type."
             )
         for tensor, value in adapter_tensors(layer, origin, config):

@@ -17,6 +17,10 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     model_parallel_cuda_manual_seed,
 )
+from megatron.core.tensor_parallel.layers import (
+    LinearWithFrozenWeight,
+    LinearWithGradAccumulationAndAsyncCommunication,
+)
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import MLATransformerConfig
@@ -46,6 +50,36 @@ def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
         trainer = Trainer(LAYOUT, seed=99)
         trainer.load(str(Path(root, optimizer_format)), optimizer_format=optimizer_format)
         return [trainer.step(number) for number in range(STEPS, 2 * STEPS)]
+
+
+def linear_layers() -> tuple[bool, dict[str, float]]:
+    """Return whether linear layers are patched, and the relative difference of each result without the patch."""
+    frozen, trained = LinearWithFrozenWeight, LinearWithGradAccumulationAndAsyncCommunication
+    with_patch, without_patch = _linear_results(frozen, trained), {}
+    with without("onednn_products"):
+        without_patch = _linear_results(frozen, trained)
+    differences = {
+        name: float((value - without_patch[name]).norm() / value.norm()) for name, value in with_patch.items()
+    }
+    return hasattr(frozen.forward, PATCH_MARK), differences
+
+
+def _linear_results(frozen: type, trained: type) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found = {}
+    for kind, prefix in ((frozen, "frozen "), (trained, "")):
+        hidden, weight = (torch.randn(size, generator=generator) for size in ((64, 4, 128), (192, 128)))
+        hidden.requires_grad_()
+        weight.requires_grad_(kind is trained)
+        others = {"weight": weight, "gtp_remat_size": 1, "bias": None, "tp_group": None}
+        others |= {"grad_output_buffer": None, "wgrad_deferral_limit": None}
+        names = [*inspect.signature(inspect.unwrap(kind.forward)).parameters][2:]
+        output = kind.apply(hidden, *(others.get(name, False) for name in names))
+        output.backward(torch.randn(output.shape, generator=generator))
+        found |= {f"{prefix}output": output.detach(), f"{prefix}input": hidden.grad}
+        if kind is trained:
+            found["weight"] = weight.grad
+    return found
 
 
 def patched_afterwards(root: str, optimizer_format: str) -> list[object]:

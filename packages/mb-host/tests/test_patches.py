@@ -7,6 +7,7 @@ import pytest
 from host_layouts import Layout
 
 from mb_host import RankFailedError, function_in
+from mb_host.matrix_products import is_onednn_faster
 from mb_host.patches import ALL_PATCHES, ANY_DEVICE_PATCHES, patch_callbacks, without
 
 FAULTS = Path(__file__).parent / "host_faults.py"
@@ -57,6 +58,7 @@ def test_patches_that_are_not_applied_with_a_gpu():
     assert sorted({*ALL_PATCHES} - {*ANY_DEVICE_PATCHES}) == [
         "cpu_tensor_to_numpy",
         "gather_uneven_parts",
+        "onednn_products",
         "scatter_uneven_parts",
     ]
 
@@ -65,10 +67,20 @@ def test_every_patch_has_a_target():
     assert sorted(patch_callbacks(ALL_PATCHES)) == [
         "megatron.core.distributed.distributed_data_parallel",
         "megatron.core.optimizer.distrib_optimizer",
+        "megatron.core.tensor_parallel.layers",
         "megatron.core.tensor_parallel.mappings",
         "megatron.core.transformer.moe.moe_utils",
         "megatron.core.transformer.multi_latent_attention",
     ]
+
+
+def test_linear_layers_use_onednn_where_it_is_faster(one_rank, megatron):
+    [(patched, differences)] = one_rank.run(function_in(FAULTS, "linear_layers"))
+    assert patched is is_onednn_faster()
+    assert all(difference < 1e-5 for difference in differences.values())
+    assert (
+        differences["weight"] > 0
+    ) is patched  # sums of the other products have the same order in both libraries
 
 
 LEAKING = {"experts": Layout(experts=4), "distributed optimizer": Layout(distributed_optimizer=True)}

@@ -1,4 +1,4 @@
-"""Benchmark of a step of `gpt_tiny` on the CPU beside a GPT of the same shape in plain PyTorch.
+"""Benchmark of a step of `gpt_tiny` on the CPU next to a GPT of the same shape in plain PyTorch.
 
 The plain GPT has the layers, sizes, initial scale, batch, optimizer, gradient clipping and learning rate of the recipe:
 RMSNorm, rotary positions from a table, grouped queries in torch's attention, SwiGLU, tied embeddings, torch's AdamW.

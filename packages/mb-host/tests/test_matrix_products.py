@@ -76,8 +76,8 @@ def test_processors_of_intel_and_unknown_ones_use_mkl(tmp_path):
     for name in ("GenuineIntel", "AuthenticAMD"):
         path = tmp_path / name
         path.write_text(f"processor : 0\nvendor_id : {name}\n")
-        found[name] = is_onednn_faster(path)
-    assert found["GenuineIntel"] is is_onednn_faster(tmp_path / "missing") is False
+        found[name] = is_onednn_faster(str(path))
+    assert found["GenuineIntel"] is is_onednn_faster(str(tmp_path / "missing")) is False
     assert found["AuthenticAMD"] is (
         torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
     )

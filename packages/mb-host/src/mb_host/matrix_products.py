@@ -20,7 +20,7 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul)
 
 
 @functools.cache
-def is_onednn_faster(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
+def is_onednn_faster(cpu_info: str = "/proc/cpuinfo") -> bool:
     """Return whether oneDNN has AVX-512 on this processor and MKL does not use it.
 
     Args:
@@ -31,7 +31,7 @@ def is_onednn_faster(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and _vendor(cpu_info) not in ("GenuineIntel", None)
+        and _vendor(Path(cpu_info)) not in ("GenuineIntel", None)
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from mb_host.after_import import AfterImport
 from mb_host.compile import replace_compile
+from mb_host.deferred_imports import defer_import
 from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.fsdp import replace_meshes
@@ -58,8 +59,9 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     With a GPU: torch and these packages are not changed, and `patch_megatron` applies the patches of Megatron Core that
     do not depend on a missing GPU.
 
-    In both cases CPU arithmetic becomes reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`): with
-    a GPU, an optimizer may be offloaded to the CPU.
+    In both cases wandb, which Megatron Core imports, is loaded at its first use, and CPU arithmetic becomes
+    reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`): with a GPU, an optimizer may be offloaded
+    to the CPU.
 
     Args:
         force: Use the CPU even if there is a GPU; `torch.cuda.is_available()` then returns False.
@@ -75,6 +77,7 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     if _reports:
         return _reports[0]
     chosen = tuple(patches)
+    defer_import("wandb")
     after_import = AfterImport(
         {**patch_callbacks(chosen), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
     )

@@ -24,7 +24,6 @@ from tokenizers import Tokenizer
 from mb_data import TextCorpusConfig, build_indexed, train_bpe, verify_prefix
 from mb_data.sources import read_sources
 
-
 BARE = 3
 """Position of the row that the others are compared with: encode_batch of the library on all cores."""
 

@@ -150,7 +150,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+FURTHER = ("gemma TP", "smollm3 PP", "cohere2 PP", "qwen3-next PP", "mixtral EP")
+"""Layouts that run in the matrix only."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in FURTHER)) for name in LAYOUTS]
+)
 def test_two_ranks_hold_the_weights_of_one_and_match_transformers(name, groups, pool, tmp_path):
     kind, layout = LAYOUTS[name]
     model = make(kind, tmp_path / "in")

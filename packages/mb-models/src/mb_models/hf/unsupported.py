@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 
 _OUTPUT_BIAS = "Megatron Core's output layer has no bias"
-_POSITIONS = "Megatron Core rotates all layers with the same frequencies"
 
 UNSUPPORTED: Mapping[str, str] = {
     "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
     "zamba2": "Megatron Core has no layers that share weights",
     "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",
-    "llama4": f"{_POSITIONS}, and has no chunked attention",
+    "llama4": "Megatron Core has no chunked attention, and no scaling of queries by their position",
     "phi": _OUTPUT_BIAS,
     "gptj": _OUTPUT_BIAS,
     "falcon": "its layouts of queries, keys and values, and its biases by layer, are not implemented",

@@ -108,10 +108,31 @@ def test_an_object_without_any_event_is_rejected():
         CallbackManager([{}])
 
 
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (LossPrinter, "LossPrinter is a class, not an object"),
+        (
+            type("Mine", (Callback,), {"on_train_step_ends": print})(),
+            r"Mine\.on_train_step_ends: .*mean on_train_step_end",
+        ),
+        (type("Two", (), {"on_train_end": print, "on_training_start": print})(), "mean on_train_start"),
+    ],
+)
+def test_a_class_and_a_misspelled_event_are_rejected(callback, message):
+    with pytest.raises(UnknownEventError, match=message):
+        CallbackManager([callback])
+
+
+def test_events_of_another_library_are_no_mistake():
+    CallbackManager([type("Both", (Callback,), {"on_train_epoch_end": print, "on_train_begin": print})()])
+
+
 def test_lists_of_callbacks_are_added_and_normalized():
     manager = CallbackManager()
     manager.add([LossPrinter(), [LossPrinter()]])
     assert len(manager._listeners["on_train_step_end"]) == 2
     assert normalize_callbacks(manager) is manager
+    assert len(normalize_callbacks(LossPrinter())._listeners["on_train_step_end"]) == 1
     assert normalize_callbacks(None) is None
     assert normalize_callbacks([LossPrinter()]).has_listeners("on_train_step_end")

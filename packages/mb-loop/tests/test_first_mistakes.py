@@ -56,8 +56,45 @@ def test_a_loader_itself_is_an_error_that_names_the_function():
             lambda iterator, model: (model(next(iterator)), lambda output: output.mean()),
             r"loss function: returned Tensor.*Write: return loss, \{'loss': ",
         ),
+        (
+            lambda iterator, model: (model(next(iterator)), lambda output: (output, {})),
+            r"a loss \(\(2, 1\)\) and a report \(dict\)",
+        ),
+        (
+            lambda iterator, model: (model(next(iterator)), lambda output: (output.mean().item(), {})),
+            r"a loss \(float\) and",
+        ),
+        (
+            lambda iterator, model: (model(next(iterator)), lambda output: (output.mean(), 5)),
+            r"a report \(int\)",
+        ),
+        (
+            lambda iterator, model: (model(next(iterator)), lambda output: (output.mean().detach(), {})),
+            "a loss without a gradient",
+        ),
     ],
 )
 def test_a_returned_loss_is_an_error_that_shows_the_line(forward_step, message):
     with pytest.raises(ForwardStepError, match=message):
         run(forward_step, torch.nn.Linear(4, 1), iter([torch.ones(2, 4)] * 3))
+
+
+def test_a_single_callback_and_none_are_accepted(capsys):
+    for callbacks in (mb_loop.LossPrinter(every=2), None):
+        layer = torch.nn.Linear(4, 1)
+        mb_loop.train(
+            mean_loss,
+            layer,
+            torch.optim.SGD(layer.parameters(), lr=0.0),
+            None,
+            iter([torch.zeros(2, 4)] * 2),
+            None,
+            mb_loop.LoopState.of(train_iters=2),
+            callbacks=callbacks,
+        )
+    assert capsys.readouterr().out.count("step 2: loss") == 1
+
+
+def test_a_negative_number_of_steps_is_rejected():
+    with pytest.raises(mb_loop.TrainSettingsError, match="train_iters: is -3"):
+        run(mean_loss, torch.nn.Linear(4, 1), iter([]), steps=-3)

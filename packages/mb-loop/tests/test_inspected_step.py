@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mb_loop.errors import ForwardStepError  # noqa: E402
 from mb_loop.inspected_step import inspected_forward_step  # noqa: E402
 
 
@@ -48,7 +49,8 @@ def test_a_logged_loss_is_not_divided_with_the_loss():
         return model, loss
 
     _, loss_function = inspected_forward_step(aliased, None)(None, torch.tensor([2.0, 4.0]))
-    loss, tokens, logged = loss_function(torch.tensor([2.0, 4.0]))
+    with torch.no_grad():
+        loss, tokens, logged = loss_function(torch.tensor([2.0, 4.0]))
     loss /= 2  # as Megatron's schedules do
     assert (float(loss), int(tokens), float(logged["loss"]), float(logged["other"])) == (3.0, 3, 6.0, 7.0)
 
@@ -59,3 +61,31 @@ def test_a_state_is_bound():
 
     step = inspected_forward_step(with_state, "state")
     assert step("data", "model") == (("state", "data", "model"), None)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda output: output.sum().detach(), "loss function: returned Tensor"),
+        (lambda output: (output.sum().detach(), {}), "a loss without a gradient"),
+        (lambda output: (output.sum(), 3), r"a report \(int\)"),
+        (lambda output: (output.sum(), 1, {}, 3), "loss function: returned tuple"),
+    ],
+)
+def test_results_that_a_schedule_would_misread_are_rejected(returned, message):
+    _, loss = inspected_forward_step(lambda iterator, model: (model, returned), None)(None, None)
+    with pytest.raises(ForwardStepError, match=message):
+        loss(torch.ones(2, requires_grad=True))
+
+
+def test_a_forward_step_without_a_loss_function_is_rejected():
+    with pytest.raises(ForwardStepError, match="forward step: returned Tensor"):
+        inspected_forward_step(lambda iterator, model: torch.ones(3), None)(None, None)
+
+
+def test_a_number_among_the_logged_losses_is_left_to_the_average():
+    step = inspected_forward_step(
+        lambda iterator, model: (model, lambda output: (output, {"loss": 3.0})), None
+    )
+    output = torch.ones((), requires_grad=True)
+    assert step(None, output)[1](output)[1] == {"loss": 3.0}

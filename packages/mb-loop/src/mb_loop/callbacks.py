@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mb_loop.errors import LoopError
@@ -183,7 +184,8 @@ class CallbackManager:
         """Register the methods for events that the class of `callback` defines or overrides; of a list, of each.
 
         Raises:
-            UnknownEventError: the object is not a `Callback` and handles no event.
+            UnknownEventError: the object is not a `Callback` and handles no event, or the name of a method resembles
+                that of an event.
         """
         if isinstance(callback, list | tuple):
             for each in callback:
@@ -194,9 +196,11 @@ class CallbackManager:
             for event in EVENTS
             if getattr(type(callback), event, None) not in (None, getattr(Callback, event))
         ]
+        _reject_misspelled(callback)
         if not handled and not isinstance(callback, Callback):
+            name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise UnknownEventError(
-                f"callbacks: {type(callback).__name__} handles no event, so it would never be called. "
+                f"callbacks: {name} {_WITHOUT_EVENTS[isinstance(callback, type)]}, so it would never be called. "
                 f"Define one of {', '.join(EVENTS)}."
             )
         for event in handled:
@@ -224,11 +228,27 @@ class CallbackManager:
             listener(context)
 
 
-def normalize_callbacks(callbacks: Iterable[object] | CallbackManager | None) -> CallbackManager | None:
-    """Return a manager of callbacks; a manager unchanged, and None for None."""
+_WITHOUT_EVENTS = {False: "handles no event", True: "is a class, not an object"}
+_SIMILARITY = 0.9  # separates a misspelled event from an event of another library, such as on_train_epoch_end
+
+
+def _reject_misspelled(callback: object) -> None:
+    for name in dir(type(callback)):
+        close = [] if name in EVENTS else get_close_matches(name, EVENTS, n=1, cutoff=_SIMILARITY)
+        if name.startswith("on_") and close:
+            raise UnknownEventError(
+                f"callbacks: {type(callback).__name__}.{name}: there is no such event, so it would never be called. "
+                f"Did you mean {close[0]}?"
+            )
+
+
+def normalize_callbacks(
+    callbacks: Iterable[object] | CallbackManager | object | None,
+) -> CallbackManager | None:
+    """Return a manager of callbacks, or of a single one; a manager unchanged, and None for None."""
     if callbacks is None or isinstance(callbacks, CallbackManager):
         return callbacks
-    return CallbackManager(callbacks)
+    return CallbackManager(callbacks if isinstance(callbacks, Iterable) else [callbacks])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""Forward steps of users whose losses are inspected, as those of the package's own models are."""
+"""Forward steps of users whose losses are inspected, as those of the package's own models are. Imports torch."""
 
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
+from mb_loop.forward_results import checked_loss, checked_output
 from mb_loop.injection import ForwardStep, maybe_inject_state
 
 
@@ -23,11 +26,14 @@ def inspected_forward_step(
         state: global state for a forward step with a parameter for it.
         inspect_loss: called with the first value of the loss function's result, detached; None: losses are not
             inspected. The result for non-loss data is not.
+
+    The forward step raises a ForwardStepError if the user's step or loss function returns something else than
+    Megatron's schedules need, or a loss without a gradient, which they would accept in silence.
     """
     step = maybe_inject_state(forward_step_func, state)
 
     def inspected(*arguments: Any, **options: Any) -> Any:
-        output, loss_function = step(*arguments, **options)
+        output, loss_function = checked_output(step(*arguments, **options), has_loss=False)
         if loss_function is None:
             return output, None
 
@@ -35,18 +41,17 @@ def inspected_forward_step(
             result = loss_function(output, **selection)
             if selection.get("non_loss_data"):
                 return result
+            loss, *tokens, logged = checked_loss(result)
             if inspect_loss is not None:
-                inspect_loss(result[0].detach())
-            *first, logged = result
-            address = result[0].data_ptr()
-            return (
-                *first,
-                {
-                    name: value.clone() if value.data_ptr() == address else value
-                    for name, value in logged.items()
-                },
-            )
+                inspect_loss(loss.detach())
+            return loss, *tokens, {name: _own_memory(value, loss) for name, value in logged.items()}
 
         return output, loss_of
 
     return inspected
+
+
+def _own_memory(value: Any, loss: Tensor) -> Any:
+    """Return a logged value, copied if it shares the memory of the loss."""
+    shared = isinstance(value, Tensor) and value.data_ptr() == loss.data_ptr()
+    return value.clone() if shared else value

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from mb_loop.errors import ForwardStepError, LoopError
+from mb_loop.errors import LoopError
+from mb_loop.forward_results import checked_loss, checked_output
 
 ForwardBackward = Callable[..., list[Any]]
 """Schedule, as Megatron's or `forward_backward_no_pipelining`: takes keyword arguments, returns one loss dict per
@@ -55,38 +56,20 @@ def forward_backward_no_pipelining(
     for index in range(num_microbatches):
         last = index == num_microbatches - 1
         with _gradient_sync(model[0], wanted=last or forward_only):
-            output, loss_function = _checked_output(forward_step_func(iterator, model[0]))
+            output, loss_function = checked_output(forward_step_func(iterator, model[0]))
             if collect_non_loss_data:
                 reported.append(loss_function(output, non_loss_data=True))
                 continue
-            loss, report = _loss(loss_function(output))
+            loss, report = _mean_loss(loss_function(output))
             if not forward_only:
                 torch.autograd.backward(loss / num_microbatches)
         reported.append(report)
     return reported
 
 
-def _checked_output(returned: Any) -> tuple[Any, Callable[..., Any]]:
-    if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[1]):
-        return returned
-    raise ForwardStepError(
-        f"forward step: returned {type(returned).__name__}, but a schedule needs the output and a function of it, "
-        "which a pipeline calls on its last stage. Write: return output, lambda output: (loss, {'loss': "
-        "loss.detach()})."
-    )
-
-
-def _loss(returned: Any) -> tuple[Tensor, Any]:
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        raise ForwardStepError(
-            f"loss function: returned {type(returned).__name__}, but the loop also needs what to report. Write: return "
-            "loss, {'loss': loss.detach()}; or the sum of the losses, the number of tokens, and {name: tensor}."
-        )
-    if len(returned) == 2:
-        loss, report = returned
-        return loss, report
-    loss_sum, num_tokens, report = returned
-    return loss_sum / torch.as_tensor(num_tokens).clamp(min=1), report
+def _mean_loss(returned: Any) -> tuple[Tensor, Any]:
+    loss, *tokens, report = checked_loss(returned)
+    return loss / torch.as_tensor(tokens[0]).clamp(min=1) if tokens else loss, report
 
 
 def _gradient_sync(module: Module, *, wanted: bool) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from torch.nn import Module
 
 from mb_loop.assembly import LoopAssembly
 from mb_loop.attention_logits import AttentionLogits
-from mb_loop.callbacks import Callback, CallbackManager
+from mb_loop.callbacks import Callback, CallbackManager, normalize_callbacks
 from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.errors import TrainSettingsError
@@ -49,7 +49,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     forward_backward_func: ForwardBackward | None = None,
     pg_collection: LossGroups | None = None,
     p2p_communicator: Any = None,
-    callbacks: Iterable[Callback] | CallbackManager = (),
+    callbacks: Iterable[Callback] | Callback | CallbackManager | None = None,
     checkpointer: Checkpointer | None = None,
     stop_requested: StopRequested | None = None,
     straggler_stop_requested: StopRequested | None = None,
@@ -87,7 +87,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         forward_backward_func: Megatron's schedule; None: `forward_backward_no_pipelining` of this package.
         pg_collection: losses are averaged over its `dp_cp` group; required when data_parallel_size > 1.
         p2p_communicator: passed to the schedule together with `pg_collection`.
-        callbacks: called in order; a manager keeps its `user_state`.
+        callbacks: called in order, a single one or several; a manager keeps its `user_state`. None: there are none.
         checkpointer: writes checkpoints; None: nothing is saved. The loop does not check that a directory is set.
         stop_requested: stop request source, called once after each step; must return the same on all ranks. None: with
             `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
@@ -112,9 +112,9 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         Reason and step at which training ended, and whether that step is saved.
 
     Raises:
-        TrainSettingsError: train_iters is not set, exit_interval is below 1, there is no validation data, non-loss
-            data would be collected without a writer, the exit signal cannot be handled, or `checkpointing_context` is
-            unusable.
+        TrainSettingsError: train_iters is not set or negative, exit_interval is below 1, there is no validation data,
+            non-loss data would be collected without a writer, the exit signal cannot be handled, or
+            `checkpointing_context` is unusable.
         DataIteratorError: the data is not an iterator.
         BatchSizeError: the batch sizes of training or evaluation do not divide.
         ParallelSetupError: a parallel run has no group or no schedule.
@@ -143,7 +143,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         optimizer=optimizer,
         scheduler=scheduler,
         parallel=parallel,
-        callbacks=callbacks if isinstance(callbacks, CallbackManager) else CallbackManager(callbacks),
+        callbacks=normalize_callbacks(callbacks) or CallbackManager(),
         hooks=forward_pre_hooks(cfg, model),
         manual_gc=ManualGC(cfg.train),
         rerun_machine=rerun_machine,
@@ -200,10 +200,15 @@ def _last_step(train: TrainSettings) -> int:
     """Return the number of the last step.
 
     Raises:
-        TrainSettingsError: train_iters is not set, or exit_interval is below 1.
+        TrainSettingsError: train_iters is not set or negative, or exit_interval is below 1.
     """
     if train.train_iters is None:
         raise TrainSettingsError("train.train_iters: is not set (None), so there is no last step. Set it.")
+    if train.train_iters < 0:
+        raise TrainSettingsError(
+            f"train.train_iters: is {train.train_iters}, but it is the number of steps of a run. Set it to 0 "
+            "or more."
+        )
     if train.exit_interval is not None and train.exit_interval < 1:
         raise TrainSettingsError(
             f"train.exit_interval: is {train.exit_interval}, but a run ends at multiples of it. "

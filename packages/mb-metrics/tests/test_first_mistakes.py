@@ -4,7 +4,16 @@ import io
 
 import pytest
 
-from mb_metrics import ConsoleSink, Metrics, peak_tflops
+from mb_metrics import (
+    BackgroundSink,
+    ConsoleSink,
+    FilterSink,
+    JsonlSink,
+    Metrics,
+    StepLogger,
+    peak_tflops,
+    read_jsonl,
+)
 
 
 def test_a_single_sink_needs_no_list():
@@ -33,3 +42,65 @@ def test_a_precision_that_does_not_exist_is_an_error():
     with pytest.raises(ValueError, match=r"'bfloat' is not a known precision\. Use a name such as bfloat16"):
         peak_tflops("NVIDIA H100", "bfloat")
     assert peak_tflops("NVIDIA H100", "torch.bfloat16") == 989.4
+
+
+class OnlyRows:
+    def write_rows(self, rows):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Metrics([ConsoleSink]), "ConsoleSink is a class, so it cannot write"),
+        (lambda: Metrics(OnlyRows()), "has no method write_interval.*let a custom one inherit from Sink"),
+        (lambda: BackgroundSink(None), "None is not a sink"),
+        (lambda: FilterSink(None), "None is not a sink"),
+        (lambda: FilterSink(ConsoleSink(), keep=["lm loss"]), r"keep=\['lm loss'\] is not a function"),
+        (lambda: Metrics([], log_interval="10"), r"metrics\.log_interval: is a str"),
+        (lambda: Metrics([], log_interval=2.5), r"metrics\.log_interval: must be an integer"),
+        (lambda: JsonlSink("unused.jsonl", resume_step="5"), "resume_step='5' is a str"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_rejected_at_once(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "counts", "message"),
+    [
+        (None, {}, {}, "step=None is a NoneType"),
+        (1.0, {}, {}, r"step=1\.0 is a float"),
+        ("1", {}, {}, "step='1' is a str"),
+        (1, {7: 1.0}, {}, "7 is a int, but a name of a metric is text"),
+        (1, {}, {"samples": "3"}, "samples='3' is a str"),
+        (1, {}, {"tokens": -3}, "tokens=-3 is negative"),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_writes_nothing(tmp_path, step, values, counts, message):
+    with Metrics(JsonlSink(tmp_path / "metrics.jsonl"), log_interval=1) as metrics:
+        with pytest.raises((TypeError, ValueError), match=message):
+            metrics.record(step, values, **counts)
+        if not isinstance(step, int):
+            with pytest.raises(TypeError, match=message):
+                metrics.evaluation(step, {"loss": 1.0})
+            with pytest.raises(TypeError, match=message):
+                StepLogger(metrics).log({"loss": 1.0}, step)
+    assert list(read_jsonl(tmp_path / "metrics.jsonl")) == []
+
+
+def test_a_sampler_that_returns_nothing_is_an_error():
+    metrics = Metrics(ConsoleSink(io.StringIO()), log_interval=1, samplers=[lambda step: None])
+    with pytest.raises(TypeError, match="returned None, not a mapping"):
+        metrics.record(1, {})
+    metrics.close()
+
+
+def test_metrics_called_step_and_time_do_not_replace_those_of_the_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(JsonlSink(path), log_interval=1, wall_clock=lambda: 5.0) as metrics:
+        metrics.record(1, {"step": 0.25, "time": 7.0})
+    (row,) = read_jsonl(path)
+    assert (row["step"], row["time"], row["metric/step"], row["metric/time"]) == (1, 5.0, 0.25, 7.0)
+    JsonlSink(path, resume_step=1).close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mb_metrics.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_in_text
-from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, sink_name
+from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, sink_list, sink_name
 
 _logger = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -43,6 +43,7 @@ class BackgroundSink:
         clock: Monotonic clock, in seconds.
 
     Raises:
+        TypeError: `sink` is not a sink.
         ValueError: `capacity` is not positive.
     """
 
@@ -61,7 +62,7 @@ class BackgroundSink:
                 f"BackgroundSink: capacity must be positive (capacity={capacity}). Every record would be dropped. Set "
                 "it to 1 or more, or to None for an unbounded queue."
             )
-        self._sink = sink
+        (self._sink,) = sink_list([sink])
         self._capacity = capacity
         self._close_seconds = close_seconds
         self._retry_seconds = retry_seconds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mb_metrics.names import PERPLEXITY, VALIDATION
 from mb_metrics.record import Evaluation, LogInterval, MetricsRow
-from mb_metrics.sink import FileSink, Sink, StatusSink
+from mb_metrics.sink import FileSink, Sink, StatusSink, sink_list
 
 
 class FilterSink:
@@ -19,6 +19,7 @@ class FilterSink:
         keep: Predicate on metric names that selects metrics; None: all.
 
     Raises:
+        TypeError: `sink` is not a sink, or `keep` not a function.
         ValueError: `every` is not positive.
     """
 
@@ -27,7 +28,12 @@ class FilterSink:
             raise ValueError(
                 f"FilterSink: every must be positive (every={every}). Steps are divided by it. Set it to 1 or more."
             )
-        self._sink = sink
+        if keep is not None and not callable(keep):
+            raise TypeError(
+                f"FilterSink: keep={keep!r:.50} is not a function. It receives the name of a metric. Pass one, "
+                "such as lambda name: name == 'lm loss'."
+            )
+        (self._sink,) = sink_list([sink])
         self._every = every
         self._keep = keep or (lambda name: True)
 

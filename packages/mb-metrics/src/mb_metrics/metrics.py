@@ -13,7 +13,13 @@ from typing import Any, Literal
 from mb_metrics.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.exit_close import ExitClose
 from mb_metrics.interval import IntervalWork
-from mb_metrics.metrics_arguments import known_aliases, known_unit, require_positive
+from mb_metrics.metrics_arguments import (
+    known_aliases,
+    known_step,
+    known_unit,
+    require_count,
+    require_positive,
+)
 from mb_metrics.names import BATCH_SIZE
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.recorded_steps import (
@@ -85,6 +91,7 @@ class Metrics:
         wall_clock: Clock that returns seconds since the epoch.
 
     Raises:
+        TypeError: a number is none, or an object is not a sink.
         ValueError: a number is not positive; `reduce`, `time_unit` or `aliases` has an unsupported value; `reduce` is
             given without `group`.
     """
@@ -199,8 +206,10 @@ class Metrics:
             span: Result of `end_step`, if the step ended before this call; None: it ends now.
 
         Raises:
-            TypeError: a value is neither a number nor a tensor that this rank can read without a collective.
-            ValueError: a tensor does not have exactly one element; the step does not increase; `close` was called.
+            TypeError: a value is neither a number nor a tensor that this rank can read without a collective; the step
+                is not an integer, or a count not a number.
+            ValueError: a tensor does not have exactly one element; the step does not increase; a count is negative;
+                `close` was called.
         """
         if not isinstance(values, Mapping):
             raise TypeError(
@@ -209,6 +218,9 @@ class Metrics:
             )
         if not self._active:
             return
+        step = known_step(step)
+        require_count("samples", samples)
+        require_count("tokens", tokens)
         self._check(step)
         numbers, packed = split_device_values(values)
         done = self._clock.end_step(
@@ -239,11 +251,13 @@ class Metrics:
         Sinks write each loss as "<name> validation" and its exponential as "<name> validation ppl".
 
         Raises:
-            TypeError: a loss is neither a number nor a tensor that this rank can read without a collective.
+            TypeError: a loss is neither a number nor a tensor that this rank can read without a collective; the step is
+                not an integer.
             ValueError: a tensor does not have exactly one element; `close` was called.
         """
         if not self._active:
             return
+        step = known_step(step)
         self._check(None)
         self.flush()
         numbers, packed = split_device_values(losses)

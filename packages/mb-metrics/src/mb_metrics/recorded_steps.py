@@ -42,10 +42,20 @@ class RecordedStep:
         return RecordedStep(row=row, packed=[*self.packed, *packed])
 
     def with_samples(self, samplers: Iterable[Callable[[int], Mapping[str, Value]]]) -> "RecordedStep":
-        """Return a copy of the step with the metrics of samplers."""
+        """Return a copy of the step with the metrics of samplers.
+
+        Raises:
+            TypeError: a sampler returned no mapping.
+        """
         step = self
         for sample in samplers:
-            step = step.with_values(*split_device_values(sample(self.row.step)))
+            values = sample(self.row.step)
+            if not isinstance(values, Mapping):
+                raise TypeError(
+                    f"metrics.samplers: {sample!r:.60} returned {values!r:.50}, not a mapping. Return metrics by name, "
+                    "or {} if there are none."
+                )
+            step = step.with_values(*split_device_values(values))
         return step
 
     def without(self, names: Collection[str]) -> "RecordedStep":
@@ -64,7 +74,7 @@ def split_device_values(values: Mapping[Any, Value]) -> tuple[dict[str, float], 
     A key may be a tuple of names, with a vector of their values: one copy instead of one per metric.
 
     Raises:
-        TypeError: a value is neither a number nor a tensor that this rank can read alone.
+        TypeError: a value is neither a number nor a tensor that this rank can read alone, or a name is not text.
         ValueError: a tensor has not exactly one element, or a vector not one for each of its names.
     """
     torch = sys.modules.get("torch")
@@ -91,6 +101,11 @@ def split_device_values(values: Mapping[Any, Value]) -> tuple[dict[str, float], 
                 f"metrics: {name!r} is a {type(value).__name__}; a metric is a number or a torch tensor with one "
                 "element. Convert it or leave it out."
             )
+    unnamed = [name for name in numbers if not isinstance(name, str)]
+    if unnamed:
+        raise TypeError(
+            f"metrics: {unnamed[0]!r:.50} is a {type(unnamed[0]).__name__}, but a name of a metric is text. Pass a str."
+        )
     return numbers, [*_tensors().pack(tensors), *vectors] if tensors else vectors
 
 

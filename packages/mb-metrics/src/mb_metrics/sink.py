@@ -93,6 +93,9 @@ class _FailureReporter(Protocol):
     def failures(self) -> tuple[SinkFailure, ...]: ...
 
 
+_METHODS = ("write_rows", "write_interval", "write_evaluation", "close")
+
+
 def sink_list(sinks: "Sequence[Sink] | Sink") -> Sequence[Sink]:
     """Return the sinks as a list; a single sink needs none.
 
@@ -101,10 +104,15 @@ def sink_list(sinks: "Sequence[Sink] | Sink") -> Sequence[Sink]:
     """
     found: Sequence[Any] = list(sinks) if isinstance(sinks, Iterable) else [sinks]
     for sink in found:
-        if not hasattr(sink, "write_rows"):
+        if isinstance(sink, type):
             raise TypeError(
-                f"sinks: {sink!r:.60} is not a sink, because it has no method write_rows. Pass sinks such as "
-                "mb_metrics.ConsoleSink(), which prints, or JsonlSink(path)."
+                f"sinks: {sink.__name__} is a class, so it cannot write. Pass an object: {sink.__name__}(...)."
+            )
+        missing = [method for method in _METHODS if not hasattr(sink, method)]
+        if missing:
+            raise TypeError(
+                f"sinks: {sink!r:.60} is not a sink, because it has no method {missing[0]}. Pass sinks such as "
+                "mb_metrics.ConsoleSink(), which prints, or JsonlSink(path); let a custom one inherit from Sink."
             )
     return found
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mb_metrics.clock import StepSpan
 from mb_metrics.metrics import Metrics
+from mb_metrics.metrics_arguments import known_step
 from mb_metrics.recorded_steps import Value
 
 
@@ -48,8 +49,10 @@ class StepLogger:
                 step has begun.
 
         Raises:
+            TypeError: the step is not an integer.
             ValueError: the step is lower than that of the previous call, or is recorded already.
         """
+        step = known_step(step)
         if self._step is not None and step > self._step:
             self.record()
         previous = self.recorded_step if self._step is None else self._step

@@ -19,10 +19,13 @@ END = "end"
 """Key of the mark that a closed file ends with."""
 FINISHED, FAILED = "finished", "failed"
 _ENDS = (FINISHED, FAILED)
+_OWN_KEYS = ("step", "time")
 
 
 class JsonlSink(Sink):
     """Sink that appends one object per step and per evaluation: `step`, `time`, then each metric under its name.
+
+    A metric called `step` or `time` is written as `metric/step` or `metric/time`.
 
     `time` is in seconds since the epoch; "samples vs steps" is the number of consumed samples, if known; `skipped` is
     present, and true, for a step that the optimizer skipped. JSON supports neither NaN nor infinity: they are the
@@ -46,12 +49,18 @@ class JsonlSink(Sink):
         end_mark: If False, `close` writes no mark: the end of the run is recorded elsewhere, such as in events.jsonl.
 
     Raises:
+        TypeError: `resume_step` is not an integer.
         ValueError: a line of the file, other than the last, is not a JSON object with a step.
     """
 
     def __init__(
         self, path: str | Path, *, resume_step: int | None = None, fsync: bool = False, end_mark: bool = True
     ) -> None:
+        if resume_step is not None and not isinstance(resume_step, int):
+            raise TypeError(
+                f"JsonlSink: resume_step={resume_step!r} is a {type(resume_step).__name__}. It is a number of a step. "
+                "Pass an int, or None to append."
+            )
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
@@ -127,7 +136,9 @@ def _object(
     line: dict[str, object] = {"step": step, "time": time}
     if consumed_samples is not None:
         line[CONSUMED_SAMPLES] = consumed_samples
-    return line | {name: plain_number(value) for name, value in values.items()}
+    return line | {
+        f"metric/{name}" if name in _OWN_KEYS else name: plain_number(value) for name, value in values.items()
+    }
 
 
 def plain_number(value: float) -> float | str:

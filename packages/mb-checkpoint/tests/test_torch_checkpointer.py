@@ -15,6 +15,7 @@ from torch import nn
 from mb_checkpoint import (
     CheckpointConfig,
     CheckpointConfigError,
+    CheckpointFolderError,
     CheckpointLayoutError,
     CheckpointNotFoundError,
     CheckpointSaveError,
@@ -209,6 +210,8 @@ class Holder:
         ({"rng": Holder({})}, "'rng' cannot name an object"),
         ({"a.b": Holder({})}, "'a.b' cannot name an object"),
         ({"values": [1]}, "a list has no state_dict and load_state_dict"),
+        ({}, "names no object"),
+        ([nn.Linear(1, 1)], "names no object"),
     ],
 )
 def test_what_cannot_be_stored_is_rejected(tmp_path, state, message):
@@ -217,8 +220,12 @@ def test_what_cannot_be_stored_is_rejected(tmp_path, state, message):
 
 
 def test_a_state_that_could_not_be_loaded_is_rejected_when_it_is_saved(tmp_path):
-    with pytest.raises(CheckpointLayoutError, match=r"state.path: its state could not be loaded again"):
+    with pytest.raises(
+        CheckpointLayoutError, match=r"state.path: its state could not be stored and loaded again"
+    ):
         checkpointer(tmp_path, {"path": Holder({"value": Holder})}).save(1)
+    with pytest.raises(CheckpointLayoutError, match=r"state.function: its state could not be stored"):
+        checkpointer(tmp_path, {"function": Holder({"value": lambda: None})}).save(1)
     stranger = torch.optim.SGD(nn.Linear(1, 1).parameters())
     with pytest.raises(CheckpointLayoutError, match="belongs to no module"):
         checkpointer(tmp_path, {"model": nn.Linear(1, 1), "optimizer": stranger}).save(1)
@@ -227,11 +234,11 @@ def test_a_state_that_could_not_be_loaded_is_rejected_when_it_is_saved(tmp_path)
 
 def test_options_of_other_layouts_are_rejected(tmp_path):
     with pytest.raises(CheckpointConfigError, match="non_persistent_save_interval=5: would have no effect"):
-        checkpointer(tmp_path, {}, non_persistent_save_interval=5)
+        checkpointer(tmp_path, build(), non_persistent_save_interval=5)
     with pytest.raises(CheckpointConfigError, match="most_recent_k=0"):
-        checkpointer(tmp_path, {}, most_recent_k=0)
+        checkpointer(tmp_path, build(), most_recent_k=0)
     with pytest.raises(ValueError, match=r"checkpoint.save: not set"):
-        TorchCheckpointer(CheckpointConfig(load=str(tmp_path)), {}).save(1)
+        TorchCheckpointer(CheckpointConfig(load=str(tmp_path)), {"model": nn.Linear(1, 1)}).save(1)
 
 
 def test_a_checkpoint_of_another_program_is_named(tmp_path):
@@ -344,3 +351,30 @@ def test_replicas_must_be_equal_and_other_objects_may_differ(tmp_path):
         CheckpointLayoutError, match="differs between the 2 ranks that stored it, and this run has 1"
     ):
         checkpointer(tmp_path / "checkpoints", state).load()
+
+
+def test_an_optimizer_of_a_renamed_module_is_rejected_with_both_names(tmp_path):
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    TorchCheckpointer(tmp_path, {"model": layer, "optimizer": optimizer}).save(1)
+    renamed = TorchCheckpointer(tmp_path, {"net": layer, "optimizer": optimizer})
+    with pytest.raises(CheckpointShapeError, match=r"model\.weight there is net\.weight in the run"):
+        renamed.load(strict=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "error"), [(None, TypeError), ("1", TypeError), (1.5, TypeError), (-1, ValueError)]
+)
+def test_a_step_that_is_no_number_of_finished_steps_is_rejected(tmp_path, step, error):
+    with pytest.raises(error):
+        TorchCheckpointer(tmp_path, {"model": nn.Linear(1, 1)}).save(step)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none_or_a_file_is_rejected(tmp_path):
+    state = {"model": nn.Linear(1, 1)}
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointConfigError, match="checkpoints: None is a NoneType"):
+        TorchCheckpointer(None, state)
+    with pytest.raises(CheckpointFolderError, match="is a file"):
+        TorchCheckpointer(tmp_path / "file", state)

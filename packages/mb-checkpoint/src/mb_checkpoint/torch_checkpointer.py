@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from importlib.metadata import version
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from mb_checkpoint.context import (
 )
 from mb_checkpoint.errors import (
     CheckpointConfigError,
+    CheckpointFolderError,
     CheckpointLayoutError,
     CheckpointNotFoundError,
     CheckpointSaveError,
@@ -102,7 +104,9 @@ class TorchCheckpointer:
         loaded: Result of the last `load`; None before.
 
     Raises:
-        CheckpointConfigError: The section is invalid, or sets a field that only Megatron's layouts read.
+        CheckpointConfigError: The section is invalid, or sets a field that only Megatron's layouts read; or the folder
+            is no path.
+        CheckpointFolderError: The path of the folder is a file.
         CheckpointLayoutError: An object of the state cannot be stored.
     """
 
@@ -116,10 +120,19 @@ class TorchCheckpointer:
         **options: Any,
     ) -> None:
         if not isinstance(checkpoints, CheckpointConfig):
+            if not isinstance(checkpoints, str | Path):
+                raise CheckpointConfigError(
+                    f"checkpoints: {checkpoints!r:.60} is a {type(checkpoints).__name__}, not a path of a folder. "
+                    "Pass a str, a Path or a CheckpointConfig."
+                )
             checkpoints = CheckpointConfig(save=str(checkpoints), load=str(checkpoints))
         self._config = replace(checkpoints, **options)
         _reject_unread(self._config)
         reject_violations(self._config)
+        if self._config.save is not None and Path(self._config.save).is_file():
+            raise CheckpointFolderError(
+                f"checkpoint.save: {self._config.save} is a file, so nothing can be saved there. Name a folder."
+            )
         self._state = TorchState(state)
         self._log = log if own_rank() == 0 else _ignore
         self._clock = clock
@@ -184,8 +197,14 @@ class TorchCheckpointer:
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise"; otherwise a FailedSave is returned.
             CheckpointLayoutError: The state cannot be stored; see `TorchState.entries`.
-            ValueError: The section has no `save`.
+            TypeError: The step is not an integer.
+            ValueError: The step is negative, or the section has no `save`.
         """
+        step = index(step)
+        if step < 0:
+            raise ValueError(
+                f"save: step={step} is negative, but it is the number of finished steps. Pass 0 or more."
+            )
         self.poll(blocking=True)
         began = self._clock()
         try:

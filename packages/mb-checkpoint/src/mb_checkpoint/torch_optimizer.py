@@ -1,6 +1,7 @@
 """State of an optimizer of PyTorch by the names of its parameters, in place of their numbers in its state dict."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class OptimizerPart:
         if own != theirs:
             raise CheckpointShapeError(
                 f"{folder}: the parameter groups of {self._name!r} differ: {_sizes(theirs)} parameters there, "
-                f"{_sizes(own)} in the run. Build the optimizer from the same groups."
+                f"{_sizes(own)} in the run{_first_difference(theirs, own)}. Build the optimizer from the same groups "
+                "of modules with the same names, or leave it out."
             )
         parameters = {
             name: parameter
@@ -162,6 +164,12 @@ def _numbers_on_host(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         for (each, key), copy in zip(places, copies, strict=True):
             each[key] = copy.clone()
     return plain
+
+
+def _first_difference(theirs: list[list[str]], own: list[list[str]]) -> str:
+    """Return the first parameter with another name, as part of a message; nothing if only the sizes differ."""
+    pairs = zip(chain(*theirs), chain(*own), strict=False)
+    return next((f"; {there} there is {here} in the run" for there, here in pairs if there != here), "")
 
 
 def _sizes(groups: list[list[str]]) -> str:

@@ -218,13 +218,13 @@ def ranks_of(name: str, index: StoredIndex) -> int:
 
 def _digest(state: Any, *, name: str) -> str:
     """Return a hash of a state, after loading it once as a load would."""
-    stored = content(state)
     try:
+        stored = content(state)
         load_object(io.BytesIO(stored), path=Path(name))  # type: ignore[arg-type]  # no shard
     except Exception as error:
         raise CheckpointLayoutError(
-            f"state.{name}: its state could not be loaded again ({type(error).__name__}: {error}). Let state_dict "
-            "return tensors, numbers, text, lists and dictionaries."
+            f"state.{name}: its state could not be stored and loaded again ({type(error).__name__}: {error}). Let "
+            "state_dict return tensors, numbers, text, lists and dictionaries."
         ) from error
     return hashlib.sha256(stored).hexdigest()  # type: ignore[arg-type]
 

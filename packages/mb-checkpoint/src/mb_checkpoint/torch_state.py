@@ -45,11 +45,16 @@ class TorchState:
             optimizer belong to one of the modules.
 
     Raises:
-        CheckpointLayoutError: A name is not an identifier or is reserved, an object has no state, or a module is
-            distributed in a way that is not supported.
+        CheckpointLayoutError: There is no object, a name is not an identifier or is reserved, an object has no
+            state, or a module is distributed in a way that is not supported.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
+        if not isinstance(objects, Mapping) or not objects:
+            raise CheckpointLayoutError(
+                f"state: {objects!r:.60} names no object, so that nothing would be stored. Pass a dictionary such as "
+                "{'model': model, 'optimizer': optimizer}."
+            )
         for name, each in objects.items():
             require_supported(name, each)
         modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}

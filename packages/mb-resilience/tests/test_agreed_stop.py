@@ -226,6 +226,12 @@ def test_invalid_arguments_are_rejected(arguments):
         AgreedStop(StubWatcher(), **arguments)
 
 
+@pytest.mark.parametrize("watcher", [None, StubWatcher, lambda step: None])
+def test_what_is_no_watcher_is_rejected(watcher):
+    with pytest.raises(StopSetupError, match="is no watcher"):
+        AgreedStop(watcher)
+
+
 @pytest.mark.parametrize("step", [4, 5, 7])
 def test_steps_must_be_consecutive(step):
     stop = AgreedStop(StubWatcher())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_verify import Recorder, RecordFile, compare, read_record
+from mb_verify import Recorder, RecordFile, VerificationError, compare, read_record
 
 
 class CounterReader:
@@ -97,3 +97,18 @@ def test_a_plain_loop_records_parameters_optimizer_and_random_streams(tmp_path):
     record.step(1, step)
     record.state(1, state)
     assert compare(read_record(tmp_path), read_record(tmp_path)).equal
+
+
+def test_values_without_a_category_or_a_start_are_rejected(tmp_path):
+    record = RecordFile(tmp_path)
+    with pytest.raises(VerificationError, match=r"is not started\. Call start\(\)"):
+        record.step(1, {"losses: loss": "1.0"})
+    record.start(0)
+    for values in ({"loss": "1.0"}, {"losses": {"loss": "1.0"}}):
+        with pytest.raises(VerificationError, match="has no category"):
+            record.step(1, values)
+
+
+def test_a_missing_folder_is_no_record(tmp_path):
+    with pytest.raises(VerificationError, match="absent: no such folder"):
+        read_record(tmp_path / "absent")

@@ -60,7 +60,7 @@ class AgreedStop:
         sleep: sleeps for a number of seconds.
 
     Raises:
-        StopSetupError: several ranks without a store, or invalid numbers.
+        StopSetupError: several ranks without a store, invalid numbers, or an object that is no watcher.
     """
 
     def __init__(  # noqa: PLR0913 (clock and sleep are for tests)
@@ -77,6 +77,11 @@ class AgreedStop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        if isinstance(watcher, type) or not hasattr(watcher, "received"):
+            raise StopSetupError(
+                f"AgreedStop: {watcher!r:.60} is no watcher, because it has no received, so no signal would stop "
+                "the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."
+            )
         if not 0 <= rank < world_size or every < 1:
             raise StopSetupError(
                 f"AgreedStop: rank={rank}, world_size={world_size}, every={every}; the rank must be in the range of "

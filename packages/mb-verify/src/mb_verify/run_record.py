@@ -67,6 +67,9 @@ class RecordFile:
         folder: receives `rank-<rank>.<start>.jsonl`; one folder for all ranks and starts of a run.
         rank: rank of this process.
         start: number of the start of the run, 0 for the first and one more for each resume.
+
+    Raises:
+        VerificationError: from `state` and `step`, if `start` was not called, or a name has no category.
     """
 
     def __init__(self, folder: Path | str, *, rank: int = 0, start: int = 0) -> None:
@@ -87,11 +90,22 @@ class RecordFile:
 
     def state(self, step: int, values: Values) -> None:
         """Record the values held after `step` completed steps."""
-        self._write("state", step, values)
+        self._write("state", step, self._named(values))
 
     def step(self, step: int, values: Values) -> None:
         """Record the values that step number `step` (from 1) read and computed."""
-        self._write("step", step, values)
+        self._write("step", step, self._named(values))
+
+    def _named(self, values: Values) -> Values:
+        if not self._path.exists():
+            raise VerificationError(f"{self._path}: is not started. Call start() before state() and step().")
+        unnamed = [name for name in values if ": " not in name]
+        if unnamed:
+            raise VerificationError(
+                f"{self._path}: {unnamed[0]!r} has no category, so it cannot be compared. Pass what read_torch_step "
+                "and read_torch_state return, or names such as 'losses: loss'."
+            )
+        return values
 
     def _write(self, kind: str, step: int, values: Values, **more: Values | int) -> None:
         line = json.dumps({"kind": kind, "step": step, "time": time.time(), "values": values, **more})
@@ -105,8 +119,10 @@ def read_record(folder: Path | str) -> RunRecord:
     A last line that a killed process did not complete is left out.
 
     Raises:
-        VerificationError: the folder holds no recorded step.
+        VerificationError: there is no such folder, or it holds no recorded step.
     """
+    if not Path(folder).is_dir():
+        raise VerificationError(f"{folder}: no such folder. Pass the folder of a record.")
     rows: list[RecordRow] = []
     starts: dict[int, int] = {}
     readers: set[tuple[int, int]] = set()

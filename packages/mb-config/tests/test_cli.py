@@ -294,6 +294,7 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("rules", "--package", "mb-data"), "mb-data: has no rules. Packages with rules: mb-config."),
         (("plan", "train.lr=1"), "train.lr: no such field"),
         (("show", "--section", "trian"), "trian: is no section. Nearest: train."),
+        (("show", "--section", "xyz"), "xyz: is no section. The sections are "),
         (("sweep", "train.micro_batch_size=interval(0,1)"), "has no finite list of values"),
     ],
 )

@@ -43,6 +43,10 @@ def test_an_unknown_name_has_the_nearest_recipe(reader):
         UnknownRecipeError, match=r"tinny: is no recipe .* Nearest: tiny; `trainer recipes` lists all"
     ):
         reader.read(["tinny"])
+    with pytest.raises(
+        UnknownRecipeError, match=r"xyz: is no recipe and no YAML file\. `trainer recipes` lists all"
+    ):
+        reader.read(["xyz"])
     with pytest.raises(UnknownRecipeError, match=r"tinny: is no recipe and no YAML file\. An override has"):
         RecipeReader(container=reader.container).read(["tinny"])
 

@@ -269,11 +269,13 @@ def test_settings_that_cannot_be_read_are_bad_input(text, message, tmp_path):
     with pytest.raises(SectionFileError, match=re.escape(message)) as caught:
         read_request_from_files([], files=[file], world_size=None)
     assert caught.value.bad_input
+    with pytest.raises(SectionFileError, match=re.escape(message)):
+        read_request_from_files([str(file)], files=[], world_size=None)
 
 
 def test_recipes_need_a_trainer(tmp_path):
     code, _, err = mb_data("index", "gpt_tiny")
-    assert (code, "needs files of settings (arguments: gpt_tiny)" in err) == (2, True)
+    assert (code, "only YAML files can be read here (arguments: gpt_tiny)" in err) == (2, True)
     code, _, err = mb_data("index", "--config", tmp_path, "--world-size", 8)
     assert (code, "--world-size belong to a trainer" in err) == (2, True)
 

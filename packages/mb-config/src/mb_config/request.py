@@ -232,8 +232,9 @@ class RecipeReader:
         return request
 
     def _unknown(self, name: str) -> str:
-        near = get_close_matches(name, self.recipes, n=3) or list(self.recipes)
-        listed = f" Nearest: {', '.join(near)}; `{self.list_command}` lists all." if near else ""
+        near = get_close_matches(name, self.recipes, n=3)
+        nearest = f" Nearest: {', '.join(near)};" if near else ""
+        listed = f"{nearest} `{self.list_command}` lists all." if self.recipes else ""
         return f"{name}: is no recipe and no YAML file.{listed} An override has the form section.field=value."
 
     def _without_unreadable(self, path: Path, error: ConfigReadError) -> ConfigContainer:

@@ -57,7 +57,8 @@ def read_request_from_files(
 ) -> IndexRequest:
     """Read sections `dataset` and `tokenizer`, and sizes of `train` and `validation`, from YAML files.
 
-    Later files replace fields of earlier ones. Other sections are ignored, so that the files of a trainer can be read.
+    Files among the settings come first. Later files replace fields of earlier ones. Other sections are ignored, so
+    that the files of a trainer can be read.
 
     Raises:
         SectionFileError: There is no file, no dataset or no number of steps, there are arguments of a trainer, a file
@@ -65,10 +66,12 @@ def read_request_from_files(
         ConfigError: The dataset section violates rules.
         The errors of `verify_dataset_files`.
     """
+    files = [*(Path(name) for name in settings if Path(name).suffix in (".yaml", ".yml")), *files]
+    settings = [name for name in settings if Path(name) not in files]
     if settings or world_size is not None or not files:
         raise SectionFileError(
-            f"index: needs files of settings (arguments: {' '.join(settings) or 'none'}). Recipes, overrides and "
-            "--world-size belong to a trainer. Pass --config FILE with sections dataset, tokenizer, train and "
+            f"settings: only YAML files can be read here (arguments: {' '.join(settings) or 'none'}). Recipes, "
+            "overrides and --world-size belong to a trainer. Pass --config FILE with dataset, tokenizer, train and "
             "validation."
         )
     merged = _merge(files)

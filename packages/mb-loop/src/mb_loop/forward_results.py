@@ -1,6 +1,6 @@
 """Checks of what a forward step and its loss function return. Imports torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from mb_loop.errors import ForwardStepError
 
 
-def checked_output(returned: Any, *, has_loss: bool = True) -> tuple[Any, Callable[..., Any]]:
+def checked_output(returned: Any, *, has_loss: bool = True) -> tuple[Any, Any]:
     """Return the result of a forward step: the output of the model, and the loss function for it.
 
     Args:

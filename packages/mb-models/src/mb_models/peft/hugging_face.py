@@ -1,10 +1,11 @@
 """Export of adapters in the format of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import add
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from mb_models.hf.safetensors_files import write_tensors
 from mb_models.hf.tensor_names import origin_of
 from mb_models.peft.adapted_linear import adapted_layers
 from mb_models.peft.config import DoRA, LoRA
+from mb_models.peft.hugging_face_experts import ExpertAdapters, below_layer, is_renamed, reject_dora
+from mb_models.peft.joined_parts import PARTS, joined_pair
+
+PREFIX = "base_model.model."
+"""Prefix of the names of all tensors in that format."""
 
 
 def save_adapters(
@@ -33,7 +39,9 @@ def save_adapters(
 ) -> None:
     """Write the adapters of a complete model in the format of `peft.PeftModel.from_pretrained`.
 
-    A pair of a layer that Megatron fuses becomes one pair for each of its parts, with the same A. Not collective.
+    A pair of a layer that Megatron fuses becomes one pair for each of its parts, with the same A. Pairs of parts that
+    are one tensor there become one pair of a larger rank. Experts are tensors of all experts of a layer
+    (`target_parameters`), as in transformers from version 5. Not collective.
 
     Args:
         chunk: the model with adapters, built on one rank.
@@ -45,8 +53,7 @@ def save_adapters(
         model_type: family of the base model; None: the first that computes the same as the section.
 
     Raises:
-        HuggingFaceError: the model is distributed over ranks, or experts or single parts of a tensor have adapters,
-            which the format does not support.
+        HuggingFaceError: the model is distributed over ranks, or experts have DoRA, which peft does not support.
     """
     groups = groups_of_chunks([chunk]) if pg_collection is None else pg_collection
     sizes = [group.size() for group in (groups.tp, groups.pp, groups.ep)]
@@ -60,52 +67,87 @@ def save_adapters(
     target.mkdir(parents=True, exist_ok=True)
     found: dict[str, torch.Tensor] = {}
     modules: dict[str, None] = {}
+    parameters: dict[str, None] = {}
+    ranks: dict[str, int] = {}
+    experts = ExpertAdapters(section=section, config=config)
     for name, layer in adapted_layers([chunk]):
-        if ".experts." in name:
-            raise HuggingFaceError(
-                f"{name}: adapters on experts are not supported by the format. Merge them, or exclude experts."
-            )
         origin = origin_of(
             f"{name}.weight", family=family, layer=family.layer_of, expert=partial(add, 0), tied=False
         )
-        if "main" not in layer.adapter and (origin.packed or origin.form not in PARTS):
+        if ".experts." in name:
+            experts.add(name, layer, origin)
+            continue
+        if "main" not in layer.adapter and origin.form not in PARTS:
             raise HuggingFaceError(
-                f"{name}: adapters on single parts are not supported, because they are one tensor, or have gates, in a "
+                f"{name}: adapters on single parts are not supported, because the layer has gates in a "
                 f"{family.model_type}. Merge them, or export another model_type."
             )
         for tensor, value in adapter_tensors(layer, origin, config):
-            found[f"base_model.model.{tensor}"] = value.detach().cpu().contiguous().clone()
-            modules[tensor.split(".lora_")[0].rsplit(".", 1)[-1]] = None
-    write_tensors(found, target / "adapter_model.safetensors")
-    content = adapter_config(section, modules=list(modules), base=base)
+            found[tensor] = value
+            path = tensor.split(".lora_")[0]
+            module = path.rsplit(".", 1)[-1]
+            if is_renamed(module, family=family, config=config):
+                reject_dora(section, name)
+                parameters[below_layer(f"{path}.weight")] = None
+            else:
+                modules[module] = None
+            if tensor.endswith("lora_A.weight") and len(value) != section.dim:
+                ranks[module] = len(value)
+    found |= experts.tensors()
+    stored = {f"{PREFIX}{name}": value.detach().cpu().contiguous().clone() for name, value in found.items()}
+    write_tensors(stored, target / "adapter_model.safetensors")
+    content = adapter_config(
+        section,
+        modules=list(modules),
+        base=base,
+        parameters=[*parameters, *experts.parameters()],
+        ranks=ranks | experts.ranks(),
+    )
     (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def adapter_config(section: LoRA, *, modules: list[str], base: str) -> dict[str, object]:
-    """Return the content of adapter_config.json; `modules` are the layers with adapters, `base` the base model."""
-    return {
+def adapter_config(
+    section: LoRA,
+    *,
+    modules: list[str],
+    base: str,
+    parameters: Sequence[str] = (),
+    ranks: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, object]:
+    """Return the content of adapter_config.json.
+
+    Args:
+        section: section of the adapters.
+        modules: linear layers with adapters.
+        base: path of the base model.
+        parameters: tensors of all experts of a layer with adapters.
+        ranks: layer or tensor -> rank of its adapters, if it is not that of the section.
+    """
+    content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": section.dim,
         "lora_alpha": section.alpha,
-        "lora_dropout": section.dropout if section.dropout_position == "pre" else 0.0,
+        # peft has no dropout of tensors of experts; a loaded adapter is not trained
+        "lora_dropout": section.dropout if section.dropout_position == "pre" and not parameters else 0.0,
         "target_modules": modules,
         "use_dora": isinstance(section, DoRA),
         "bias": "none",
         "inference_mode": True,
     }
-
-
-PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
-"""Form of a fused layer -> its adapters in canonical LoRA."""
+    if parameters:
+        content["target_parameters"] = list(parameters)
+    if ranks:
+        content["rank_pattern"] = dict(ranks)
+        content["alpha_pattern"] = {name: section.alpha * rank / section.dim for name, rank in ranks.items()}
+    return content
 
 
 def adapter_tensors(layer: Any, origin: TensorOrigin, config: Section) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one layer's adapters by their names in that format."""
-    fused_pair = layer.adapter["main"] if "main" in layer.adapter else None  # noqa: SIM401 - a ModuleDict has no get
     names = [tensor.removesuffix(".weight") for tensor in origin.tensors]
-    if fused_pair is None:
+    if "main" not in layer.adapter and not origin.packed:
         adapted = [
             (name, part)
             for name, part in zip(names, PARTS[origin.form], strict=True)
@@ -113,7 +155,11 @@ def adapter_tensors(layer: Any, origin: TensorOrigin, config: Section) -> Iterat
         ]
         names, pairs = [name for name, _ in adapted], [layer.adapter[part] for _, part in adapted]
         b_parts, a_parts = [pair.lora_b for pair in pairs], [pair.lora_a for pair in pairs]
+    elif "main" not in layer.adapter:
+        a_RI, b_OR = joined_pair(layer)
+        a_parts, b_parts = [a_RI], [b_OR]
     else:
+        fused_pair = layer.adapter["main"]
         b_parts = stored_tensors(fused_pair.lora_b, config, origin)
         a_parts = [fused_pair.lora_a] * len(b_parts)
     for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):

@@ -12,11 +12,17 @@ RECIPE = f"{Path(__file__).parent / 'faulty_gpt.py'}:recipe"
 RESTARTS = [
     "inprocess_restart.enabled=true",
     "inprocess_restart.granularity=rank",
-    "inprocess_restart.soft_timeout=10",
-    "inprocess_restart.hard_timeout=14",
+    "inprocess_restart.soft_timeout=15",
+    "inprocess_restart.hard_timeout=18",
     "inprocess_restart.last_call_wait=0.2",
     "inprocess_restart.monitor_process_interval=0.2",
 ]
+BACKGROUND = [
+    "checkpoint.async_save=true",
+    "checkpoint.async_write_results_mp_mode=fork",
+    "dataset.num_workers=1",
+]
+"""Saves in flight and data workers, whose processes end with each attempt."""
 SHORT = ["train.train_iters=12", "checkpoint.save_interval=3", "validation.eval_interval=6"]
 
 
@@ -42,11 +48,16 @@ def test_a_run_survives_a_raise_a_death_and_a_hang_bit_for_bit(tmp_path, overrid
     faults = [(1, "raise", 4), (0, "kill", 7), (1, "hang", 10)]
     limits = ("inprocess_restart.active_world_size=2", "inprocess_restart.max_iterations=3")
     out = tmp_path / "run"
-    ended = run(out, overrides, faults=faults, processes=4, restarts=(*RESTARTS, *limits))
+    ended = run(out, overrides, faults=faults, processes=4, restarts=(*RESTARTS, *limits, *BACKGROUND))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert losses(out) == undisturbed
     assert [row["step"] for row in metrics(out) if "lm loss" in row] == [*range(1, 13)]
-    assert [step for event, step in events(out) if event in ("start", "resume")] == [0, 3, 6, 9]
+    resumed = [step for event, step in events(out) if event in ("start", "resume")]
+    # a save may be in flight when a rank fails, and is lost then
+    assert len(resumed) == 4
+    assert all(
+        step in (0, 3, 6, 9) and step <= most for step, most in zip(resumed, (0, 3, 6, 9), strict=True)
+    )
     causes = [row["faults"][0] for row in read_resumes(out)]
     assert causes == [
         "rank 1 raised RuntimeError: a planted fault",

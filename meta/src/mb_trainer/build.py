@@ -79,6 +79,7 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         parts = build(
             job, groups=groups, device=device, state=state, monitors=monitors, console=console, stack=stack
         )
+        stack.callback(parts.data.close)
         stack.enter_context(open_folder(job, console))
         try:
             return parts.train()

@@ -298,8 +298,9 @@ class Run:
                 "set_by_user": list(job.user_paths),
                 **code,
                 **speed,
+                **restart_fields(job.attempt),
             },
-            resume_description=({"changes": changes} if changes else {}) | restart_fields(job.attempt),
+            resume_description={"changes": changes} if changes else {},
             process_start=psutil.Process().create_time(),
             more_sinks=self.code.sinks,
         )

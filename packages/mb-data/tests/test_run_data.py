@@ -1,5 +1,6 @@
 """Data of a run: iterators at exact positions, for each pipeline stage, model chunk and kind of section."""
 
+import multiprocessing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -55,6 +56,14 @@ def test_iterators_start_at_the_consumed_samples():
         [[6, 7]],
         [[2, 3]],
     ]
+
+
+def test_close_stops_the_workers_of_all_iterators():
+    data = build_run_datasets(Numbers(num_workers=1), CONTEXT).loaders(SIZES).iterators()
+    assert next(data.train).tolist() == [0, 1]
+    assert len(multiprocessing.active_children()) == 3
+    data.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_evaluation_has_its_own_batch_sizes():

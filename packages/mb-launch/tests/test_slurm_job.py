@@ -221,5 +221,6 @@ def test_ft_launcher_starts_the_ranks_of_each_node():
     assert "ft_launcher" in srun
     assert "--nnodes=2" in srun
     assert "--nproc-per-node=4" in srun
+    assert "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420" in srun
     assert srun.endswith("--no-python \\\n    python train.py")
     assert 'if [ "$stopped" = yes ]; then' in script  # it does not end with 0 after a signal

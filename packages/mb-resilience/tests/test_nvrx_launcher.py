@@ -1,5 +1,6 @@
 """NVRx, if it is installed: the client of its monitors, and the steps before a restart."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
+
+from nvidia_resiliency_ext.fault_tolerance.utils import write_object_to_ipc_socket
 
 
 def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkeypatch):
@@ -21,6 +24,24 @@ def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkey
     monkeypatch.setattr(RankMonitorClient, "init_workload_monitoring", connect)
     with pytest.raises(NoMonitorError, match="no timeout for setup, checkpointing"):
         MinimumTimeoutClient().init_workload_monitoring()
+
+
+def test_a_rank_continues_when_its_monitor_has_ended(caplog):
+    from mb_resilience.nvrx_monitor import MinimumTimeoutClient, RankMonitorClientError
+
+    client = MinimumTimeoutClient()
+    client.rank_monitor_socket, monitor = socket.socketpair()
+    client.is_initialized, client.rank_info = True, SimpleNamespace(global_rank=0)
+    write_object_to_ipc_socket("no", monitor)
+    with pytest.raises(RankMonitorClientError, match="rejects a message: no"):
+        client.start_section("step")
+    monitor.close()
+    client.start_section("step")
+    client.end_section("step")
+    client.shutdown_workload_monitoring()
+    assert [each.getMessage()[:57] for each in caplog.records if each.levelname == "WARNING"] == [
+        "ft.enable_ft_package: the monitor of this rank has ended "
+    ]
 
 
 def test_user_buffers_are_released_before_a_restart_if_transformer_engine_is_imported(monkeypatch):

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ from nvidia_resiliency_ext.inprocess.monitor_thread import RankShouldRestart  # 
 from restarted_training import attempts, even, launch, losses  # noqa: E402
 
 from mb_resilience import InProcessRestartConfig, RestartLimitError  # noqa: E402
+from mb_resilience.nvrx_store import SharedStore  # noqa: E402
+from mb_resilience.restart import Rendezvous  # noqa: E402
 from mb_resilience.restart_nvrx import forget_incomplete_imports, interruption_in, run_with_restarts  # noqa: E402
+from mb_resilience.restart_store import serve_store  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +49,14 @@ def test_ranks_that_raise_die_and_hang_are_replaced_and_losses_are_those_of_an_u
         "rank 1 made no progress for hard_timeout, and was killed",
     ]
     assert {file.name: file.read_text() for file in tmp_path.glob("rank*")} == {"rank2": "3", "rank3": "3"}
+
+
+def test_initial_ranks_are_numbers():
+    alone = Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=1)
+    server = serve_store(alone)
+    store = SharedStore(replace(alone, port=server.port))
+    store.set_initial_rank(0, 3)
+    assert store.get_initial_ranks([0]) == [3]
 
 
 @pytest.mark.matrix

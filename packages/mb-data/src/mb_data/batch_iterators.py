@@ -1,11 +1,12 @@
 """Iterators over the batches of one rank of a run. Requires torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from mb_data.loader_config import DataloaderConfig
-from mb_data.loaders import build_data_iterator
+from mb_data.loaders import build_data_iterator, stop_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,14 @@ class BatchIterators:
     worker_init_fn: Callable[[int], None] | None = None
     """Called with the worker id at the start of each worker process."""
 
+    opened: "WeakSet[Any]" = field(default_factory=WeakSet)
+    """Iterators that this factory has returned and that still exist."""
+
+    def close(self) -> None:
+        """Stop the worker processes of all iterators. They cannot be used afterwards."""
+        for iterator in list(self.opened):
+            stop_workers(iterator)
+
     def train(self, dataset: Any, *, consumed_samples: int) -> Any:
         """Return an iterator over microbatches that starts after the samples consumed by all ranks.
 
@@ -118,4 +127,6 @@ class BatchIterators:
             )
             for _ in range(self.settings.model_chunks)
         ]
+        if self.section.num_workers > 0 and self.section.dataloader_type != "external":
+            self.opened.update(chunks)
         return chunks if len(chunks) > 1 else chunks[0]

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mb_data.config import DataloaderConfig
 from mb_data.samplers import BatchSampler, CyclicSampler, RankSampler, SingleSampler
@@ -75,6 +76,17 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         data_parallel_size=data_parallel_size,
     )
     return iter(_loader(dataset, sampler, config=config, seed=seed, worker_init_fn=worker_init_fn))
+
+
+def stop_workers(iterator: object) -> None:
+    """Stop the worker processes of an iterator of a `DataLoader`; no effect on any other iterator.
+
+    Without it they end when the iterator is deleted. If that is done by Python's collection of reference cycles, as
+    after an exception whose frames refer to the iterator, the queues of the workers may be closed first: each worker
+    then receives no request to end, and is waited for five seconds.
+    """
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        iterator._shutdown_workers()
 
 
 def _loader(

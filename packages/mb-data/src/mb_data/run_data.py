@@ -57,6 +57,9 @@ class RunData:
     sizes: SampleSizes | None = None
     """Sizes of training samples; None: every sample has the same length."""
 
+    close: Callable[[], None]
+    """Stops the worker processes of all iterators, which cannot be used afterwards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDatasets:
@@ -140,6 +143,7 @@ class RunLoaders:
             has_valid=any(valid for valid, _ in has_split) if data.valid_sets is None else bool(valid),
             has_test=any(test for _, test in has_split),
             sizes=sample_sizes(data.train),
+            close=batches.close,
         )
 
     def _validation_batches(

@@ -9,6 +9,7 @@ import torch
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
+from mb_launch.rank_store import rank_store
 from mb_launch.world import World, WorldError, require_address
 
 
@@ -57,19 +58,21 @@ def default_process_group(
         device: Of this rank, as `pick_device` returns it.
         backend: For GPUs; on the CPU the backend is gloo.
         timeout: Of collectives; None: torch's default.
-        store: In which the ranks find each other; None: the one at the rendezvous address.
+        store: In which the ranks find each other; None: that of torchrun, or one that rank 0 serves at the
+            rendezvous address (`rank_store`).
 
     Raises:
-        WorldError: There are several processes, and no variable holds the rendezvous address.
+        WorldError: There are several processes, and no variable holds the rendezvous address; or rank 0 cannot listen
+            there.
     """
     opened_here = not torch.distributed.is_initialized()
     if opened_here:
         store = HashStore() if world.world_size == 1 else store
-        if store is None:  # without an address of the launcher torch reads MASTER_ADDR and MASTER_PORT
+        if store is None:
             require_address(world, os.environ)
+            store = rank_store(world, os.environ, timeout=timeout)
         torch.distributed.init_process_group(
             backend=backend if device.type == "cuda" else "gloo",
-            init_method=None if world.address is None or store is not None else f"tcp://{world.address}",
             store=store,
             rank=world.rank,
             world_size=world.world_size,

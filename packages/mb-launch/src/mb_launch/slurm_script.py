@@ -42,6 +42,9 @@ address=$(scontrol show node --oneliner "$head" | grep -o "NodeAddr=[^ ]*" | cut
 port=$((20000 + SLURM_JOB_ID % 20000))
 """
 DEFAULT_RESTARTS = 3
+SECTION_TIMEOUTS = "setup:600,step:180,checkpointing:420"
+"""Seconds that the sections of a rank may take before ft_launcher restarts the ranks; those of Megatron-Bridge. A rank
+that reports no sections is not limited."""
 TERM_TIMEOUT_SECONDS = 1800
 """Seconds that ft_launcher gives the ranks to save after a signal, before it kills them."""
 
@@ -126,5 +129,6 @@ def _launcher(job: SlurmJob) -> list[str]:
         '--rdzv-id="$SLURM_JOB_ID"',
         f"--max-restarts={DEFAULT_RESTARTS if job.max_restarts is None else job.max_restarts}",
         f"--term-timeout={TERM_TIMEOUT_SECONDS}",
+        f"--ft-param-rank_section_timeouts={SECTION_TIMEOUTS}",
         "--no-python",
     ]

@@ -1,6 +1,7 @@
 """Store of NVRx's wrapper, on a server that outlives the ranks. Imports NVRx and torch."""
 
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -35,6 +36,12 @@ class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
     def critical_ranks(self) -> tuple[int, ...]:
         """Initial ranks whose process serves the store."""
         return self._critical
+
+    def get_initial_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Return the initial ranks of ranks. NVRx 0.3.0 returns bytes, which its barriers cannot read."""
+        return [
+            int(value) for value in self.multi_get([self.INITIAL_RANK.format(rank=rank) for rank in ranks])
+        ]
 
     def wait(self, keys: list[str], timeout: timedelta = STORE_TIMEOUT) -> None:
         """Wait until all keys are set.

@@ -1,0 +1,84 @@
+"""Store in which the ranks of a run find each other where no launcher serves one, as under srun. Imports torch.
+
+torch's own rendezvous lets rank 0 listen on every interface, and its store has no password: every client that reaches
+it can read and write every key. Here rank 0 listens on the address of the rendezvous only.
+"""
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
+
+from mb_launch.world import World, WorldError
+
+_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedelta | None = None) -> Store:
+    """Return the store of a process group, served by rank 0 on the interface of its address. Collective over the world.
+
+    The store of torchrun or `launch_local` is used if they serve one, with a prefix for each of torchrun's restarts:
+    torchrun keeps its store, and torch 2.11 adds no prefix, so that ranks would read the addresses of ranks that have
+    ended. If this machine resolves its own name to a
+    loopback address, as some distributions set it up, other machines could not reach that one, and rank 0 listens on
+    every interface, with a warning.
+
+    Args:
+        world: Rank, world size and rendezvous address.
+        environment: Variables; MASTER_ADDR and MASTER_PORT are read if the world has no address.
+        timeout: Of operations of the store; None: torch's default.
+
+    Raises:
+        WorldError: The address cannot be resolved, or rank 0 cannot listen on it.
+    """
+    host, _, port = (
+        world.address or f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    ).rpartition(":")
+    if not port.isdecimal():
+        raise WorldError(
+            f"MASTER_PORT: must be a number, is {port!r}. Set it to a free port of the node of rank 0."
+        )
+    has_server = environment.get(_AGENT) == "True"
+    serves = world.rank == 0 and not has_server
+    store = TCPStore(
+        host,
+        int(port),
+        world_size=world.world_size,
+        is_master=serves,
+        timeout=timeout or default_pg_timeout,
+        master_listen_fd=_listen(host, int(port)) if serves else None,
+    )
+    return PrefixStore(f"mb_launch/{world.attempt}", store) if has_server else store
+
+
+def _listen(host: str, port: int) -> int:
+    """Return the descriptor of a socket that listens on the interface of a host."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((_interface(host, str(address[0])), port))
+            listener.listen(1024)
+            return listener.detach()
+    except OSError as error:
+        raise WorldError(
+            f"MASTER_ADDR: rank 0 cannot listen on {host}:{port} ({error.strerror}). Set MASTER_ADDR to an address of "
+            "the node of rank 0, and MASTER_PORT to a free port there."
+        ) from error
+
+
+def _interface(host: str, address: str) -> str:
+    """Return the address to listen on: that of the host; "" (all) if this machine resolves its own name to loopback."""
+    if not ipaddress.ip_address(address).is_loopback or host in ("localhost", address):
+        return address
+    logging.getLogger(__name__).warning(
+        "MASTER_ADDR: this machine resolves its name %s to %s, which other machines cannot reach, so that the store of "
+        "the run listens on every interface. Set MASTER_ADDR to the machine's address.",
+        host,
+        address,
+    )
+    return ""

@@ -1,0 +1,97 @@
+"""The store that rank 0 serves listens on the address of the rendezvous alone."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import TCPStore  # noqa: E402
+
+from mb_launch import World, WorldError  # noqa: E402
+from mb_launch.rank_store import _listen, rank_store  # noqa: E402
+
+RANK = """
+import os, socket, torch
+from mb_launch import default_process_group, default_store, read_world
+world = read_world(os.environ)
+with default_process_group(world, device=torch.device("cpu")):
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    default_store(world).set(f"rank{world.rank}", "here")
+    if world.rank == 0:
+        port = int(world.address.rpartition(":")[2])
+        for address in (world.address.rpartition(":")[0], "127.0.0.3", *OTHERS):
+            try:
+                socket.create_connection((address, port), timeout=5).close()
+                print(address, "open")
+            except ConnectionRefusedError:
+                print(address, "refused")
+    torch.distributed.barrier()
+print("sum", int(total))
+"""
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this machine other than loopback."""
+    return sorted(
+        {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+        - {"127.0.0.1"}
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_client_at_another_address_of_the_machine_is_refused():
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node", "SLURM_NTASKS": "2"}
+    step |= {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    others = own_addresses()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK.replace("OTHERS", repr(others))],
+            env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=120)[0].split("\n")[:-1] for rank in ranks]
+    refused = [f"{address} refused" for address in ("127.0.0.3", *others)]
+    assert printed == [["127.0.0.2 open", *refused, "sum 2"], ["sum 2"]]
+
+
+def test_each_restart_of_torchrun_has_its_own_keys_in_its_store():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+    }
+    first, second = (rank_store(World(world_size=2, attempt=attempt), launcher) for attempt in ("0", "1"))
+    first.set("address", "of an ended rank")
+    assert server.get("mb_launch/0/address") == b"of an ended rank"
+    assert not second.check(["address"])
+
+
+def test_an_address_of_another_machine_and_a_bad_port_are_named():
+    with pytest.raises(WorldError, match=r"rank 0 cannot listen on 192\.0\.2\.1:4000"):
+        rank_store(World(world_size=2, address="192.0.2.1:4000"), {})
+    with pytest.raises(WorldError, match="MASTER_PORT: must be a number, is 'x'"):
+        rank_store(World(world_size=2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"})
+
+
+def test_a_name_that_is_loopback_here_listens_everywhere_with_a_warning(monkeypatch, caplog):
+    port = free_port()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
+    listener = socket.socket(fileno=_listen("node", port))
+    assert listener.getsockname() == ("0.0.0.0", port)
+    listener.close()
+    assert "resolves its name node to 127.0.1.1" in caplog.text

@@ -249,7 +249,10 @@ CASES: tuple[FamilyCase, ...] = (
     FamilyCase(family="LoRA", layout=EP2, model=EXPERTS, sharded=True),
     FamilyCase(family="LoRA", layout={**SP2, **EP2, **ETP1}, model=EXPERTS),
     FamilyCase(family="LoRA", layout={**PP2, **EP2}, model=EXPERTS, ranks=4, sharded=True),
+    FamilyCase(family="LoRA", layout={**SP2, **ETP2}, model=EXPERTS, tolerance=1e-6),
+    FamilyCase(family="LoRA", layout={**SP2, **EP2, **ETP2}, model=EXPERTS, ranks=4, sharded=True),
     FamilyCase(family="DoRA", layout=TP2),
+    FamilyCase(family="DoRA", layout={**SP2, **ETP2}, model=EXPERTS, tolerance=1e-6),
     FamilyCase(family="DoRA", layout=CP2, model=BF16, tolerance=5e-3),
     FamilyCase(family="DoRA", model=FP16, **ROUNDED),
     FamilyCase(family="DoRA", layout={**SP2, **PP2, **RECOMPUTE}, ranks=4),
@@ -282,8 +285,6 @@ REJECTED: tuple[RejectedCase, ...] = (
     RejectedCase(family="MIMO", column="PP", layout=PP2, rule="M05"),
     RejectedCase(family="MIMO", column="VPP", layout=VP2, rule="M05"),
     RejectedCase(family="MIMO", column="CUDA graph", layout={"cuda_graph_impl": "local"}, rule="M08"),
-    RejectedCase(family="LoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
-    RejectedCase(family="DoRA", column="ETP", layout=ETP2, model=EXPERTS, rule="PeftError"),
 )
 """Layouts that are not run, and the reason."""
 

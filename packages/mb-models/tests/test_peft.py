@@ -371,6 +371,16 @@ def test_an_expert_has_its_number_in_the_complete_model_and_may_be_adapted_alone
     assert pool.run(peft_ranks.adapters_on_this_rank, settings, [pattern], str(tmp_path)) == wanted
 
 
+def test_adapters_of_experts_that_ranks_share_are_saved_and_loaded(pool, tiny, tmp_path):
+    parallel = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 2}
+    settings = {**tiny, **EXPERTS, **parallel}
+    first, second = pool.run(
+        peft_ranks.adapters_on_this_rank, settings, ["linear_fc1", "linear_fc2"], str(tmp_path)
+    )
+    assert first == second
+    assert FIRST.format(1, 3) in first
+
+
 VISION = "modality_submodules.vision.encoders.patches.decoder.layers.0.self_attention.linear_proj"
 
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,3 +111,13 @@ def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, shard
     )
     if hasattr(linear.weight, "allreduce"):
         marked.allreduce = linear.weight.allreduce
+    if sharded is None and linear.partition.of_experts and linear.partition.group.size() > 1:
+        # each rank of the experts' tensor-parallel group has the gradient of its shard of the other matrix only
+        parameter.register_hook(partial(_summed, group=linear.partition.group))  # type: ignore[no-untyped-call]
+
+
+def _summed(gradient: Tensor, *, group: Any) -> Tensor:
+    """Return the sum of a gradient over the ranks of a group."""
+    total = gradient.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total

@@ -61,7 +61,7 @@ def partition_of(name: str, module: Any) -> LinearPartition:
     """Return the partition of a layer, of which `name` is the path in the chunk.
 
     Raises:
-        PeftError: it is none of the classes of `ROW`, or experts are split over tensor-parallel ranks.
+        PeftError: it is none of the classes of `ROW`.
     """
     kinds = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in ROW]
     if not kinds:
@@ -71,7 +71,7 @@ def partition_of(name: str, module: Any) -> LinearPartition:
             "model.moe_grouped_gemm=false for adapters on experts."
         )
     engine = kinds[0].startswith("TE")
-    partition = LinearPartition(
+    return LinearPartition(
         row=ROW[kinds[0]],
         group=module._tp_group if engine else module.tp_group,
         of_experts="experts" in name.split(".") if engine else module.explicit_expert_comm,
@@ -79,12 +79,6 @@ def partition_of(name: str, module: Any) -> LinearPartition:
         own_bias=_adds_bias(module, engine=engine),
         normalises=kinds[0] == FUSED_NORM,
     )
-    if partition.of_experts and partition.group.size() > 1:
-        raise PeftError(
-            f"peft.target_modules: {name} is split over {partition.group.size()} expert-tensor-parallel ranks, "
-            "because the gradients of its adapter are not summed. Set model.expert_tensor_parallel_size=1."
-        )
-    return partition
 
 
 def _adds_bias(module: Any, *, engine: bool) -> bool:

@@ -20,8 +20,8 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     raise the same error.
 
     Raises:
-        PeftError: the rank is not positive; a pattern matches no layer of any rank; a layer is none of Megatron's
-            parallel layers; or experts are split over tensor-parallel ranks.
+        PeftError: the rank is not positive; a pattern matches no layer of any rank; or a layer is none of Megatron's
+            parallel layers.
     """
     if section.dim < 1:
         raise PeftError(

@@ -18,6 +18,10 @@ import types
 CALLS = []
 
 
+class RankMonitorClientError(Exception):
+    pass
+
+
 class RankMonitorClient:
     def init_workload_monitoring(self):
         CALLS.append("connected")
@@ -55,6 +59,8 @@ def calls(tmp_path, monkeypatch):
     package = tmp_path / "nvrx" / "nvidia_resiliency_ext" / "fault_tolerance"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(CLIENT)
+    (package / "data.py").write_text("class OkMsg:\n    pass\n")
+    (package / "utils.py").write_text("def read_obj_from_ipc_socket(sock):\n    pass\n")
     (package.parent / "__init__.py").write_text("")
     for name in modules_of_nvrx():  # the installed library, which is back at the end
         monkeypatch.delitem(sys.modules, name)

@@ -1,5 +1,7 @@
 """Variants of layers: soft caps compared with their formula, zero-centred norms with those of mb-host."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -73,6 +75,17 @@ def test_unsupported_arguments_are_rejected(tiny, groups):
         attention(tiny, groups, 2.0)(*inputs(), attention_bias=torch.zeros(1))
     with pytest.raises(ModelConfigError, match="in attention with the mask no_mask"):
         attention(tiny, groups, 2.0, mask="no_mask")
+
+
+def test_heads_that_ranks_cannot_share_are_rejected(tiny):
+    from mb_models.norms import AllHeadsRMSNorm
+
+    ranks = SimpleNamespace(size=lambda: 4)
+    config = transformer_config(GPTModelConfig(**tiny), device=CPU)
+    with pytest.raises(
+        ModelConfigError, match="with 2 heads of queries or keys, which 4 tensor-parallel ranks"
+    ):
+        AllHeadsRMSNorm(config, 16, heads=2, tp_group=ranks)
 
 
 def test_a_value_head_has_no_cap(tiny, groups):

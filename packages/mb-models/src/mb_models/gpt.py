@@ -10,7 +10,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
-from mb_models.layer_variants import apply_chunk_variants, apply_layer_variants
+from mb_models.layer_variants import (
+    apply_layer_variants,
+    scale_embedding,
+    scale_logits,
+    use_local_rotation,
+)
 from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.transformer import transformer_config
 
@@ -43,7 +48,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     ) -> GPTModel:
         config = self.config
         layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
-        layers = self._with_variants(layers, groups)
+        layers = apply_layer_variants(layers, config, config=self.transformer, tp_group=groups.tp)
         chunk = GPTModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             transformer_layer_spec=layers,
@@ -55,14 +60,14 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             rope_scaling_factor=config.rope_scaling_factor,
             vp_stage=vp_stage,
         )
-        apply_chunk_variants(chunk, config, groups=groups)
+        if config.rotary_base_local is not None:
+            use_local_rotation(chunk, config, groups=groups)
+        if config.embedding_multiplier != 1.0:
+            scale_embedding(chunk, config.embedding_multiplier)
+        if config.logits_multiplier != 1.0 or config.final_logit_softcapping is not None:
+            scale_logits(chunk, config.logits_multiplier, cap=config.final_logit_softcapping)
         drop_unused_output_weight(chunk)
         return chunk
-
-    def _with_variants(
-        self, layers: TransformerBlockSubmodules, groups: ProcessGroupCollection
-    ) -> TransformerBlockSubmodules:
-        return apply_layer_variants(layers, self.config, config=self.transformer, tp_group=groups.tp)
 
     def _prediction(
         self, layers: TransformerBlockSubmodules, *, vp_stage: int | None, groups: ProcessGroupCollection
@@ -74,7 +79,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
         last = self._with_last_layer(layers, vp_stage=vp_stage, pp_rank=pp_rank)
         block = get_gpt_mtp_block_spec(
             self.transformer,
-            self._with_variants(last, groups),
+            apply_layer_variants(last, self.config, config=self.transformer, tp_group=groups.tp),
             use_transformer_engine=self.transformer.transformer_impl == "transformer_engine",
             vp_stage=vp_stage,
             pp_rank=pp_rank,

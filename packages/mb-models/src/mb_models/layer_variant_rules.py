@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mb_models._rule_kinds import SET, excludes, in_range, other_than, requires
 from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
 from mb_models.mimo_rules import FAMILY_FIELD
@@ -23,12 +24,6 @@ NEUTRAL = {
 """Fields of the variants, with the values that have no effect."""
 
 
-def _local_base(base: int | None, window: tuple[int, int] | None, kind: str, latent: bool) -> str | None:
-    if base is None or (base >= 1 and window is not None and kind == "rope" and not latent):
-        return None
-    return f"is {base} with window_size={window}, position_embedding_type={kind}, multi_latent_attention={latent}"
-
-
 EXCLUDED_BY_SOFTCAP = (
     "multi_latent_attention",
     "apply_query_key_layer_scaling",
@@ -39,63 +34,17 @@ EXCLUDED_BY_SOFTCAP = (
 )
 """Switches of attention kernels that attention with a soft cap does not have."""
 
+POSITIVE = {
+    "G42": "embedding_multiplier",
+    "G49": "residual_multiplier",
+    "G50": "logits_multiplier",
+    "G51": "attn_logit_softcapping",
+    "G52": "final_logit_softcapping",
+}
+"""Rule -> field that is positive if it is set."""
 
-def _softcap(cap: float | None, backend: str, softmax: str, *switches: bool) -> str | None:
-    if cap is None:
-        return None
-    found = [f"{name}=true" for name, on in zip(EXCLUDED_BY_SOFTCAP, switches, strict=True) if on]
-    found += [f"attention_backend={backend}"] if backend in ("flash", "fused") else []
-    found += [f"softmax_type={softmax}"] if softmax != "vanilla" else []
-    return f"is {cap} with {', '.join(found)}" if found else None
-
-
-def _positive(embedding: float, residual: float, logits: float, *caps: float | None) -> str | None:
-    names = ("embedding_multiplier", "residual_multiplier", "logits_multiplier", *_CAPS)
-    values = (embedding, residual, logits, *caps)
-    wrong = [
-        f"{name}={value}"
-        for name, value in zip(names, values, strict=True)
-        if value is not None and value <= 0
-    ]
-    return f"must be positive ({', '.join(wrong)})" if wrong else None
-
-
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-
-
-def _norms_after_only(position: str, impl: str) -> str | None:
-    return f"is {position} with transformer_impl={impl}" if position == "post" and impl != "local" else None
-
-
-def _all_heads(scope: str, normed: bool, kind: str, latent: bool, groups: int | None, tp: int) -> str | None:
-    if scope == "head" or tp < 1:
-        return None
-    if normed and kind == "RMSNorm" and not latent and (groups is None or groups % tp == 0):
-        return None
-    return (
-        f"is {scope} with qk_layernorm={normed}, normalization={kind}, multi_latent_attention={latent}, "
-        f"num_query_groups={groups}, tensor_model_parallel_size={tp}"
-    )
-
-
-def _parallel(
-    branches: str, position: str, experts: int | None, overlap: bool, graphs: str, impl: str
-) -> str | None:
-    if branches == "sequential":
-        return None
-    wrong = [f"norm_position={position}"] if position != "pre" else []
-    wrong += [f"num_moe_experts={experts}"] if experts is not None else []
-    wrong += ["overlap_moe_expert_parallel_comm=true"] if overlap else []
-    wrong += [f"cuda_graph_impl={graphs}"] if graphs != "none" else []
-    fused = branches == "parallel_shared_norm" and impl != "local"
-    wrong += [f"transformer_impl={impl}"] if fused else []
-    return f"is {branches} with {', '.join(wrong)}" if wrong else None
-
-
-def _biasless(bias: bool, kind: str, zero_centred: bool, impl: str) -> str | None:
-    if bias or (kind == "LayerNorm" and not zero_centred and impl == "local"):
-        return None
-    return f"is false with normalization={kind}, layernorm_zero_centered_gamma={zero_centred}, transformer_impl={impl}"
+LEAST = 1e-9
+"""Smallest factor and soft cap."""
 
 
 def _unrotated(further: Mapping[str, Any], layers: int, kind: str, latent: bool) -> str | None:
@@ -120,59 +69,61 @@ def _of_images(_vision: int, *values: object) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
+    requires(
         "G40",
-        ("rotary_base_local", "window_size", "position_embedding_type", "multi_latent_attention"),
-        _local_base,
+        {"model.rotary_base_local": SET},
+        {
+            "model.window_size": SET,
+            "model.position_embedding_type": "rope",
+            "model.multi_latent_attention": False,
+        },
         why="it is the rotary base of layers with a window",
         fix="Set window_size and position_embedding_type=rope, or unset rotary_base_local.",
         fails=(10000, None, "rope", False),
         passes=(10000, (511, 0), "rope", False),
     ),
-    model_rule(
+    requires(
         "G41",
-        ("attn_logit_softcapping", "attention_backend", "softmax_type", *EXCLUDED_BY_SOFTCAP),
-        _softcap,
+        {"model.attn_logit_softcapping": SET},
+        {
+            "model.attention_backend": other_than("flash", "fused"),
+            "model.softmax_type": "vanilla",
+            **{f"model.{name}": False for name in EXCLUDED_BY_SOFTCAP},
+        },
         why="no kernel of Transformer Engine caps scores, so that they are computed by unfused attention in the type "
         "of the activations",
         fix="Set attention_backend=auto and switch the others off, or unset attn_logit_softcapping.",
         fails=(50.0, "flash", "vanilla", *[False] * 6),
         passes=(50.0, "auto", "vanilla", *[False] * 6),
     ),
-    model_rule(
-        "G42",
-        ("embedding_multiplier", "residual_multiplier", "logits_multiplier", *_CAPS),
-        _positive,
-        why="a factor of zero removes a part of the model, and a soft cap is the limit of an absolute value",
-        fix="Set positive numbers.",
-        fails=(1.0, 1.0, 1.0, 0.0, None),
-        passes=(48.0, 1.0, 1.0, 50.0, None),
+    *(
+        in_range(
+            number,
+            f"model.{name}",
+            LEAST,
+            why="a factor of zero removes a part of the model, and a soft cap is the limit of an absolute value",
+            fix="Set a positive number.",
+            fails=0.0,
+            passes=1.0,
+        )
+        for number, name in POSITIVE.items()
     ),
-    model_rule(
+    excludes(
         "G43",
-        ("norm_position", "transformer_impl"),
-        _norms_after_only,
+        {"model.norm_position": "post", "model.transformer_impl": other_than("local")},
         why="the linear layers of Transformer Engine contain the norm before them",
         fix="Set transformer_impl=local.",
         fails=("post", "transformer_engine"),
         passes=("post", "local"),
     ),
-    model_rule(
+    requires(
         "G44",
-        (
-            "qk_layernorm_scope",
-            "qk_layernorm",
-            "normalization",
-            "multi_latent_attention",
-            "num_query_groups",
-            "tensor_model_parallel_size",
-        ),
-        _all_heads,
-        why="it is an RMSNorm over the heads of queries, and of keys, which tensor-parallel ranks share",
-        fix="Set qk_layernorm=true, normalization=RMSNorm and a tensor-parallel size that divides num_query_groups, or "
-        "qk_layernorm_scope=head.",
-        fails=("all_heads", False, "RMSNorm", False, 4, 1),
-        passes=("all_heads", True, "RMSNorm", False, 4, 2),
+        {"model.qk_layernorm_scope": "all_heads"},
+        {"model.qk_layernorm": True, "model.normalization": "RMSNorm", "model.multi_latent_attention": False},
+        why="it is an RMSNorm over the heads of queries, and of keys",
+        fix="Set qk_layernorm=true and normalization=RMSNorm, or qk_layernorm_scope=head.",
+        fails=("all_heads", False, "RMSNorm", False),
+        passes=("all_heads", True, "RMSNorm", False),
     ),
     model_rule(
         "G45",
@@ -183,31 +134,40 @@ RULES: tuple[Rule, ...] = (
         fails=({"no_rope_freq": 3}, 4, "rope", False),
         passes=({"no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
     ),
-    model_rule(
+    requires(
         "G46",
-        (
-            "residual_branches",
-            "norm_position",
-            "num_moe_experts",
-            "overlap_moe_expert_parallel_comm",
-            "cuda_graph_impl",
-            "transformer_impl",
-        ),
-        _parallel,
-        why="these layers have norms before attention and a dense MLP, run as a whole, and Transformer Engine fuses "
-        "each norm with one linear layer",
-        fix="Unset the others, with transformer_impl=local for a shared norm, or set residual_branches=sequential.",
-        fails=("parallel", "post", None, False, "none", "local"),
-        passes=("parallel", "pre", None, False, "none", "transformer_engine"),
+        {"model.residual_branches": other_than("sequential")},
+        {
+            "model.norm_position": "pre",
+            "model.num_moe_experts": None,
+            "model.overlap_moe_expert_parallel_comm": False,
+            "model.cuda_graph_impl": "none",
+        },
+        why="these layers have norms before attention and a dense MLP, and are run as a whole",
+        fix="Unset the others, or set residual_branches=sequential.",
+        fails=("parallel", "post", None, False, "none"),
+        passes=("parallel", "pre", None, False, "none"),
     ),
-    model_rule(
+    requires(
         "G47",
-        ("layernorm_bias", "normalization", "layernorm_zero_centered_gamma", "transformer_impl"),
-        _biasless,
+        {"model.layernorm_bias": False},
+        {
+            "model.normalization": "LayerNorm",
+            "model.layernorm_zero_centered_gamma": False,
+            "model.transformer_impl": "local",
+        },
         why="only a plain LayerNorm has a bias, which Transformer Engine's always has",
         fix="Set normalization=LayerNorm and transformer_impl=local, or layernorm_bias=true.",
         fails=(False, "RMSNorm", False, "local"),
         passes=(False, "LayerNorm", False, "local"),
+    ),
+    excludes(
+        "G48",
+        {"model.residual_branches": "parallel_shared_norm", "model.transformer_impl": other_than("local")},
+        why="Transformer Engine fuses each norm with one linear layer",
+        fix="Set transformer_impl=local.",
+        fails=("parallel_shared_norm", "transformer_engine"),
+        passes=("parallel_shared_norm", "local"),
     ),
     family_rule(
         "M26",

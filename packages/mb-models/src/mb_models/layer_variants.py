@@ -75,7 +75,8 @@ def apply_layer_variants(
             spec.module = ParallelTransformerLayer
         if section.residual_branches == "parallel_shared_norm":
             layer.pre_mlp_layernorm = IdentityOp
-        _apply_branches(layer, section, config=config, norm=block.layer_norm)
+        if section.norm_position != "pre" or section.residual_multiplier != 1.0:
+            _apply_branches(layer, section, config=config, norm=block.layer_norm)
         attention = layer.self_attention
         if section.rotary_base_local is not None:
             attention.module = LocalGlobalSelfAttention
@@ -93,8 +94,6 @@ def apply_layer_variants(
 def _apply_branches(layer: Any, section: LayerVariantFields, *, config: TransformerConfig, norm: Any) -> None:
     """Put norms after attention and MLP, and the factor of both, into a layer's spec."""
     after = section.norm_position != "pre"
-    if not after and section.residual_multiplier == 1.0:
-        return
     build = partial(norm, config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
     addition = ModuleSpec(
         module=BranchAdd,
@@ -106,29 +105,35 @@ def _apply_branches(layer: Any, section: LayerVariantFields, *, config: Transfor
     layer.sharded_state_dict_keys_map = {**layer.sharded_state_dict_keys_map, **STORED_NAMES}
 
 
-def apply_chunk_variants(chunk: Any, section: Any, *, groups: ProcessGroupCollection) -> None:
-    """Put the variants of a section into a GPT chunk: local rotary base, factors and cap of embedding and logits.
+def use_local_rotation(chunk: Any, section: Any, *, groups: ProcessGroupCollection) -> None:
+    """Give the layers of a GPT chunk that have a window a rotary base of their own."""
+    chunk.rotary_pos_emb = LocalGlobalRotaryEmbedding(
+        chunk.rotary_pos_emb,
+        RotaryEmbedding(
+            kv_channels=chunk.config.kv_channels,
+            rotary_percent=section.rotary_percent,
+            rotary_interleaved=chunk.config.rotary_interleaved,
+            rotary_base=section.rotary_base_local,
+            use_cpu_initialization=chunk.config.use_cpu_initialization,
+            cp_group=groups.cp,
+        ),
+    )
 
-    The output layer keeps its cap only as long as it is not replaced, such as by a value head.
-    """
-    if section.rotary_base_local is not None:
-        chunk.rotary_pos_emb = LocalGlobalRotaryEmbedding(
-            chunk.rotary_pos_emb,
-            RotaryEmbedding(
-                kv_channels=chunk.config.kv_channels,
-                rotary_percent=section.rotary_percent,
-                rotary_interleaved=chunk.config.rotary_interleaved,
-                rotary_base=section.rotary_base_local,
-                use_cpu_initialization=chunk.config.use_cpu_initialization,
-                cp_group=groups.cp,
-            ),
-        )
-    if section.embedding_multiplier != 1.0 and hasattr(chunk, "embedding"):
+
+def scale_embedding(chunk: Any, factor: float) -> None:
+    """Multiply the embeddings of a GPT chunk that has them."""
+    if hasattr(chunk, "embedding"):
         # rounded once, as transformers does
-        factor = torch.tensor(section.embedding_multiplier, dtype=chunk.config.params_dtype).item()
-        chunk.embedding.register_forward_hook(partial(_scaled_embedding, factor))
-    cap, factor = section.final_logit_softcapping, section.logits_multiplier
-    if chunk.post_process and (cap is not None or factor != 1.0):
+        rounded = torch.tensor(factor, dtype=chunk.config.params_dtype).item()
+        chunk.embedding.register_forward_hook(partial(_scaled_embedding, rounded))
+
+
+def scale_logits(chunk: Any, factor: float, *, cap: float | None) -> None:
+    """Multiply and cap the logits of a GPT chunk that has them.
+
+    Both belong to the output layer, and end when it is replaced, such as by a value head.
+    """
+    if chunk.post_process:
         chunk.output_layer.register_forward_hook(partial(_scaled_logits, factor, cap))
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 
+from mb_models.errors import ModelConfigError
+
 
 class ZeroCentredRMSNorm(torch.nn.RMSNorm):
     """RMSNorm that stores its weight minus one, and computes in float32."""
@@ -85,6 +87,9 @@ class AllHeadsRMSNorm(torch.nn.Module):
 
     Each rank has the weight of all heads, because Megatron sums the gradients of these norms over the ranks, and uses
     that of its own. Computes in float32.
+
+    Raises:
+        ModelConfigError: the ranks cannot share the heads.
     """
 
     def __init__(
@@ -97,6 +102,13 @@ class AllHeadsRMSNorm(torch.nn.Module):
         tp_group: torch.distributed.ProcessGroup,
     ) -> None:
         super().__init__()
+        if heads % tp_group.size():
+            raise ModelConfigError(
+                [
+                    f"model.qk_layernorm_scope: is all_heads with {heads} heads of queries or keys, which "
+                    f"{tp_group.size()} tensor-parallel ranks cannot share. Use fewer ranks, or the scope head."
+                ]
+            )
         self.eps, self.tp_group = eps, tp_group
         self.offset = 1.0 if config.layernorm_zero_centered_gamma else 0.0
         start = torch.full((heads * hidden_size,), 1.0 - self.offset, dtype=config.params_dtype)

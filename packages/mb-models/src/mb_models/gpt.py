@@ -1,5 +1,6 @@
 """Provider of Megatron Core GPT models: one chunk, or all chunks of a pipeline rank."""
 
+from dataclasses import fields
 from typing import Protocol
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
@@ -18,6 +19,7 @@ from mb_models.layer_variants import (
 )
 from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.transformer import transformer_config
+from mb_models.variant_fields import LayerVariantFields
 
 
 class LayerSpec(Protocol):
@@ -48,7 +50,8 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
     ) -> GPTModel:
         config = self.config
         layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
-        layers = apply_layer_variants(layers, config, config=self.transformer, tp_group=groups.tp)
+        if [item for item in fields(LayerVariantFields) if getattr(config, item.name) != item.default]:
+            layers = apply_layer_variants(layers, config, config=self.transformer, tp_group=groups.tp)
         chunk = GPTModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             transformer_layer_spec=layers,

@@ -1,13 +1,9 @@
 """Rules on `mb_models.variant_fields.LayerVariantFields`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from mb_models._rule_kinds import SET, excludes, in_range, other_than, requires
 from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
 from mb_models.mimo_rules import FAMILY_FIELD
-from mb_models.model_rule import model_rule
 
 NEUTRAL = {
     "norm_position": "pre",
@@ -45,21 +41,6 @@ POSITIVE = {
 
 LEAST = 1e-9
 """Smallest factor and soft cap."""
-
-
-def _unrotated(further: Mapping[str, Any], layers: int, kind: str, latent: bool) -> str | None:
-    every = further.get("no_rope_freq")
-    if not every:
-        return None
-    if kind not in ("rope", "yarn") or latent:
-        return f"no_rope_freq={every} with position_embedding_type={kind}, multi_latent_attention={latent}"
-    if isinstance(every, int):
-        return (
-            None
-            if every > 0 and layers % every == 0
-            else f"no_rope_freq={every} does not divide {layers} layers"
-        )
-    return None if len(every) == layers else f"no_rope_freq lists {len(every)} layers of {layers}"
 
 
 def _of_images(_vision: int, *values: object) -> str | None:
@@ -124,15 +105,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set qk_layernorm=true and normalization=RMSNorm, or qk_layernorm_scope=head.",
         fails=("all_heads", False, "RMSNorm", False),
         passes=("all_heads", True, "RMSNorm", False),
-    ),
-    model_rule(
-        "G45",
-        ("transformer", "num_layers", "position_embedding_type", "multi_latent_attention"),
-        _unrotated,
-        why="it selects the layers without rotary positions",
-        fix="Set a divisor of num_layers, or a list with 1 for each layer without rotary positions and 0 for others.",
-        fails=({"no_rope_freq": 3}, 4, "rope", False),
-        passes=({"no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
     ),
     requires(
         "G46",

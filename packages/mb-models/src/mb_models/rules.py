@@ -1,6 +1,6 @@
 """Rules on model sections, for a check before launch and again when the model is built."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -111,7 +111,9 @@ def _local_residual(impl: str, fp32_residual: bool, bf16: bool, fp16: bool) -> s
     return f"local layers cannot keep a float32 residual stream (bf16={bf16}, fp16={fp16})"
 
 
-def _transformer_names(extra: Mapping[str, object]) -> str | None:
+def _transformer_names(
+    extra: Mapping[str, object], layers: int | None, kind: str | None, latent: bool | None
+) -> str | None:
     own = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
     if own:
         return f"{', '.join(own)}: set the field of the model section itself"
@@ -119,6 +121,15 @@ def _transformer_names(extra: Mapping[str, object]) -> str | None:
     if private:
         return f"{', '.join(private)}: private to Megatron"
     unsupported = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
+    every = extra.get("no_rope_freq")
+    if every and (kind not in ("rope", "yarn") or latent):
+        unsupported.append(
+            f"no_rope_freq: no layer is rotated with position_embedding_type={kind}, latent={latent}"
+        )
+    elif isinstance(every, int) and layers and (every < 0 or layers % every):
+        unsupported.append(f"no_rope_freq: {every} does not divide {layers} layers")
+    elif isinstance(every, Sequence) and len(every) != layers:
+        unsupported.append(f"no_rope_freq: lists {len(every)} layers of {layers}")
     return "; ".join(unsupported) or None
 
 
@@ -217,12 +228,12 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "G09",
-        "model.transformer",
+        within("model", "transformer num_layers position_embedding_type multi_latent_attention"),
         _transformer_names,
         why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
-        fix="Remove them.",
-        fails=({"use_mup": True},),
-        passes=({"glu_linear_offset": 1.0},),
+        fix="Remove or correct them.",
+        fails=({"use_mup": True}, 4, "rope", False),
+        passes=({"glu_linear_offset": 1.0, "no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
     ),
     requires(
         "G10",

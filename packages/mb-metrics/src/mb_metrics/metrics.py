@@ -218,9 +218,13 @@ class Metrics:
             )
         if not self._active:
             return
-        step = known_step(step)
-        require_count("samples", samples)
-        require_count("tokens", tokens)
+        if type(step) is not int:
+            step = known_step(step)
+        if (
+            (type(samples), type(tokens)) != (int, int) or samples < 0 or tokens < 0
+        ):  # no calls in the usual step
+            require_count("samples", samples)
+            require_count("tokens", tokens)
         self._check(step)
         numbers, packed = split_device_values(values)
         done = self._clock.end_step(

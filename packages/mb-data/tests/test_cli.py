@@ -63,7 +63,7 @@ def test_every_command_has_an_example(name):
 def test_build_replaces_a_pair_only_on_request(folder):
     code, _, err = mb_data(*build_arguments(folder))
     advice = "exists already. Choose another --out, or pass --overwrite."
-    assert (code, err) == (1, f"{folder / 'play'}.bin: {advice}\n")
+    assert (code, err) == (1, f"error: {folder / 'play'}.bin: {advice}\n")
     code, out, _ = mb_data(*build_arguments(folder), "--overwrite")
     assert (code, out.startswith(f"{folder / 'play'}: 30 documents, ")) == (0, True)
     assert f"  data_path: {folder / 'play'}\n" in out
@@ -90,14 +90,14 @@ def test_build_without_a_tokenizer_file(tmp_path):
 )
 def test_build_rejects_a_path_that_is_not_a_prefix(name, message, folder, tmp_path):
     code, _, err = mb_data(*build_arguments(folder)[:-1], f"{tmp_path}/{name}")
-    assert (code, err) == (2, f"--out: {tmp_path}/{name} {message.format(tmp_path)}\n")
+    assert (code, err) == (2, f"error: --out: {tmp_path}/{name} {message.format(tmp_path)}\n")
     assert not [*tmp_path.iterdir()]
 
 
 def test_build_does_not_replace_an_index_without_its_tokens(folder, tmp_path):
     (tmp_path / "mine.idx").write_text("something else")
     code, _, err = mb_data(*build_arguments(folder)[:-1], tmp_path / "mine")
-    assert (code, err.startswith(f"{tmp_path / 'mine'}.idx: exists already.")) == (1, True)
+    assert (code, err.startswith(f"error: {tmp_path / 'mine'}.idx: exists already.")) == (1, True)
 
 
 def test_build_names_missing_input(folder):
@@ -301,11 +301,11 @@ def test_a_program_that_mounts_the_commands_reads_the_settings_itself():
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "interrupted\n"),
-        (PairExistsError("a: exists"), 1, "a: exists\n"),
+        (PairExistsError("a: exists"), 1, "error: a: exists\n"),
         (
             PermissionError(13, "Permission denied", "/data/a"),
             2,
-            "/data/a: cannot be used (Permission denied). Name another path, or change who may use it.\n",
+            "error: /data/a: cannot be used (Permission denied). Name another path, or change who may use it.\n",
         ),
     ],
 )

@@ -180,13 +180,13 @@ def test_bad_input_is_one_error(run, tmp_path):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (RunNotFoundError("x: no run found"), 2, "x: no run found\n"),
-        (ReportTooLargeError("too large"), 1, "too large\n"),
+        (RunNotFoundError("x: no run found"), 2, "error: x: no run found\n"),
+        (ReportTooLargeError("too large"), 1, "error: too large\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "x"),
             2,
-            "x: cannot be used (Permission denied). Name another path, or change who may use it.\n",
+            "error: x: cannot be used (Permission denied). Name another path, or change who may use it.\n",
         ),
     ],
     ids=["bad input", "failure", "interrupt", "inaccessible path"],

@@ -27,11 +27,11 @@ def exit_codes() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from interrupt
     except MetricsError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT if error.bad_input else FAILURE) from error
     except OSError as error:
         message = unusable_path(error)
         if message is None:
             raise
-        print(message, file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error

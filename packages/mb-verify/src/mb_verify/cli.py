@@ -45,7 +45,7 @@ def compare_records(
     try:
         verdict = compare(read_record(first), read_record(second), same_ranks=not any_ranks)
     except (VerificationError, OSError, ValueError, KeyError) as error:
-        typer.echo(f"mb-verify: {error}", err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if as_json:
         data = {
@@ -118,5 +118,5 @@ def drill(  # noqa: PLR0913 - options of a command
             )
         raise typer.Exit(options.run(make_command, tracker=Path(checkpoints) / "latest"))
     except (VerificationError, OSError) as error:
-        typer.echo(f"mb-verify: {error}", err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if getattr(error, "bad_input", False) else 1) from None

@@ -8,21 +8,12 @@ from pathlib import Path
 
 import numpy
 import pytest
+from megatron_lm_flags import FLAGS, HOST, as_printed
 from runs import losses, mb, mb_here
 
 from mb_data import IndexedWriter
 
 SCRIPT = Path(__file__).parents[1] / "megatron_lm_pretrain.py"
-FLAGS = (
-    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 "
-    "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 2 --micro-batch-size 2 --global-batch-size 8 "
-    "--train-iters 9 --eval-iters 2 --eval-interval 3 --split 90,5,5 --tokenizer-type NullTokenizer --vocab-size 64 "
-    "--no-create-attention-mask-in-dataloader --log-interval 1 --num-workers 0 --make-vocab-size-divisible-by 8"
-)
-HOST = (
-    "--transformer-impl local --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-dropout-fusion "
-    "--no-bias-gelu-fusion --no-persist-layer-norm --no-rope-fusion"
-)
 STEP = re.compile(r" iteration +(\d+)/.* lm loss: (\S+)")
 
 
@@ -41,10 +32,6 @@ def their_run(flags, *, ranks):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return {int(step): loss for step, loss in STEP.findall(done.stdout)}, done.stdout
-
-
-def as_printed(found):
-    return {step: f"{loss:.6E}" for step, loss in found.items()}
 
 
 @pytest.fixture(scope="module")

@@ -128,9 +128,10 @@ def _distributed(program: str, folder: Path, *, named: Path, format: str) -> For
 
 def _torch_dcp(folder: Path, *, named: Path) -> ForeignCheckpoint:
     return ForeignCheckpoint(
-        kind=f"a torch.distributed.checkpoint without counters of a run ({folder.name}), as Megatron-LM's fsdp_dtensor "
+        kind=f"a torch.distributed.checkpoint without {TRAIN_STATE} ({folder.name}), as Megatron-LM's fsdp_dtensor "
         "and torchtitan write it",
-        to_load=f"A run cannot be resumed from it. Keep it; where Megatron-FSDP wrote it, start from its weights with "
+        to_load="A run cannot be resumed from it: Megatron-LM has its counters among its arguments, which are only "
+        "read in torch_dist and torch. Keep it; where Megatron-FSDP wrote it, start from its weights with "
         f"checkpoint.pretrained_checkpoint={named} and ddp.use_megatron_fsdp=true, without checkpoint.load",
         to_start="Where Megatron-FSDP wrote it, its weights are read with ddp.use_megatron_fsdp=true; else export them "
         "in Hugging Face format with the program that wrote it, and start from those",

@@ -220,9 +220,8 @@ class Metrics:
             return
         if type(step) is not int:
             step = known_step(step)
-        if (
-            (type(samples), type(tokens)) != (int, int) or samples < 0 or tokens < 0
-        ):  # no calls in the usual step
+        usual = type(samples) is int and type(tokens) is int and samples >= 0 and tokens >= 0
+        if not usual:  # the usual step makes no calls here
             require_count("samples", samples)
             require_count("tokens", tokens)
         self._check(step)

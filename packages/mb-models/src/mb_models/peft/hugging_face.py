@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import add
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -112,7 +111,7 @@ def adapter_config(
     modules: list[str],
     base: str,
     parameters: Sequence[str] = (),
-    ranks: Mapping[str, int] = MappingProxyType({}),
+    ranks: Mapping[str, int] | None = None,
 ) -> dict[str, object]:
     """Return the content of adapter_config.json.
 
@@ -121,7 +120,7 @@ def adapter_config(
         modules: linear layers with adapters.
         base: path of the base model.
         parameters: tensors of all experts of a layer with adapters.
-        ranks: layer or tensor -> rank of its adapters, if it is not that of the section.
+        ranks: layer or tensor -> rank of its adapters, if it is not that of the section; None: it is everywhere.
     """
     content = {
         "peft_type": "LORA",

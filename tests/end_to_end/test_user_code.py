@@ -200,3 +200,9 @@ def test_optimizer_overrides_of_the_user_reach_the_optimizer(overrides, tmp_path
     pretrain(request.config, callbacks=[rates], provenance=request.provenance, out=tmp_path, environment={})
     assert rates.found == pytest.approx([0.0002, 0.002])
     assert "SlowNorms" in (tmp_path / "run_config.yaml").read_text()
+
+
+@pytest.mark.parametrize("part", ["pre_wrap_hooks", "post_wrap_hooks", "callbacks", "sinks"])
+def test_one_object_in_place_of_a_list_is_rejected(part):
+    with pytest.raises(UserCodeError, match=f"code.{part}: is not a list"):
+        UserCode(**{part: print})

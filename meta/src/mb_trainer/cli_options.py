@@ -7,24 +7,16 @@ import typer
 
 from mb_config.cli_options import ConfigFiles as ConfigFiles
 from mb_config.cli_options import Json as Json
+from mb_config.cli_options import NoNumaBinding as NoNumaBinding
 from mb_config.cli_options import Out as Out
 from mb_config.cli_options import Processes as Processes
+from mb_config.cli_options import ResumeWithChanges as ResumeWithChanges
 from mb_config.cli_options import read_run_folder as read_run_folder
 
 RECIPE_ARGUMENTS = "A recipe's name or a YAML file (default: gpt_tiny), then overrides in Hydra's grammar."
 Recipe = Annotated[
     list[str] | None,
     typer.Argument(metavar="RECIPE KEY=VALUE", help=RECIPE_ARGUMENTS, show_default=False),
-]
-NoNumaBinding = Annotated[
-    bool,
-    typer.Option(
-        "--no-numa-binding",
-        help="With --nproc: leave the processes on any CPU, not on those of their GPU's NUMA node.",
-    ),
-]
-ResumeWithChanges = Annotated[
-    bool, typer.Option("--resume-with-changes", help="Resume a run whose settings differ.")
 ]
 
 

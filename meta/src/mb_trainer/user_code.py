@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mb_trainer.errors import UserCodeError
+
 ModelHook = Callable[[list[Any]], Any]
 """Function that modifies a rank's model chunks in place, or returns others as a list."""
 
@@ -33,6 +35,12 @@ class UserCode:
     """Called with the chunks after each validation, on all ranks; returns the data. None: the data come from
     `loss_function(output, non_loss_data=True)` of the last batch.
     """
+
+    def __post_init__(self) -> None:
+        """Raise UserCodeError if a hook, a callback or a sink takes the place of a list of them."""
+        for part in ("pre_wrap_hooks", "post_wrap_hooks", "callbacks", "sinks"):
+            if not isinstance(value := getattr(self, part), Sequence):
+                raise UserCodeError(f"code.{part}: is not a list ({value!r}). Write it in square brackets.")
 
     def with_callbacks(self, callbacks: Sequence[object]) -> "UserCode":
         """Return the same code with further callbacks, which are called after those of this record."""

@@ -124,6 +124,16 @@ Processes = Annotated[
         "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
     ),
 ]
+NoNumaBinding = Annotated[
+    bool,
+    typer.Option(
+        "--no-numa-binding",
+        help="With --nproc: leave the processes on any CPU, not on those of their GPU's NUMA node.",
+    ),
+]
+ResumeWithChanges = Annotated[
+    bool, typer.Option("--resume-with-changes", help="Resume a run whose settings differ.")
+]
 WorldSize = Annotated[
     int | None,
     typer.Option("--world-size", min=1, metavar="N", help="Processes of the whole run, on any machines."),

@@ -30,8 +30,7 @@ class _DeferredModule(ModuleType):
 def defer_import(name: str) -> bool:
     """Let an import of a package return a module that is executed when its first attribute is read.
 
-    Megatron Core imports wandb, a quarter of a second, although only a program that passes it to Megatron's timers
-    uses it.
+    Megatron Core imports wandb, although only a program that passes it to Megatron's timers uses it.
 
     Returns:
         Whether the package is deferred. It is not if it is already imported or not installed.

@@ -26,7 +26,7 @@ def test_what_the_sink_writes_is_read(tmp_path):
 
 
 def test_a_file_alone_is_a_run(tmp_path):
-    write_run(tmp_path, [row(1, 0, lm_loss=1.0)], [event("start", 0)])
+    write_run(tmp_path, [row(1, 0, lm_loss=1.0)])
     run = read_run(tmp_path / "metrics.jsonl")
     assert (run.name, run.last_step, run.events) == ("metrics", 1, ())
 
@@ -85,6 +85,12 @@ def test_a_row_without_time_or_values_is_a_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "name": "x", "lm loss": "NaN"}\n')
     run = read_run(tmp_path)
     assert (run.last_step, math.isnan(run.times.values[0]), list(run.nonfinite.steps)) == (2, True, [2])
+
+
+def test_the_metrics_file_of_a_run_folder_is_the_run(tmp_path):
+    folder = write_run(tmp_path, steady(1, 3, 1), [event("start", 0, step=0), event("stop", 9, step=3)])
+    run = read_run(folder / "metrics.jsonl")
+    assert (run.source, [each.kind for each in run.events]) == (str(folder), ["start", "stop"])
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

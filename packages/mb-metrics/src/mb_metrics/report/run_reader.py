@@ -41,7 +41,7 @@ def read_run(
     The run may be in progress, killed, or before its first step. Lines that cannot be read are counted in `notes`.
 
     Args:
-        path: The folder or file.
+        path: The folder or file. The metrics file of a run folder means the folder.
         configuration: Settings of the run.
         metric_names: Names of the losses and of the learning rate; None: the usual names.
 
@@ -59,6 +59,11 @@ def read_run_from_log(
 ) -> RunHistory:
     """Read the log of a trainer as a run; see `parse_log` for formats and errors, `read_run` for `metric_names`."""
     return _of_parsed(read_log(path, format=format), Path(path), metric_names or MetricNames())
+
+
+def _folder_of_metrics(path: Path) -> Path:
+    """Return the run folder of a metrics file that is in one: it has the end of the run, settings and warnings."""
+    return path.parent if path.name == METRICS and path.with_name(EVENTS).is_file() else path
 
 
 def _of_parsed(log: ParsedLog, path: Path, metric_names: MetricNames) -> RunHistory:
@@ -110,7 +115,7 @@ class RunReader:
         configuration: RunConfiguration | None = None,
         metric_names: MetricNames | None = None,
     ) -> None:
-        self._path = Path(path)
+        self._path = _folder_of_metrics(Path(path))
         self._metric_names = metric_names or MetricNames()
         self._is_single_file = self._path.is_file()
         if not self._is_single_file and not _has_run(self._path):

@@ -76,6 +76,7 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     assert done.returncode == 0, done.stderr
     processes = [f"--nproc={ranks}"] if ranks > 1 else []
     load = (f"checkpoint.load={theirs}", "checkpoint.ckpt_step=3", "train.exit_interval=6")
+    load = (*load, "checkpoint.ckpt_format=torch_dist")  # the legacy layout is read, not written
     done = mb("pretrain", str(settings), *load, *processes, f"--out={ours}")
     assert done.returncode == 0, done.stderr
     assert f"resumed from {theirs}/iter_0000003 at step 3" in done.stdout
@@ -94,7 +95,8 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     }
 
     again, printed = their_run(
-        [*flags, "--load", str(ours / "checkpoints"), "--use-checkpoint-args"], ranks=ranks
+        [*flags, "--load", str(ours / "checkpoints"), "--use-checkpoint-args", "--ckpt-format", "torch_dist"],
+        ranks=ranks,
     )
     expected, _ = their_run([*flags, "--load", str(theirs), "--ckpt-step", "6"], ranks=ranks)
     assert again == expected

@@ -50,10 +50,6 @@ CASES = {
     "two ranks with the distributed optimizer": (2, ["--use-distributed-optimizer"]),
     "two ranks with tensor parallelism": (2, ["--tensor-model-parallel-size", "2"]),
     "one rank, legacy layout": (1, ["--ckpt-format", "torch"]),
-    "two ranks, legacy layout of the distributed optimizer": (
-        2,
-        ["--use-distributed-optimizer", "--ckpt-format", "torch"],
-    ),
 }
 ALWAYS = "one rank"
 

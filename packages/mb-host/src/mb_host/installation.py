@@ -12,6 +12,7 @@ from mb_host.deferred_imports import defer_import
 from mb_host.device import replace_device
 from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.fsdp import replace_meshes
+from mb_host.gloo_device import share_gloo_device
 from mb_host.gpu_packages import hide_packages
 from mb_host.kernels import STAND_INS as KERNEL_STAND_INS
 from mb_host.large_blocks import keep_large_blocks
@@ -54,7 +55,8 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     Without a GPU: functions of torch are replaced. Modules of Megatron Core are patched when they are imported, and
     receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
     longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
-    installed. The memory of large tensors is reused (`mb_host.large_blocks`).
+    installed. The memory of large tensors is reused (`mb_host.large_blocks`), and process groups of gloo share a device
+    (`mb_host.gloo_device`).
 
     With a GPU: torch and these packages are not changed, and `patch_megatron` applies the patches of Megatron Core that
     do not depend on a missing GPU.
@@ -109,6 +111,7 @@ def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> H
     _replace_torch()
     make_cpu_arithmetic_reproducible()
     keep_large_blocks()
+    share_gloo_device()
     sys.meta_path.insert(0, after_import)
     return HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")
 

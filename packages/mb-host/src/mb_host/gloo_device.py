@@ -1,0 +1,52 @@
+"""One gloo device for all process groups of a process.
+
+torch gives each group a device of its own, with a thread that wakes up a hundred times a second although nothing
+arrives. Megatron Core makes dozens of groups on each rank, so ranks that share a few cores spend them on it.
+"""
+
+import ctypes
+import os
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import distributed_c10d
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+_INTERFACES = "GLOO_SOCKET_IFNAME"
+_devices: list[Any] = []
+
+
+def share_gloo_device() -> None:
+    """Let process groups of gloo that are made from now on share a device, and with it a thread.
+
+    Groups on network interfaces that the variable GLOO_SOCKET_IFNAME names keep their own. A forked process makes a
+    device of its own.
+    """
+    if not distributed_c10d.is_gloo_available() or isinstance(
+        distributed_c10d.ProcessGroupGloo, _SharedDevice
+    ):
+        return
+    made = distributed_c10d.ProcessGroupGloo
+    distributed_c10d.ProcessGroupGloo = _SharedDevice("ProcessGroupGloo", (), {"made": made})  # type: ignore[assignment, misc]
+    os.register_at_fork(after_in_child=_devices.clear)  # threads do not survive a fork
+
+
+class _SharedDevice(type):
+    """Class that makes groups of the class `made`, which are its instances."""
+
+    made: type[Any]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.made)
+
+    def __call__(cls, store: Any, rank: int, size: int, timeout: timedelta = _DEFAULT_TIMEOUT) -> Any:
+        if os.environ.get(_INTERFACES):
+            return cls.made(store, rank, size, timeout=timeout)
+        if not _devices:
+            device = cls.made.create_default_device()
+            # never deleted: that would wait for the thread, which a forked process does not have
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
+            _devices.append(device)
+        options = cls.made._Options()
+        options._devices, options._timeout = list(_devices), timeout
+        return cls.made(store, rank, size, options)

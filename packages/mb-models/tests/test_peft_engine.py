@@ -107,11 +107,3 @@ def test_grouped_experts_are_rejected():
         PeftError, match=r"experts.linear_fc1 is a TEColumnParallelGroupedLinear.*grouped_gemm"
     ):
         install([chunk], LoRA())
-
-
-def test_experts_split_over_ranks_are_rejected():
-    chunk = torch.nn.Module()
-    chunk.experts = torch.nn.ModuleDict({"linear_fc1": TEColumnParallelLinear(8)})
-    chunk.experts["linear_fc1"]._tp_group = SimpleNamespace(size=lambda: 2)
-    with pytest.raises(PeftError, match=r"split over 2 expert-tensor-parallel ranks"):
-        install([chunk], LoRA())

@@ -84,4 +84,4 @@ def test_a_program_with_the_callback_is_measured(monkeypatch):
     assert (found["steps"], found["device"]) == (2, "cpu")
     for text in ("", "'"):
         done = CliRunner().invoke(app, [*words, "--against", text])
-        assert (done.exit_code, done.stderr.startswith("--against: ")) == (2, True)
+        assert (done.exit_code, done.stderr.startswith("error: --against: ")) == (2, True)

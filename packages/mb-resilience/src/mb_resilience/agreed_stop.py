@@ -18,6 +18,7 @@ signal.
 
 import time
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import Protocol
 
 from mb_resilience.decision_exchange import BackgroundExchange, DirectExchange, Exchange, KeyValueStore
@@ -77,7 +78,8 @@ class AgreedStop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if isinstance(watcher, type) or not hasattr(watcher, "received"):
+        # not read: it may be a property that reads a clock
+        if isinstance(watcher, type) or getattr_static(watcher, "received", ...) is ...:
             raise StopSetupError(
                 f"AgreedStop: {watcher!r:.60} is no watcher, because it has no received, so no signal would stop "
                 "the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."

@@ -1,5 +1,7 @@
 """Constraints of CloudAI: each is a rule, is covered by rules, or is allowed with a reason."""
 
+from typing import Any
+
 from mb_config.rules.capture_conflicts import RULES
 from mb_launch.cloudai.constraints import CONSTRAINTS
 from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
@@ -35,8 +37,8 @@ def test_each_constraint_is_a_rule_or_has_its_coverage() -> None:
     assert all(each.rules or each.allowed for each in CONSTRAINT_COVERAGE.values())
 
 
-def test_every_field_that_an_argument_sets_is_one_of_the_trainer():
-    values = {
+def test_every_field_that_an_argument_sets_is_one_of_the_trainer() -> None:
+    values: dict[str, Any] = {
         "dataset_root": None, "vocab_size": 100, "cuda_graph_scope": "attn", "recompute_modules": "mlp",
         "pipeline_model_parallel_layout": "Et|L", "profiling_ranks": [0, 1],
         "cuda_graph_impl": "local",
@@ -52,7 +54,7 @@ def test_every_field_that_an_argument_sets_is_one_of_the_trainer():
     repo = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "main"}
     for task in COMMANDS:
         for precision in PRECISIONS:
-            arguments = {
+            arguments: dict[str, Any] = {
                 "model_family_name": "llama",
                 "model_recipe_name": "llama31_8b",
                 "hf_token": "hf_x",
@@ -60,6 +62,8 @@ def test_every_field_that_an_argument_sets_is_one_of_the_trainer():
                 "compute_dtype": precision,
             }
             arguments |= given if (task, precision) == ("pretrain", "bf16") else {}
-            test = MegatronBridgeTestDefinition(name="all", cmd_args=arguments, git_repos=[repo])
+            test = MegatronBridgeTestDefinition.model_validate(
+                {"name": "all", "cmd_args": arguments, "git_repos": [repo]}
+            )
             _, *words = trainer_arguments(test)
             assert read_request(words).name == "llama31_8b"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_metrics.errors import RunFolderNameError
-from mb_metrics.paths import expand_home
+from mb_metrics.paths import expand_home, is_url
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 
@@ -30,7 +30,7 @@ class RunFolder:
         if out is None:
             return cls(Path("runs") / name)
         text = str(out)
-        if re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path collapses the double slash
+        if is_url(text) or re.match(r"[A-Za-z][\w+.-]+:/", text):  # a Path collapses the double slash
             raise RunFolderNameError(
                 f"--out: {text} is a URL. Runs are written through the local file system only. Name a local folder, "
                 "or one into which the storage is mounted on every node."

@@ -233,9 +233,9 @@ _SIMILARITY = 0.9  # separates a misspelled event from an event of another libra
 
 
 def _reject_misspelled(callback: object) -> None:
-    for name in dir(type(callback)):
-        close = [] if name in EVENTS else get_close_matches(name, EVENTS, n=1, cutoff=_SIMILARITY)
-        if name.startswith("on_") and close:
+    unknown = [name for name in dir(type(callback)) if name.startswith("on_") and name not in EVENTS]
+    for name in unknown:
+        if close := get_close_matches(name, EVENTS, n=1, cutoff=_SIMILARITY):
             raise UnknownEventError(
                 f"callbacks: {type(callback).__name__}.{name}: there is no such event, so it would never be called. "
                 f"Did you mean {close[0]}?"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mb_launch.cli import app, set_program
 from mb_launch.errors import ExecutorFileError, JobNotFoundError
-from mb_launch.executor_file import read_executor
+from mb_launch.executor_file import KINDS, read_executor
 from mb_launch.launched_program import LaunchedProgram
 from mb_launch.nemo_run_jobs import NemoRunJob, read_experiments, record_experiment
 from mb_launch.slurm_job import SlurmJob, SlurmRun
@@ -115,6 +115,13 @@ def test_a_bad_executor_is_named(nemo_run_home, tmp_path, monkeypatch, settings,
     code, _, err = mb_launch("nemo-run", *options, "--script-only", "--", "x")
     assert code == 2
     assert message in err
+
+
+@installed
+def test_each_kind_has_a_class_of_nemo_run(nemo_run_home):
+    from mb_launch.nemo_run import EXECUTORS
+
+    assert (*EXECUTORS,) == KINDS
 
 
 @installed

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from mb_launch.cli_errors import exit_codes
 from mb_launch.clusters import read_cluster
 from mb_launch.errors import ExtraMissingError, JobNotFoundError, SlurmJobError
-from mb_launch.executor_file import read_executor
+from mb_launch.executor_file import KINDS, read_executor
 from mb_launch.launched_program import LaunchedProgram, LaunchSize, launch_command, run_folder
 from mb_launch.nemo_run_jobs import read_experiments
 from mb_launch.slurm_job import SlurmJob, SlurmRun
@@ -145,8 +145,7 @@ def nemo_run(
         str,
         option(
             "--executor",
-            "FILE.yaml with its settings, FILE.py:NAME for one in Python, or its kind: "
-            "local, slurm, docker, kubeflow, skypilot, dgxcloud, lepton.",
+            f"FILE.yaml with its settings, FILE.py:NAME for one in Python, or its kind: {', '.join(KINDS)}.",
         ),
     ],
     settings: Annotated[

@@ -17,6 +17,8 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from mb_launch.rank_store import listen_on
+
 BACKEND = "mb-loopback"
 """Name of the backend for `LaunchConfig.rdzv_backend`; `register_backend` makes it known to torch elastic."""
 
@@ -38,12 +40,8 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def __init__(self, *, port: int, run_id: str) -> None:
         self._run_id = run_id
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((LOOPBACK, port))
-            listener.listen(1024)
+        with listen_on(LOOPBACK, port, family=socket.AF_INET) as listener:
             self._port = int(listener.getsockname()[1])
-            # TCPStore binds to every interface unless it is given a socket that is already listening.
             self._store = TCPStore(
                 LOOPBACK,
                 self._port,

@@ -23,9 +23,8 @@ def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedel
 
     The store of torchrun or `launch_local` is used if they serve one, with a prefix for each of torchrun's restarts:
     torchrun keeps its store, and torch 2.11 adds no prefix, so that ranks would read the addresses of ranks that have
-    ended. If this machine resolves its own name to a
-    loopback address, as some distributions set it up, other machines could not reach that one, and rank 0 listens on
-    every interface, with a warning.
+    ended. If this machine resolves its own name to a loopback address, as some distributions set it up, other machines
+    could not reach that one, and rank 0 listens on every interface, with a warning.
 
     Args:
         world: Rank, world size and rendezvous address.
@@ -55,15 +54,28 @@ def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedel
     return PrefixStore(f"mb_launch/{world.attempt}", store) if has_server else store
 
 
+def listen_on(address: str, port: int, *, family: int) -> socket.socket:
+    """Return a socket that listens on an address only, for a TCPStore, which would listen on every interface.
+
+    Raises:
+        OSError: The port cannot be bound.
+    """
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def _listen(host: str, port: int) -> int:
     """Return the descriptor of a socket that listens on the interface of a host."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((_interface(host, str(address[0])), port))
-            listener.listen(1024)
-            return listener.detach()
+        return listen_on(_interface(host, str(address[0])), port, family=family).detach()
     except OSError as error:
         raise WorldError(
             f"MASTER_ADDR: rank 0 cannot listen on {host}:{port} ({error.strerror}). Set MASTER_ADDR to an address of "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from mb_trainer.machine import first_gpu
 from mb_trainer.pretrained import IMPORT
 from mb_trainer.settle import Job, RunOptions, settle_job
 from mb_trainer.user_code import NO_CODE, UserCode
+
+_RUNS = count()
+"""Number of the runs of this process; equal on all ranks."""
 
 
 def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Bridge's
@@ -97,6 +101,9 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     # first: threads that libraries start later inherit the CPU affinity of the process
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
+    # the store of a launcher keeps the keys of an earlier run of this process
+    attempt = f"{job.world.attempt}.{next(_RUNS)}"
+    job = replace(job, world=replace(job.world, attempt=attempt))
     console = RankConsole.of(job.world, style=config.logger.console)
     # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)

@@ -76,8 +76,43 @@ def test_each_restart_of_torchrun_has_its_own_keys_in_its_store():
     }
     first, second = (rank_store(World(world_size=2, attempt=attempt), launcher) for attempt in ("0", "1"))
     first.set("address", "of an ended rank")
-    assert server.get("mb_launch/0/address") == b"of an ended rank"
+    assert server.get("mb_launch/0/1/address") == b"of an ended rank"
     assert not second.check(["address"])
+
+
+GROUPS_AGAIN = """
+import os, torch, torch.distributed as dist
+from mb_launch import default_process_group, read_world
+world = read_world(os.environ)
+for attempt in range(5):
+    with default_process_group(world, device=torch.device("cpu")):
+        groups = [dist.new_group([0, 1]) for _ in range(8)]
+        totals = [torch.full((1,), world.rank + attempt) for _ in groups]
+        for total, group in zip(totals, groups):
+            dist.all_reduce(total, group=group)
+        assert {int(total) for total in totals} == {1 + 2 * attempt}
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_process_opens_further_groups_one_after_the_other(tmp_path, launcher):
+    """Without a prefix for each, a rank reads the addresses of a group that has ended, and waits for it."""
+    (tmp_path / "program.py").write_text(GROUPS_AGAIN)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    if launcher == "torchrun":
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command[1:1] = torchrun
+        ranks = [environment]
+    else:
+        address = {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        ranks = [environment | address | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    started = [subprocess.Popen(command, env=each) for each in ranks]
+    try:
+        assert [process.wait(timeout=120) for process in started] == [0] * len(started)
+    finally:
+        for process in started:
+            process.kill()
 
 
 def test_an_address_of_another_machine_and_a_bad_port_are_named():

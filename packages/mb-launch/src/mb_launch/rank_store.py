@@ -7,8 +7,10 @@ it can read and write every key. Here rank 0 listens on the address of the rende
 import ipaddress
 import logging
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
@@ -21,10 +23,12 @@ _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedelta | None = None) -> Store:
     """Return the store of a process group, served by rank 0 on the interface of its address. Collective over the world.
 
-    The store of torchrun or `launch_local` is used if they serve one, with a prefix for each of torchrun's restarts:
-    torchrun keeps its store, and torch 2.11 adds no prefix, so that ranks would read the addresses of ranks that have
-    ended. If this machine resolves its own name to a loopback address, as some distributions set it up, other machines
-    could not reach that one, and rank 0 listens on every interface, with a warning.
+    The store of torchrun or `launch_local` is used if they serve one. A process keeps one connection to each store, and
+    rank 0 serves it until the process ends, because a further process group finds its ranks at the same address. Each
+    process group has a prefix: torch numbers groups from 0 again after `destroy_process_group`, so that without one the
+    ranks would read the addresses of a group that has ended. torchrun keeps its store in restarts, too. If this machine
+    resolves its own name to a loopback address, as some distributions set it up, other machines could not reach that
+    one, and rank 0 listens on every interface, with a warning.
 
     Args:
         world: Rank, world size and rendezvous address.
@@ -43,15 +47,27 @@ def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedel
         )
     has_server = environment.get(_AGENT) == "True"
     serves = world.rank == 0 and not has_server
-    store = TCPStore(
+    store = _connection(host, int(port), world_size=world.world_size, serves=serves)
+    store.set_timeout(timeout or default_pg_timeout)
+    _groups[host, port] += 1
+    return PrefixStore(f"mb_launch/{world.attempt}/{_groups[host, port]}", store)
+
+
+_groups: Counter[tuple[str, str]] = Counter()
+"""Process groups that this process has opened at each address; equal on all ranks, because each is collective."""
+
+
+@cache
+def _connection(host: str, port: int, *, world_size: int, serves: bool) -> TCPStore:
+    """Return the connection of this process to a store, for its lifetime; if it `serves`, it is the server, too."""
+    return TCPStore(
         host,
-        int(port),
-        world_size=world.world_size,
+        port,
+        world_size=world_size,
         is_master=serves,
-        timeout=timeout or default_pg_timeout,
-        master_listen_fd=_listen(host, int(port)) if serves else None,
+        timeout=default_pg_timeout,
+        master_listen_fd=_listen(host, port) if serves else None,
     )
-    return PrefixStore(f"mb_launch/{world.attempt}", store) if has_server else store
 
 
 def listen_on(address: str, port: int, *, family: int) -> socket.socket:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 
-def skip_compile(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
+def skip_compile(
+    model: Callable[..., Any] | None = None, *_args: object, **_kwargs: object
+) -> Callable[..., Any]:
     """Substitute for `torch.compile`, with and without decorator arguments: return the function itself."""
     if model is None:
         return lambda function: function

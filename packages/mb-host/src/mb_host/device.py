@@ -66,16 +66,16 @@ def replace_device() -> None:
     names.
     """
     cuda: Any = torch.cuda
-    cuda.is_available = lambda: False
-    cuda.current_device = lambda: 0
-    cuda.device_count = lambda: 1
+    cuda.is_available = lambda *_args, **_kwargs: False
+    cuda.current_device = lambda *_args, **_kwargs: 0
+    cuda.device_count = lambda *_args, **_kwargs: 1
     cuda.set_device = do_nothing()
     cuda.synchronize = do_nothing()
-    cuda._exchange_device = lambda device: 0
-    cuda._maybe_exchange_device = lambda device: 0
-    cuda.get_device_capability = lambda device=None: (0, 0)
-    cuda.get_device_name = lambda device=None: host_properties().name
-    cuda.get_device_properties = lambda device=None: host_properties()
-    cuda.mem_get_info = lambda device=None: host_memory()
+    cuda._exchange_device = lambda *_args, **_kwargs: 0
+    cuda._maybe_exchange_device = lambda *_args, **_kwargs: 0
+    cuda.get_device_capability = lambda *_args, **_kwargs: (0, 0)
+    cuda.get_device_name = lambda *_args, **_kwargs: host_properties().name
+    cuda.get_device_properties = lambda *_args, **_kwargs: host_properties()
+    cuda.mem_get_info = lambda *_args, **_kwargs: host_memory()
     cuda.reset_peak_memory_stats = do_nothing()
     cuda.reset_accumulated_memory_stats = do_nothing()

@@ -38,8 +38,11 @@ def stand_in_for_reductions(buffers: ModuleType) -> None:
     prepare = names["gradient_reduce_preprocessing"]
 
     @functools.wraps(prepare)
-    def scale_first(gradients: torch.Tensor, scaling_factor: float | None, ddp_config: Any) -> Any:
-        return prepare(gradients, scaling_factor, replace(ddp_config, gradient_reduce_div_fusion=False))
+    def scale_first(
+        gradients: torch.Tensor, scaling_factor: float | None, ddp_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        unfused = replace(ddp_config, gradient_reduce_div_fusion=False)
+        return prepare(gradients, scaling_factor, unfused, *args, **kwargs)
 
     names["gradient_reduce_preprocessing"] = scale_first
 

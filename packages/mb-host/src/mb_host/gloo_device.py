@@ -19,8 +19,8 @@ _devices: list[Any] = []
 def share_gloo_device() -> None:
     """Let process groups of gloo that are made from now on share a device, and with it a thread.
 
-    Groups on network interfaces that the variable GLOO_SOCKET_IFNAME names keep their own. A forked process makes a
-    device of its own.
+    Groups on network interfaces that the variable GLOO_SOCKET_IFNAME names keep their own, as does a group with an
+    argument that is no option of gloo. A forked process makes a device of its own.
     """
     if not distributed_c10d.is_gloo_available() or isinstance(
         distributed_c10d.ProcessGroupGloo, _SharedDevice
@@ -39,14 +39,19 @@ class _SharedDevice(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.made)
 
-    def __call__(cls, store: Any, rank: int, size: int, timeout: timedelta = _DEFAULT_TIMEOUT) -> Any:
-        if os.environ.get(_INTERFACES):
-            return cls.made(store, rank, size, timeout=timeout)
+    def __call__(cls, *members: Any, **settings: Any) -> Any:
+        options = cls.made._Options()
+        # torch passes store, rank and size, and settings that are options as well: the timeout, in newer releases more
+        names = {name: "_timeout" if name == "timeout" else name for name in settings}
+        is_known = len(members) == 3 and all(hasattr(options, name) for name in names.values())
+        if os.environ.get(_INTERFACES) or not is_known:
+            return cls.made(*members, **settings)
         if not _devices:
             device = cls.made.create_default_device()
             # never deleted: that would wait for the thread, which a forked process does not have
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
             _devices.append(device)
-        options = cls.made._Options()
-        options._devices, options._timeout = list(_devices), timeout
-        return cls.made(store, rank, size, options)
+        options._devices, options._timeout = list(_devices), _DEFAULT_TIMEOUT
+        for name, value in settings.items():
+            setattr(options, names[name], value)
+        return cls.made(*members, options)

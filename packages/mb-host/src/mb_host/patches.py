@@ -12,7 +12,7 @@ the optimizer patches depend on which packages can be imported, not on the devic
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
     """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails."""
 
     @functools.wraps(state_dict)
-    def patched(self: Any) -> Any:
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state[parameter]
@@ -56,7 +56,7 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
                     state["step"] = torch.tensor(0.0)
                     state["exp_avg"] = torch.zeros_like(parameter.data)
                     state["exp_avg_sq"] = torch.zeros_like(parameter.data)
-        return state_dict(self)
+        return state_dict(self, *args, **kwargs)
 
     return patched
 
@@ -82,12 +82,12 @@ def exclude_step_tensor(set_states: Function) -> Function:
     """Exclude the step from the tensors that are loaded per parameter; a checkpoint without it raises a KeyError."""
 
     @functools.wraps(set_states)
-    def patched(self: Any, model_param: Any, tensors: Mapping[str, Any]) -> Any:
+    def patched(self: Any, model_param: Any, *args: Any, **kwargs: Any) -> Any:
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         step = state.pop("step", None)
         try:
-            return set_states(self, model_param, tensors)
+            return set_states(self, model_param, *args, **kwargs)
         finally:
             if step is not None:
                 state["step"] = step
@@ -104,10 +104,10 @@ def cpu_tensor_to_numpy(maybe_move_tensor_to_cpu: Function) -> Function:
     """Convert CPU tensors to numpy as well: Megatron skips this conversion, which all-to-all needs, for CPU tensors."""
 
     @functools.wraps(maybe_move_tensor_to_cpu)
-    def patched(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    def patched(tensor: Any, as_numpy: bool = False, *args: Any, **kwargs: Any) -> Any:
         if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
             return tensor.numpy()
-        return maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
+        return maybe_move_tensor_to_cpu(tensor, as_numpy, *args, **kwargs)
 
     return patched
 
@@ -116,11 +116,9 @@ def gather_uneven_parts(gather_along_first_dim: Function) -> Function:
     """Gather parts of unequal length (expert tensor parallelism) by padding; gloo supports equal lengths only."""
 
     @functools.wraps(gather_along_first_dim)
-    def patched(
-        part: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> Any:
+    def patched(part: Any, group: Any, output_split_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:
         if output_split_sizes is None or group.size() == 1 or len({*output_split_sizes}) == 1:
-            return gather_along_first_dim(part, group, output_split_sizes, use_global_buffer)
+            return gather_along_first_dim(part, group, output_split_sizes, *args, **kwargs)
         padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
         padded[: part.size(0)] = part
         parts = [torch.empty_like(padded) for _ in output_split_sizes]
@@ -134,11 +132,9 @@ def scatter_uneven_parts(reduce_scatter_along_first_dim: Function) -> Function:
     """Reduce and scatter parts of unequal length; the inverse of `gather_uneven_parts`."""
 
     @functools.wraps(reduce_scatter_along_first_dim)
-    def patched(
-        whole: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> Any:
+    def patched(whole: Any, group: Any, input_split_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:
         if input_split_sizes is None or group.size() == 1 or len({*input_split_sizes}) == 1:
-            return reduce_scatter_along_first_dim(whole, group, input_split_sizes, use_global_buffer)
+            return reduce_scatter_along_first_dim(whole, group, input_split_sizes, *args, **kwargs)
         total = whole.clone()
         torch.distributed.all_reduce(total, group=group)
         return torch.split(total, list(input_split_sizes))[group.rank()].contiguous()
@@ -155,8 +151,8 @@ def reduce_rotary_key_gradient(qkv_down_projection: Function) -> Function:
     known = qkv_down_projection.__globals__
 
     @functools.wraps(qkv_down_projection)
-    def patched(self: Any, hidden_states: Any) -> Any:
-        queries, keys = qkv_down_projection(self, hidden_states)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        queries, keys = qkv_down_projection(self, *args, **kwargs)
         sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
         if keys.size(-1) == sum(sizes):
             return queries, keys
@@ -189,12 +185,12 @@ def weak_backward_hooks(make_hook: Function) -> Function:
     """
 
     @functools.wraps(make_hook)
-    def patched(self: Any, param: Any) -> Any:
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         wrapper = weakref.ref(self)
 
         def hook(*gradients: Any) -> None:
             if (owner := wrapper()) is not None:
-                make_hook(owner, param)(*gradients)
+                make_hook(owner, *args, **kwargs)(*gradients)
 
         return hook
 
@@ -205,9 +201,9 @@ def onednn_products(function: Function) -> Function:
     """Compute the products of linear layers with oneDNN, about twice as fast where MKL does not use AVX-512."""
 
     @functools.wraps(function)
-    def patched(*args: Any) -> Any:
+    def patched(*args: Any, **kwargs: Any) -> Any:
         with OneDnnProducts():
-            return function(*args)
+            return function(*args, **kwargs)
 
     return patched
 

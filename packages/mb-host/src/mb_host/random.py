@@ -18,32 +18,32 @@ class HostGenerators:
         return 1
 
 
-def call_now(callback: Callable[[], object], **_when: object) -> None:
+def call_now(callback: Callable[[], object], *_args: object, **_kwargs: object) -> None:
     """Call `callback` immediately; CUDA would defer it until its initialisation."""
     callback()
 
 
-def seed(seed: int) -> None:
+def seed(seed: int, *_args: object, **_kwargs: object) -> None:
     """Seed the CPU generator."""
     torch.default_generator.manual_seed(int(seed))
 
 
-def get_rng_state(device: object = "cuda") -> torch.Tensor:
+def get_rng_state(*_args: object, **_kwargs: object) -> torch.Tensor:
     """Return the state of the CPU generator for any device."""
     return torch.get_rng_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: object = "cuda") -> None:
+def set_rng_state(new_state: torch.Tensor, *_args: object, **_kwargs: object) -> None:
     """Set the state of the CPU generator for any device."""
     torch.set_rng_state(new_state)
 
 
-def get_rng_state_all() -> list[torch.Tensor]:
+def get_rng_state_all(*_args: object, **_kwargs: object) -> list[torch.Tensor]:
     """Return the states of all devices, of which there is one."""
     return [torch.get_rng_state()]
 
 
-def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+def set_rng_state_all(new_states: Iterable[torch.Tensor], *_args: object, **_kwargs: object) -> None:
     """Set the states of all devices, of which there is one."""
     for new_state in new_states:
         torch.set_rng_state(new_state)

@@ -16,21 +16,21 @@ class HostEvent:
     def __init__(self, *_args: object, **_kwargs: object) -> None:
         self._seconds: float | None = None
 
-    def record(self, stream: object = None) -> None:
+    def record(self, *_args: object, **_kwargs: object) -> None:
         """Record the time."""
         self._seconds = time.perf_counter()
 
-    def wait(self, stream: object = None) -> None:
+    def wait(self, *_args: object, **_kwargs: object) -> None:
         """Return immediately."""
 
-    def synchronize(self) -> None:
+    def synchronize(self, *_args: object, **_kwargs: object) -> None:
         """Return immediately."""
 
-    def query(self) -> bool:
+    def query(self, *_args: object, **_kwargs: object) -> bool:
         """Return True: no work is pending."""
         return True
 
-    def elapsed_time(self, end: "HostEvent") -> float:
+    def elapsed_time(self, end: "HostEvent", *_args: object, **_kwargs: object) -> float:
         """Return the milliseconds from this event to `end`.
 
         Raises:
@@ -56,26 +56,26 @@ class HostStream:
         pass
 
     @staticmethod
-    def priority_range() -> tuple[int, int]:
+    def priority_range(*_args: object, **_kwargs: object) -> tuple[int, int]:
         """Return the only priority."""
         return 0, 0
 
-    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+    def record_event(self, event: HostEvent | None = None, *_args: object, **_kwargs: object) -> HostEvent:
         """Record `event`, or a new one, and return it."""
         event = event or HostEvent()
         event.record(self)
         return event
 
-    def wait_event(self, event: object) -> None:
+    def wait_event(self, *_args: object, **_kwargs: object) -> None:
         """Return immediately."""
 
-    def wait_stream(self, stream: object) -> None:
+    def wait_stream(self, *_args: object, **_kwargs: object) -> None:
         """Return immediately."""
 
-    def synchronize(self) -> None:
+    def synchronize(self, *_args: object, **_kwargs: object) -> None:
         """Return immediately."""
 
-    def query(self) -> bool:
+    def query(self, *_args: object, **_kwargs: object) -> bool:
         """Return True: no work is pending."""
         return True
 
@@ -94,10 +94,10 @@ def replace_streams() -> None:
     the_stream = HostStream()
     cuda.Stream = HostStream
     cuda.Event = HostEvent
-    cuda.current_stream = lambda device=None: the_stream
-    cuda.default_stream = lambda device=None: the_stream
-    cuda.stream = lambda stream: nullcontext(stream)
+    cuda.current_stream = lambda *_args, **_kwargs: the_stream
+    cuda.default_stream = lambda *_args, **_kwargs: the_stream
+    cuda.stream = lambda stream, *_args, **_kwargs: nullcontext(stream)
     cuda.set_stream = do_nothing()
-    cuda.is_current_stream_capturing = lambda: False
+    cuda.is_current_stream_capturing = lambda *_args, **_kwargs: False
     cuda.nvtx.range_push = do_nothing()
     cuda.nvtx.range_pop = do_nothing()

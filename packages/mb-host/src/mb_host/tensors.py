@@ -70,7 +70,7 @@ def _replace_moves() -> None:
     tensor.pin_memory = lambda self, *_args, **_kwargs: self
     tensor.record_stream = do_nothing()
     module: Any = torch.nn.Module
-    module.cuda = lambda self, _device=None: self
+    module.cuda = lambda self, *_args, **_kwargs: self
 
 
 def replace_tensors() -> None:

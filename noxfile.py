@@ -97,6 +97,24 @@ FURTHER_PYTHONS = [
     for python in LIGHT_PYTHONS[1:-1]
 ]
 
+IMPORTED_WITHOUT_TORCH = ["mb-host", "mb-data", "mb-checkpoint"]
+"""Packages that require torch, whose sections, rules and commands `imports` loads without it."""
+
+SMOKE_WITH_NEWEST = (
+    ("pretrain", "gpt_tiny", "--out=run", "train.train_iters=2", "validation.eval_iters=0"),
+    (
+        *("verify-resume", "gpt_tiny", "--steps=3", "--cut=2", "--nproc=2"),
+        *("model.tensor_model_parallel_size=2", "checkpoint.async_save=true"),
+        *(
+            "train.global_batch_size=2",
+            "train.micro_batch_size=2",
+            "model.seq_length=32",
+            "dataset.seq_length=32",
+        ),
+    ),
+)
+"""Commands of `newest_smoke`: a run, and the proof that one with tensor parallelism and asynchronous saves resumes."""
+
 IN_PARALLEL = ("--numprocesses=auto", "--dist=loadfile")
 """Options of pytest-xdist: a process per core, each test file in one of them."""
 SLOWEST = ("--durations=15", "--durations-min=4")
@@ -210,7 +228,7 @@ BUILT = "MB_WHEELS_ARE_BUILT"
 PARALLEL = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
     *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
-    *("lint", "types", "docs"),
+    *("lint", "types", "docs", "newest_smoke"),
     *("integration(architecture)", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
     *(
         "unit(mb-overlap)",
@@ -223,6 +241,7 @@ PARALLEL = [
     *(f"oldest({package})" for package in LIGHT),
     *(f"oldest({package}, {LIGHT_PYTHONS[0]})" for package in WITHOUT_MEGATRON),
     *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
+    *(f"imports-{python}" for python in LIGHT_PYTHONS),
 ]
 """Sessions that `parallel` runs, the longest first, so that all cores finish together."""
 
@@ -463,6 +482,29 @@ def newest(session: nox.Session) -> None:
         session.run("pytest", "-m", "not matrix", "tests", env={"OMP_NUM_THREADS": "1"})
     if failed:
         session.error(f"failed with the newest releases: {', '.join(failed)}")
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def newest_smoke(session: nox.Session) -> None:
+    """What pip installs today: the commands of `SMOKE_WITH_NEWEST` with the newest releases on the index."""
+    wheels = [requirement(package, []) for package in [*PACKAGES, "mb-trainer"]]
+    session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels)
+    session.run("python", "-c", VERSIONS)
+    folder = Path(session.create_tmp()) / "runs"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with session.chdir(folder):
+        for arguments in SMOKE_WITH_NEWEST:
+            session.run("mb", *arguments, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python=LIGHT_PYTHONS, requires=["build"])
+def imports(session: nox.Session) -> None:
+    """Every public name and module that needs no torch, on each Python; `unit` and `oldest` import the others."""
+    session.install(*(requirement(package, []) for package in LIGHT))
+    session.install("--no-deps", *(requirement(package, []) for package in IMPORTED_WITHOUT_TORCH))
+    modules = [package.replace("-", "_") for package in [*LIGHT, *IMPORTED_WITHOUT_TORCH]]
+    session.run("python", "tests/import_everything.py", *modules)
 
 
 @nox.session(venv_backend="none")

@@ -8,7 +8,6 @@ import pytest
 from house import SOURCES
 
 SPEC = "Megatron calls every layer spec with it; this one is the same for all pipeline stages"
-STAND_IN = "a stand-in for torch.cuda on a machine without devices and streams"
 SEED = "a position of the seed's signature"
 LM = "parameter of Megatron-LM's function"
 TRUST = "the callback of the option trusts the folders for the length of the command"
@@ -47,9 +46,6 @@ ALLOWED = {
     "mb_host.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: the kernel applies no norm",
     "mb_host.layers.HostCoreAttention.__init__.attention_type": "Transformer Engine's signature; the mask decides here",
     "mb_host.layers.HostCoreAttention.__init__.cp_comm_type": "Transformer Engine's signature; one way on the host",
-    "mb_host.random.get_rng_state.device": STAND_IN,
-    "mb_host.random.set_rng_state.device": STAND_IN,
-    "mb_host.streams.HostEvent.record.stream": STAND_IN,
     "mb_models.peft.config.PEFT.optimizer_overrides.lr": "the base class, without rates of its own",
     "mb_models.peft.config.PEFT.optimizer_overrides.min_lr": "the base class, without rates of its own",
     "mb_host.t5.host_t5_spec.pp_rank": SPEC,

@@ -110,7 +110,7 @@ class RecipeReader:
     targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
     """Classes that `_target_` in a file may name."""
 
-    section_factories: SectionFactories = SECTION_FACTORIES
+    section_factories: SectionFactories = field(default_factory=lambda: SECTION_FACTORIES)
     """Section path to the function that makes the section from a name, as in `peft=lora`."""
 
     list_command: str = ""
@@ -260,7 +260,7 @@ class PlainReader:
 
     container: type[ConfigContainer] = ConfigContainer
     targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
-    section_factories: SectionFactories = SECTION_FACTORIES
+    section_factories: SectionFactories = field(default_factory=lambda: SECTION_FACTORIES)
 
     def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
         """Return the file and the overrides.

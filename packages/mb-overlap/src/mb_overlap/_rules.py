@@ -47,7 +47,7 @@ class Rule:
     """Example, path to value, that the rule rejects."""
     passes: Mapping[str, object]
     """Example, path to value, that the rule accepts."""
-    fallback: Mapping[str, object] = NOTHING
+    fallback: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     """Path to the value that replaces a rejected one which the user did not set; empty: the rule only rejects."""
 
     def check(self, *values: object, origin: Mapping[str, str] = NOTHING) -> Problem | None:

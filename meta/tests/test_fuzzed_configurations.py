@@ -31,8 +31,8 @@ from mb_config.facts import TargetMachine
 from mb_config.module_layouts import rules_per_point
 from mb_config.preflight import effective_dist, preflight
 from mb_config.run_estimate import estimate_run
-from mb_config.value_types import hints, options
 from mb_metrics import model_flops_per_token
+from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import embedding_rows
 from mb_trainer.machine import target_facts

@@ -2,7 +2,7 @@
 
 from recorded import differences
 
-from mb_config._rules import plain
+from mb_schema.rules import plain
 from mb_trainer.preflight import RULES
 
 

@@ -11,12 +11,12 @@ import mb_metrics.rules
 import mb_resilience.rules
 from mb_checkpoint.foreign_formats import is_same_folder
 from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
-from mb_checkpoint.paths import is_url
 from mb_config import Provenance, SavedSettings
 from mb_config.home_directory import expand_home_in
 from mb_metrics.run_folder import RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
+from mb_schema.paths import is_url
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
 from mb_trainer.tokenizer_assets import take_tokenizer

@@ -6,9 +6,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from mb_checkpoint import CheckpointConfig
-from mb_checkpoint._rules import Rule
 from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.rules import RULES, violations
+from mb_schema.rules import Rule
 
 HONOURED = {
     "trust",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_config._rule_kinds import (
+from mb_schema.rule_kinds import (
     SET,
     above,
     among,
@@ -20,7 +20,7 @@ from mb_config._rule_kinds import (
     unsupported,
     within,
 )
-from mb_config._rules import RuleError, check, explain, refuse
+from mb_schema.rules import RuleError, check, explain, refuse
 
 TEXT = {"why": "it is so", "fix": "Change it."}
 

@@ -21,7 +21,7 @@ from mb_config import (
     show,
     to_dict,
 )
-from mb_config.masking import MASK, is_secret, masked, masked_argument, masked_text
+from mb_schema.secrets import MASK, is_secret, masked, masked_argument, masked_text
 
 CLEAR = "c0ffee-in-clear"
 

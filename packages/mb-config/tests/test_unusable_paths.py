@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mb_config._unusable_paths import unusable_path
+from mb_schema.unusable_paths import unusable_path
 
 
 @pytest.mark.parametrize(

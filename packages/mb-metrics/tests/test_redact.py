@@ -1,9 +1,9 @@
 import pytest
 
 from mb_metrics import LoggerConfig, SinkFailure, hide_secrets
-from mb_metrics.masking import MASK, is_secret
 from mb_metrics.redact import hide_in_text
-from mb_metrics.value_types import MismatchError
+from mb_schema.secrets import MASK, is_secret
+from mb_schema.value_types import MismatchError
 
 
 def test_a_wrong_type_under_the_name_of_a_secret_is_masked_by_the_same_names():

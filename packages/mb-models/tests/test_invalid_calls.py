@@ -17,7 +17,7 @@ from mb_models.mimo import MimoForwardStep, MimoModelProvider  # noqa: E402
 from mb_models.mimo_config import MimoModelConfig  # noqa: E402
 from mb_models.t5 import T5ForwardStep, T5ModelProvider  # noqa: E402
 from mb_models.t5_config import T5ModelConfig  # noqa: E402
-from mb_models.value_types import FieldTypeError  # noqa: E402
+from mb_schema.value_types import FieldTypeError  # noqa: E402
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 32}
 FAMILIES = {

@@ -18,8 +18,8 @@ from mb_models.transformer import (
     SECTION_ONLY_FIELDS,
     YarnTransformerConfig,
 )
-from mb_models.value_types import FieldTypeError
 from mb_models.variant_fields import YarnFields
+from mb_schema.value_types import FieldTypeError
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 
 from mb_checkpoint.initial_weights import require_weights
-from mb_config.masking import masked_argument
 from mb_config.request import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
 from mb_launch.world import require_single_process, torchrun_environment
@@ -20,6 +19,7 @@ from mb_metrics.rank_console import RankConsole
 from mb_metrics.run_folder import RunFolder
 from mb_resilience.rank_keeper import keep_run_alive
 from mb_resilience.restart import prepare_environment
+from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request

@@ -16,7 +16,7 @@ mb_checkpoint.errors.NoIntactCheckpointError: no complete checkpoint (iter_00001
 
 from typing import TYPE_CHECKING
 
-from mb_checkpoint import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_checkpoint.adapters import (

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import typer
 
-from mb_checkpoint._unusable_paths import unusable_path
 from mb_checkpoint.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     DamagedCheckpointError,
 )
+from mb_schema.unusable_paths import unusable_path
 
 FAILURE = 1
 BAD_INPUT = 2

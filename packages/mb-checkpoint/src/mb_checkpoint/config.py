@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from mb_checkpoint.checksums import Checksum
 from mb_checkpoint.rules import reject_violations
-from mb_checkpoint.strict_fields import StrictFields
-from mb_checkpoint.value_types import reject_wrong_types
+from mb_schema.sections import StrictFields
+from mb_schema.value_types import reject_wrong_types
 
 
 @dataclass(kw_only=True)

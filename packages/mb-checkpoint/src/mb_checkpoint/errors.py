@@ -6,7 +6,7 @@ from pathlib import PurePath
 from pickle import UnpicklingError
 from typing import ClassVar
 
-from mb_checkpoint._rules import RuleError
+from mb_schema.rules import RuleError
 
 
 class CheckpointError(Exception):

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from mb_checkpoint._rules import Problem
 from mb_checkpoint.errors import CheckpointRulesError
 from mb_checkpoint.foreign_formats import why_no_source
 from mb_checkpoint.layout import checkpoints_in
-from mb_checkpoint.paths import expand_home, is_url
+from mb_schema.paths import expand_home, is_url
+from mb_schema.rules import Problem
 
 FIELD = "checkpoint.pretrained_checkpoint"
 

@@ -2,8 +2,8 @@
 
 from math import inf
 
-from mb_checkpoint._rule_kinds import in_range
-from mb_checkpoint._rules import Rule
+from mb_schema.rule_kinds import in_range
+from mb_schema.rules import Rule
 
 MAX_THREADS = 1024
 """Upper bound of the number of threads of one rank; larger values are typing errors."""

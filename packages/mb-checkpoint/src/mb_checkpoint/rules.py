@@ -1,17 +1,5 @@
 """Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
-from mb_checkpoint._rule_kinds import (
-    SET,
-    among,
-    excludes,
-    in_range,
-    one_of,
-    other_than,
-    requires,
-    rule,
-    within,
-)
-from mb_checkpoint._rules import Problem, Rule, check, refuse
 from mb_checkpoint.conditions import (
     DISTRIBUTED_FORMATS,
     async_save_has_folder,
@@ -31,10 +19,22 @@ from mb_checkpoint.conditions import (
     strictness_returns_no_lists,
 )
 from mb_checkpoint.errors import CheckpointRulesError
-from mb_checkpoint.paths import path_rule
 from mb_checkpoint.range_rules import MAX_THREADS, NUMBERS
 from mb_checkpoint.unsupported import UNSUPPORTED_OPTIONS
 from mb_checkpoint.versions import incompatible_with_megatron, too_old_for_local, torch_cannot_load
+from mb_schema.paths import path_rule
+from mb_schema.rule_kinds import (
+    SET,
+    among,
+    excludes,
+    in_range,
+    one_of,
+    other_than,
+    requires,
+    rule,
+    within,
+)
+from mb_schema.rules import Problem, Rule, check, refuse
 
 _MANAGER = "checkpoint.custom_manager_class"
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mb_checkpoint.commit import fsync_path
 from mb_checkpoint.errors import StorageError, cause_of
-from mb_checkpoint.paths import is_url
+from mb_schema.paths import is_url
 
 FSSPEC = "mb_checkpoint.storage_fsspec"
 LOCAL_SCHEME = "file://"

@@ -1,7 +1,7 @@
 """Rules that reject options which this version does not support."""
 
-from mb_checkpoint._rule_kinds import shown, unsupported
-from mb_checkpoint._rules import Rule
+from mb_schema.rule_kinds import shown, unsupported
+from mb_schema.rules import Rule
 
 _OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
     (19, "dist_ckpt_save_pre_mcore_014", False, True, "writes only the current layout"),

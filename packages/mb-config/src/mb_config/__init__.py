@@ -14,12 +14,9 @@ V242 8 is not a multiple of 6 (micro batch 3 x data parallel 2)
 
 from typing import TYPE_CHECKING
 
-from mb_config import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_config._gpu_names import UnknownGpuError as UnknownGpuError
-    from mb_config._rules import Problem as Problem
-    from mb_config._rules import Rule as Rule
     from mb_config.codec import from_dict as from_dict
     from mb_config.codec import to_dict as to_dict
     from mb_config.container import ConfigContainer as ConfigContainer
@@ -92,6 +89,9 @@ if TYPE_CHECKING:
     from mb_config.variations import read_variations as read_variations
     from mb_config.variations import split_yaml as split_yaml
     from mb_config.variations import to_axes as to_axes
+    from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
+    from mb_schema.rules import Problem as Problem
+    from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "Axis": "sweep",
@@ -116,13 +116,13 @@ _HOMES = {
     "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
     "OverrideError": "errors",
     "PlanError": "plan.errors",
-    "Problem": "_rules",
+    "Problem": "mb_schema.rules",
     "Provenance": "provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
     "RankBytes": "plan.resource_plan",
     "ResourcePlan": "plan.resource_plan",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "RuleLike": "problems",
     "SavedSettings": "saved_settings",
     "SavedSettingsError": "saved_settings",
@@ -133,7 +133,7 @@ _HOMES = {
     "SweepResult": "sweep",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
-    "UnknownGpuError": "_gpu_names",
+    "UnknownGpuError": "mb_schema.gpu_names",
     "UnknownKeyError": "errors",
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "precision_recipes",

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from mb_config._rules import Problem
-from mb_config._unusable_paths import unusable_path
 from mb_config.cli_listing import Colours, counted, listing
+from mb_schema.rules import Problem
+from mb_schema.unusable_paths import unusable_path
 
 DONE = 0
 REJECTED = 1

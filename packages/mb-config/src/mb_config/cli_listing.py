@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mb_config._rules import Problem
 from mb_config.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_config.problems import origin_texts
+from mb_schema.rules import Problem
 
 
 @dataclass(frozen=True, slots=True)

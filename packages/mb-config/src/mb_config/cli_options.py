@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from mb_config._gpu_names import UnknownGpuError
 from mb_config.facts import ALLOW_OOM
-from mb_config.paths import expand_home, is_url
 from mb_config.rules.hardware import gpu_short_name
+from mb_schema.gpu_names import UnknownGpuError
+from mb_schema.paths import expand_home, is_url
 
 if TYPE_CHECKING:
     from mb_config.registration import Registry

@@ -13,7 +13,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mb_config._rules import Problem
 from mb_config.cli_check import CommandInput
 from mb_config.cli_errors import DONE, REJECTED
 from mb_config.cli_listing import counted
@@ -31,6 +30,7 @@ from mb_config.preflight import missing_sections
 from mb_config.problems import ConfigError
 from mb_config.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.run_estimate import RunEstimate, estimate_run
+from mb_schema.rules import Problem
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "total")
 

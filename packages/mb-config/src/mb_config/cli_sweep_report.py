@@ -12,7 +12,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mb_config._rules import Problem
 from mb_config.cli_plan import GIB, MIB, fits_gpu
 from mb_config.cli_prediction import duration
 from mb_config.module_layouts import WORLD_SIZE
@@ -22,6 +21,7 @@ from mb_config.plan.sweep_chart import ChartPoint, render_sweep_chart
 from mb_config.predict.prediction import Prediction
 from mb_config.sweep import SweepResult
 from mb_config.variations import Variation
+from mb_schema.rules import Problem
 
 COLUMN_TITLES = {
     WORLD_SIZE: "processes",

@@ -26,10 +26,10 @@ from mb_config.errors import (
 )
 from mb_config.field_suggestions import unknown_key_error
 from mb_config.field_types import dataclasses_of, fit, hints, is_open, options
-from mb_config.masking import is_masked, leaf, masked
 from mb_config.message_text import truncate_repr
 from mb_config.nesting import reject_deep_nesting
 from mb_config.section import given_fields, set_given
+from mb_schema.secrets import is_masked, leaf, masked
 
 T = TypeVar("T")
 TARGET = "_target_"

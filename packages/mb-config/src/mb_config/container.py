@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mb_config._rules import NOTHING, Problem, value_at
 from mb_config.codec import NO_TARGETS, ConfigReader, from_dict, to_dict
 from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.facts import collect_facts
@@ -29,6 +28,7 @@ from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.startup import DistributedInitConfig, RNGConfig
 from mb_config.sections.training import TrainingConfig, ValidationConfig
 from mb_config.yaml_file import dump_yaml, read_yaml
+from mb_schema.rules import NOTHING, Problem, value_at
 
 T = TypeVar("T", bound="ConfigContainer")
 

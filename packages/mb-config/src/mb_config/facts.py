@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from mb_config._gpu_names import UnknownGpuError
-from mb_config._rules import NOTHING
 from mb_config.rules.hardware import gpu_short_name, nvlink_gpus
+from mb_schema.gpu_names import UnknownGpuError
+from mb_schema.rules import NOTHING
 
 OPTIONAL_PACKAGES = (
     "tensorboard",

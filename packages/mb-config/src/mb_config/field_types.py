@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mb_config import value_types
 from mb_config.errors import WrongTypeError
-from mb_config.value_types import (
+from mb_schema import value_types
+from mb_schema.value_types import (
     MismatchError,
     Nested,
     dataclasses_of,
@@ -20,7 +20,7 @@ __all__ = ["Nested", "dataclasses_of", "describe", "fit", "hints", "is_open", "o
 
 
 def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:
-    """Return the value converted to the type of the field, as `mb_config.value_types.fit` does.
+    """Return the value converted to the type of the field, as `mb_schema.value_types.fit` does.
 
     Raises:
         WrongTypeError: If the value does not match; contains `path`, the value and the type.

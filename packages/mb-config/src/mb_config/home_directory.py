@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mb_config.paths import expand_home
+from mb_schema.paths import expand_home
 
 
 def expand_home_in(config: Any, fields: Iterable[str]) -> None:

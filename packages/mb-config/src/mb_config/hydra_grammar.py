@@ -9,10 +9,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from mb_config.errors import OverrideError
-from mb_config.masking import masked_text
 from mb_config.message_text import truncate, truncate_repr
 from mb_config.override_text import Override
 from mb_config.shell_line import quoted_override
+from mb_schema.secrets import masked_text
 
 _PATH = re.compile(r"[+~]{0,2}\w+(\.\w+)*")
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mb_config._rules import value_at
 from mb_config.variations import Variation
+from mb_schema.rules import value_at
 
 TENSOR = "model.tensor_model_parallel_size"
 SEQUENCE = "model.sequence_parallel"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config._rules import MAX_MESSAGE_LENGTH as MAX_MESSAGE_LENGTH
-from mb_config._rules import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
-from mb_config._rules import truncate as truncate
+from mb_schema.rules import MAX_MESSAGE_LENGTH as MAX_MESSAGE_LENGTH
+from mb_schema.rules import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
+from mb_schema.rules import truncate as truncate
 
 
 def truncate_repr(value: object, most: int = MAX_VALUE_LENGTH) -> str:

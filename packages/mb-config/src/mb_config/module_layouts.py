@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from mb_config._rules import Rule, value_at
 from mb_config.problems import RuleLike
+from mb_schema.rules import Rule, value_at
 
 WORLD_SIZE, ALL_PROCESSES = "facts.world_size", "facts.all_processes"
 _SIZES = (

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from mb_config.masking import masked
 from mb_config.megatron_defaults import megatron_defaults, plain_value, versions
+from mb_schema.secrets import masked
 
 _COMPARED = {"optimizer": "OptimizerConfig", "ddp": "DistributedDataParallelConfig", "model": ""}
 _LISTED = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger", "tokenizer", "rng")

@@ -18,13 +18,13 @@ from mb_config.errors import (
 )
 from mb_config.field_suggestions import section_fields, unknown_key_error
 from mb_config.field_types import hints, is_open, options
-from mb_config.masking import is_masked, masked
 from mb_config.message_text import truncate_repr
 from mb_config.override_text import Override, parse_plain
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import YamlFile, read_yaml
+from mb_schema.secrets import is_masked, masked
 
 SectionFactories = Mapping[str, Callable[[str], object]]
 """Section path to the function that makes the section from a name, as in `mixed_precision=bf16_mixed`."""

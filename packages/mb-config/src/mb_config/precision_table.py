@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mb_config._rules import value_at
+from mb_schema.rules import value_at
 
 _BF16 = {
     "bf16": True,

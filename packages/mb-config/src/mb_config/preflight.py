@@ -15,7 +15,6 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from mb_config._rules import NOTHING, Problem
 from mb_config.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.module_layouts import has_parallelism_per_module, one_replica
 from mb_config.plan.errors import PlanError
@@ -30,6 +29,7 @@ from mb_config.rules import RULES
 from mb_config.rules.memory import ALLOWED, NEED, STATE
 from mb_config.section_types import check_config
 from mb_config.sections.startup import DistributedInitConfig
+from mb_schema.rules import NOTHING, Problem
 
 _RESOLVED_SECTIONS = ("train", "model", "optimizer", "scheduler")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mb_config._rules import Problem
+from mb_schema.rules import Problem
 
 _WEIGHT = {"warning": 0, "error": 1}
 

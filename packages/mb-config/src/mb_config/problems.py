@@ -7,11 +7,11 @@ from dataclasses import replace
 from html import escape
 from typing import Literal, Protocol, cast
 
-from mb_config import _rules
-from mb_config._rules import NOTHING, Problem, RuleError
 from mb_config.errors import ConfigurationError
-from mb_config.masking import MASK, is_secret, leaf, masked, masked_text
-from mb_config.value_types import reject_wrong_types
+from mb_schema import rules as _rules
+from mb_schema.rules import NOTHING, Problem, RuleError
+from mb_schema.secrets import MASK, is_secret, leaf, masked, masked_text
+from mb_schema.value_types import reject_wrong_types
 
 
 class RuleLike(Protocol):

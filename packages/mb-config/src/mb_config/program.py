@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mb_config._rules import Problem
 from mb_config.errors import ConfigReadError
 from mb_config.facts import TargetMachine, collect_facts
 from mb_config.fallbacks import select_local_layers
@@ -20,6 +19,7 @@ from mb_config.registration import RecipeTable, Registry
 from mb_config.request import ConfigRequest, PlainReader, RequestReader
 from mb_config.rules import RULES
 from mb_config.run_estimate import CountFlops
+from mb_schema.rules import Problem
 
 GatherFacts = Callable[[TargetMachine, object], Mapping[str, object]]
 """Function of the target machines and of the section `env_vars` that returns the facts for rules."""

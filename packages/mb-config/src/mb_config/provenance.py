@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from mb_config._rules import value_at
 from mb_config.section import given_fields
+from mb_schema.rules import value_at
 
 DEFAULT = "default"
 _RECIPE, _RESOLVE = "recipe ", "resolve: "  # with the separator: a file may be named recipe.yaml

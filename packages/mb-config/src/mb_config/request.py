@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from mb_config._rules import NOTHING, value_at
 from mb_config.base_recipe import PYTHON_FILE, YAML_SUFFIXES, base_of, without_base
 from mb_config.codec import NO_TARGETS
 from mb_config.container import ConfigContainer
@@ -22,6 +21,7 @@ from mb_config.provenance import Provenance
 from mb_config.registration import Recipe
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import read_yaml
+from mb_schema.rules import NOTHING, value_at
 
 
 class UnknownRecipeError(ConfigReadError, LookupError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mb_config._rules import NOTHING
 from mb_config.container import ConfigContainer, world_size_of_environment
 from mb_config.perf.resolve_perf import resolve_perf
 from mb_config.problem_merging import merge_problems
@@ -20,6 +19,7 @@ from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import epoch_iterations, scheduler_steps, weight_decays
 from mb_config.section_types import wrong_types
+from mb_schema.rules import NOTHING
 
 __all__ = ["Change", "apply_perf", "mimo_runtime_config_update", "runtime_config_update"]
 

@@ -7,12 +7,12 @@ from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
-from mb_config._rules import NOTHING
 from mb_config.field_access import field_values
 from mb_config.megatron_defaults import megatron_defaults
 from mb_config.non_defaults import megatron_class_name
 from mb_config.resolver_state import ResolverState
 from mb_config.section import unrecorded
+from mb_schema.rules import NOTHING
 
 _SECTIONS = ("model", "optimizer", "ddp")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mb_config._rules import Problem
 from mb_config.field_access import get_field, has_field, set_field
-from mb_config.masking import leaf, masked
 from mb_config.problems import without_secrets
 from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_resolved
+from mb_schema.rules import Problem
+from mb_schema.secrets import leaf, masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar
 
-from mb_config.masking import masked
-from mb_config.strict_fields import StrictFields
+from mb_schema.secrets import masked
+from mb_schema.sections import StrictFields
 
 T = TypeVar("T", bound="Section")
 

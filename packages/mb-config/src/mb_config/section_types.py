@@ -7,12 +7,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from mb_config._rules import NOTHING, Problem
 from mb_config.errors import WrongTypeError
 from mb_config.problems import OriginLookup, RuleLike, check
 from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.rules.types import WRONG_TYPE
-from mb_config.value_types import MismatchError, fit, hints, is_open, mismatches
+from mb_schema.rules import NOTHING, Problem
+from mb_schema.value_types import MismatchError, fit, hints, is_open, mismatches
 
 
 def check_config(

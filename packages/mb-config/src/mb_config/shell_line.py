@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from mb_config.errors import OverrideError
-from mb_config.masking import masked_text
 from mb_config.message_text import truncate
+from mb_schema.secrets import masked_text
 
 _DASHED = re.compile(r"--?(?P<path>[A-Za-z_]\w*(\.\w+)+)(?P<value>=.*)?", re.DOTALL)
 

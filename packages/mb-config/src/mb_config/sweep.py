@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from mb_config._rules import NOTHING, Problem, value_at
 from mb_config.problems import RuleLike, applies, check
+from mb_schema.rules import NOTHING, Problem, value_at
 
 Index = tuple[int, ...]
 """A point of the grid: the index of a value on each axis."""

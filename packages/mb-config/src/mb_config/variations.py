@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, get_origin
 
-from mb_config._rules import value_at
 from mb_config.codec import NO_TARGETS, TARGET, join
 from mb_config.errors import ConfigReadError, OverrideError, raise_errors
 from mb_config.field_types import dataclasses_of, hints, is_open, options
 from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides
 from mb_config.sweep import Axis
+from mb_schema.rules import value_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

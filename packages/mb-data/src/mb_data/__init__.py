@@ -17,10 +17,9 @@ Tokenize two documents into Megatron's format and read the summary:
 
 from typing import TYPE_CHECKING
 
-from mb_data import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_data._rules import Rule as Rule
     from mb_data.batch_iterators import BatchIterators as BatchIterators
     from mb_data.batch_iterators import BatchSettings as BatchSettings
     from mb_data.batch_iterators import DataRanks as DataRanks
@@ -116,6 +115,7 @@ if TYPE_CHECKING:
     from mb_data.tokenizers import Tokenizer as Tokenizer
     from mb_data.validation_sets import ValidationBatches as ValidationBatches
     from mb_data.validation_sets import ValidationSetOptions as ValidationSetOptions
+    from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "BadDocumentError": "errors",
@@ -156,7 +156,7 @@ _HOMES = {
     "PrefixStats": "stats",
     "PreparedCorpus": "corpus",
     "RULES": "rules",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "RunData": "run_data",
     "RunDatasets": "run_data",
     "RunLoaders": "run_data",

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import typer
 
-from mb_data._unusable_paths import unusable_path
 from mb_data.errors import DataError
+from mb_schema.unusable_paths import unusable_path
 
 FAILURE = 1
 BAD_INPUT = 2

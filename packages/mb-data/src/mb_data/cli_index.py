@@ -16,7 +16,7 @@ from mb_data.sample_counts import dataset_sample_counts
 from mb_data.sample_indices import IndexRequest, build_sample_indices
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.validation_sets import ValidationSetOptions
-from mb_data.value_types import fit
+from mb_schema.value_types import fit
 
 _SECTIONS = ("dataset", "tokenizer", "train", "validation")
 _TARGETS = frozenset(name for name in mb_data._HOMES if name.endswith("Config"))

@@ -17,7 +17,7 @@ from mb_data.dataset_provider import DatasetProvider as DatasetProvider
 from mb_data.loader_config import DataloaderConfig as DataloaderConfig
 from mb_data.rules import check_section
 from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
-from mb_data.value_types import reject_wrong_types
+from mb_schema.value_types import reject_wrong_types
 
 
 @accept_sequence_length

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mb_data
-from mb_data._rules import MAX_MESSAGE_LENGTH, truncate
 from mb_data.batch_padding import NO_PADDING, BatchPadding, required_padding
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 from mb_data.errors import DataError, TokenizerError
@@ -14,6 +13,7 @@ from mb_data.sources import verify_sources
 from mb_data.tokenizer_config import TokenizerConfig
 from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
 from mb_data.tokenizer_rules import END_OF_DOCUMENT
+from mb_schema.rules import MAX_MESSAGE_LENGTH, truncate
 
 
 class RunSections(Protocol):

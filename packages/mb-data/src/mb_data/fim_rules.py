@@ -5,8 +5,8 @@ The rules do not apply to a dataset that lacks one of their fields, or whose fir
 
 from typing import Any
 
-from mb_data._rule_kinds import excludes, other_than, rule
-from mb_data._rules import Rule
+from mb_schema.rule_kinds import excludes, other_than, rule
+from mb_schema.rules import Rule
 
 FIM_PARTS = ("prefix", "middle", "suffix")
 """Parts of a document, and names of the special tokens that precede them."""

@@ -11,7 +11,7 @@ from mb_data.blend import Blend, blend_from_path
 from mb_data.dataset_provider import BuiltInDatasetConfig
 from mb_data.finetuning_options import FinetuningOptions, read_options
 from mb_data.rules import check_section
-from mb_data.strict_fields import StrictFields
+from mb_schema.sections import StrictFields
 
 
 @dataclass(kw_only=True)

@@ -5,11 +5,11 @@ The rules do not apply to a dataset that lacks their first field.
 
 from typing import Any
 
-from mb_data._rule_kinds import SET, among, excludes, in_range, requires, rule
-from mb_data._rules import Rule, value_at
 from mb_data.blend import blend_from_path
 from mb_data.errors import BlendError
 from mb_data.finetuning_options import read_options
+from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, rule
+from mb_schema.rules import Rule, value_at
 
 _FINETUNING = "dataset.made_up"
 """Field that these sections have (False or True) and custom providers do not, so that a test can distinguish them."""

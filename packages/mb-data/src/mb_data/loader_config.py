@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_data.strict_fields import StrictFields
-from mb_data.value_types import reject_wrong_types
+from mb_schema.sections import StrictFields
+from mb_schema.value_types import reject_wrong_types
 
 
 @dataclass(kw_only=True)

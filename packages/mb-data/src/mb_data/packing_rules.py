@@ -6,8 +6,8 @@ The rules do not apply to a dataset that lacks their first field.
 from collections.abc import Mapping
 from typing import Any
 
-from mb_data._rule_kinds import SET, among, excludes, requires, rule
-from mb_data._rules import Rule
+from mb_schema.rule_kinds import SET, among, excludes, requires, rule
+from mb_schema.rules import Rule
 
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mb_data import fim_rules, finetuning_rules, packing_rules, t5_rules, tokenizer_rules, validation_rules
-from mb_data._rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
-from mb_data._rules import Rule, RuleError, refuse
 from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
 from mb_data.errors import DataError
-from mb_data.paths import path_rule
 from mb_data.tokenizer_rules import BYTE_ENTRIES
-from mb_data.value_types import reject_wrong_types
+from mb_schema.paths import path_rule
+from mb_schema.rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
+from mb_schema.rules import Rule, RuleError, refuse
+from mb_schema.value_types import reject_wrong_types
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 

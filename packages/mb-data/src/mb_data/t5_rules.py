@@ -3,9 +3,9 @@
 The rules do not apply to a dataset that lacks one of their fields, or has None there.
 """
 
-from mb_data._rule_kinds import SET, excludes, other_than, rule
-from mb_data._rules import Rule
 from mb_data.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
+from mb_schema.rule_kinds import SET, excludes, other_than, rule
+from mb_schema.rules import Rule
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from mb_data.strict_fields import StrictFields
+from mb_schema.sections import StrictFields
 
 
 @dataclass(kw_only=True)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_data._rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
-from mb_data._rules import Rule
 from mb_data.prompt_formats import PROMPT_FORMATS
+from mb_schema.rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
+from mb_schema.rules import Rule
 
 CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer", "TikTokenizer")
 """Types that encode the special tokens of a chat template."""

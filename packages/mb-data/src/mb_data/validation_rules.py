@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mb_data._rules import Rule
 from mb_data.blend import blend_from_path
+from mb_schema.rules import Rule
 
 _SEVERAL = "validation.multiple_validation_sets"
 _COMPLETE = "validation.full_validation"

@@ -12,7 +12,7 @@
 
 from typing import TYPE_CHECKING
 
-from mb_host import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_host.function_reference import function_in as function_in

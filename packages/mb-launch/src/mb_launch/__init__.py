@@ -15,10 +15,9 @@ World(rank=0, world_size=1, local_rank=0, attempt='0', address=None)
 
 from typing import TYPE_CHECKING
 
-from mb_launch import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_launch._rules import Rule as Rule
     from mb_launch.cloudai.command import IncompleteLaunchError as IncompleteLaunchError
     from mb_launch.cloudai.command import SystemSettings as SystemSettings
     from mb_launch.cloudai.command import launcher_arguments as launcher_arguments
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from mb_launch.world import read_local_world_size as read_local_world_size
     from mb_launch.world import read_world as read_world
     from mb_launch.world import require_address as require_address
+    from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "ConstraintViolation": "cloudai.constraints",
@@ -100,7 +100,7 @@ _HOMES = {
     "ParallelSizes": "settings",
     "PortError": "ports",
     "RULES": "rules",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "SeedOptions": "settings",
     "SeedSettings": "settings",
     "SeriesStatistics": "cloudai.outcome",

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from mb_launch._rule_kinds import rule, unsupported
-from mb_launch._rules import Rule
+from mb_schema.rule_kinds import rule, unsupported
+from mb_schema.rules import Rule
 
 NOT_IMPLEMENTED = "this option is not implemented"
 

@@ -16,7 +16,7 @@ The number of microbatches of a step is a function of the samples consumed befor
 
 from typing import TYPE_CHECKING
 
-from mb_loop import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_loop.attention_logits import AttentionLogits as AttentionLogits

@@ -1,6 +1,6 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
-from mb_loop._rules import Rule
+from mb_schema.rules import Rule
 
 
 def _valid_gc_interval(manual: bool, interval: int) -> str | None:

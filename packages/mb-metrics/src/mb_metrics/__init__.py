@@ -14,10 +14,9 @@ step 4/4 | lm loss 1.167 | learning-rate 0.001 | ...s/step | ... tok/s | 0 s lef
 
 from typing import TYPE_CHECKING
 
-from mb_metrics import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_metrics._rules import Rule as Rule
     from mb_metrics.background import BackgroundSink as BackgroundSink
     from mb_metrics.build import build_reductions as build_reductions
     from mb_metrics.build import build_samplers as build_samplers
@@ -132,6 +131,7 @@ if TYPE_CHECKING:
     from mb_metrics.training_metrics import TrainingMetrics as TrainingMetrics
     from mb_metrics.watch import watch_frames as watch_frames
     from mb_metrics.watch import watch_text as watch_text
+    from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "AccelerateTracker": "integrations.accelerate",
@@ -176,7 +176,7 @@ _HOMES = {
     "RULES": "rules",
     "ReportTooLargeError": "report.page",
     "ReportWriteError": "errors",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "RunConfiguration": "report.run_history",
     "RunEvent": "run_events",
     "RunHistory": "report.run_history",

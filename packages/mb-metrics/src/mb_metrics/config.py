@@ -5,7 +5,7 @@ from typing import Literal
 
 from mb_metrics.rules import RULES
 from mb_metrics.section_check import reject_violations
-from mb_metrics.strict_fields import StrictFields
+from mb_schema.sections import StrictFields
 
 
 @dataclass(kw_only=True)

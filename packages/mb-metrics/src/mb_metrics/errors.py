@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from mb_metrics._rules import RuleError
+from mb_schema.rules import RuleError
 
 
 class MetricsError(Exception):

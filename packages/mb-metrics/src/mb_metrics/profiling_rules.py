@@ -2,8 +2,8 @@
 
 from pathlib import PurePath
 
-from mb_metrics._rule_kinds import as_warning, excludes, in_range, needs_package, no_effect, requires, rule
-from mb_metrics._rules import Rule
+from mb_schema.rule_kinds import as_warning, excludes, in_range, needs_package, no_effect, requires, rule
+from mb_schema.rules import Rule
 
 _START, _END = "profiling.profile_step_start", "profiling.profile_step_end"
 _TORCH, _NSYS = "profiling.use_pytorch_profiler", "profiling.use_nsys_profiler"

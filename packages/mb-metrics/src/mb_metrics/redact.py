@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from mb_metrics.masking import MASK, is_secret, masked, masked_text
+from mb_schema.secrets import MASK, is_secret, masked, masked_text
 
 _SHORTEST_SECRET = 6
 

@@ -4,7 +4,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from mb_metrics._rule_kinds import (
+from mb_metrics.profiling_rules import PROFILING_RULES
+from mb_schema.paths import path_rule
+from mb_schema.rule_kinds import (
     as_warning,
     in_range,
     needs_package,
@@ -16,9 +18,7 @@ from mb_metrics._rule_kinds import (
     unsupported,
     within,
 )
-from mb_metrics._rules import Rule
-from mb_metrics.paths import path_rule
-from mb_metrics.profiling_rules import PROFILING_RULES
+from mb_schema.rules import Rule
 
 
 def _named_run(id: str, experiment: str, name: str, backend: str) -> Rule:

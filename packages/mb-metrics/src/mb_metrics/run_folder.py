@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_metrics.errors import RunFolderNameError
-from mb_metrics.paths import expand_home, is_url
+from mb_schema.paths import expand_home, is_url
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
 

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from mb_metrics._rules import Rule, check
 from mb_metrics.errors import MissingPackageError, SectionError
-from mb_metrics.value_types import reject_wrong_types
+from mb_schema.rules import Rule, check
+from mb_schema.value_types import reject_wrong_types
 
 _INSTALLED = "_installed"
 

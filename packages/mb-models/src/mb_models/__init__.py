@@ -14,7 +14,7 @@ A section is data, and counting needs neither torch nor Megatron:
 
 from typing import TYPE_CHECKING
 
-from mb_models import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_models.batches import Batch as Batch

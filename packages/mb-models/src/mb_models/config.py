@@ -8,13 +8,13 @@ activation functions are given by name.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_models.strict_fields import StrictFields
 from mb_models.variant_fields import (
     LatentAttentionFields,
     LayerVariantFields,
     PredictionFields,
     YarnFields,
 )
+from mb_schema.sections import StrictFields
 
 DType = Literal["float32", "bfloat16", "float16"]
 """A floating-point type by name."""

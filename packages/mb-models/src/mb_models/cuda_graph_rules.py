@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
+from mb_schema.rules import Rule
 
 FULL = "full_iteration"
 """A graph of the complete iteration: an implementation, and the former name of a module that selects it."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import ClassVar
 
-from mb_models._rules import Problem
+from mb_schema.rules import Problem
 
 
 class ModelsError(Exception):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
 from mb_models.errors import ModelsError
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 TORCH = "dist.use_torch_fsdp2"
 MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")

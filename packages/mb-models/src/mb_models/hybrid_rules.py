@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
 from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 FAMILY_FIELDS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
 """Fields that exactly one family has, in every section of it."""

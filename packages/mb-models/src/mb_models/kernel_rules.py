@@ -7,8 +7,8 @@ affect speed have a fallback. Without a GPU these settings are replaced when the
 from collections.abc import Mapping
 
 from mb_models import te_rules
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _ENGINE, _LAYERS, _CPU = "facts.transformer_engine", "model.transformer_impl", "facts.cpu"
 _NORMS = (_LAYERS, "model.normalization", "facts.apex_installed", _CPU)

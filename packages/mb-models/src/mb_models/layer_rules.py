@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from mb_models._rule_kinds import requires
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
+from mb_schema.rule_kinds import requires
+from mb_schema.rules import Rule
 
 
 def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:

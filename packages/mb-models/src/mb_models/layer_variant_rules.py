@@ -1,9 +1,9 @@
 """Rules on `mb_models.variant_fields.LayerVariantFields`."""
 
-from mb_models._rule_kinds import SET, excludes, in_range, other_than, requires
-from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
 from mb_models.mimo_rules import FAMILY_FIELD
+from mb_schema.rule_kinds import SET, excludes, in_range, other_than, requires
+from mb_schema.rules import Rule
 
 NEUTRAL = {
     "norm_position": "pre",

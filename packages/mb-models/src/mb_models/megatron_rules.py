@@ -5,7 +5,7 @@ accept.
 """
 
 from mb_models import cuda_graph_rules, layer_rules, moe_rules, precision_rules, recompute_rules
-from mb_models._rules import Rule
+from mb_schema.rules import Rule
 
 RULES: tuple[Rule, ...] = (
     *recompute_rules.RULES,

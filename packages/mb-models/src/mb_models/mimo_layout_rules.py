@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
-from mb_models._rules import Rule
+from mb_schema.rules import Rule
 
 OFFSET, VISION_TP, TP = LAYOUT = (
     "model.language_rank_offset",

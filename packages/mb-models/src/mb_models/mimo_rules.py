@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from mb_models import mimo_layout_rules
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 FAMILY_FIELD = "vision_num_layers"
 """Field that only vision-language models have."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def model_rule(

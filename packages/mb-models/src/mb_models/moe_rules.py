@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from mb_models._rule_kinds import SET, among, excludes, in_range, requires
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
+from mb_schema.rule_kinds import SET, among, excludes, in_range, requires
+from mb_schema.rules import Rule
 
 
 def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> str | None:

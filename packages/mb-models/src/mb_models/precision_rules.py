@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from mb_models._rule_kinds import excludes, requires
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
+from mb_schema.rule_kinds import excludes, requires
+from mb_schema.rules import Rule
 
 
 def _custom_quantizer(bits: str) -> Callable[..., str | None]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from mb_models._rule_kinds import SET, excludes
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
+from mb_schema.rule_kinds import SET, excludes
+from mb_schema.rules import Rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of any layer that can be recomputed."""

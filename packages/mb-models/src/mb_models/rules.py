@@ -15,12 +15,12 @@ from mb_models import (
     variant_rules,
     width_rules,
 )
-from mb_models._rule_kinds import SET, above, no_effect, requires, rule, within
-from mb_models._rules import Problem, Rule, check
 from mb_models.config import GPTModelConfig
 from mb_models.errors import ModelConfigError
 from mb_models.peft import rules as peft_rules
 from mb_models.width_rules import has_attention
+from mb_schema.rule_kinds import SET, above, no_effect, requires, rule, within
+from mb_schema.rules import Problem, Rule, check
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "violated_rules"]
 

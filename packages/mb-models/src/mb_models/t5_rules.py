@@ -1,8 +1,8 @@
 """Rules on the section of a T5, in addition to those for every family."""
 
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
 from mb_models.hybrid_rules import family_rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def _some_layers(number: int | None, length: int, written: int) -> str | None:

@@ -5,8 +5,8 @@ only affect speed have a fallback. Without a GPU these settings are replaced whe
 applies.
 """
 
-from mb_models._rule_kinds import rule
-from mb_models._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _ENGINE, _VERSION = "facts.transformer_engine", "facts.transformer_engine_version"
 _LAYERS, _CPU = "model.transformer_impl", "facts.cpu"

@@ -11,13 +11,13 @@ from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from mb_models._rules import Rule
 from mb_models.config import GPTModelConfig, TransformerFields
 from mb_models.errors import ModelConfigError
 from mb_models.gpu_only import gpu_only_settings
 from mb_models.rules import BUILD_RULES, violated_rules
-from mb_models.value_types import reject_wrong_types
 from mb_models.variant_fields import LatentAttentionFields, YarnFields
+from mb_schema.rules import Rule
+from mb_schema.value_types import reject_wrong_types
 
 DTYPES = MappingProxyType({name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")})
 """Name -> dtype."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mb_models._rule_kinds import above, as_warning, excludes, in_range, other_than, requires
-from mb_models._rules import Rule
 from mb_models.model_rule import model_rule
 from mb_models.pipeline_layout import read_layout
+from mb_schema.rule_kinds import above, as_warning, excludes, in_range, other_than, requires
+from mb_schema.rules import Rule
 
 
 def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:

@@ -18,11 +18,9 @@ model.batch_p2p_comm: False -> True (O06: pp=2 without interleaving: sends are g
 
 from typing import TYPE_CHECKING
 
-from mb_overlap import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_overlap._gpu_names import UnknownGpuError as UnknownGpuError
-    from mb_overlap._rules import Rule as Rule
     from mb_overlap.buffer_settings import setting_problems as setting_problems
     from mb_overlap.check import Conflict as Conflict
     from mb_overlap.check import find_conflicts as find_conflicts
@@ -54,6 +52,8 @@ if TYPE_CHECKING:
     from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
     from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
+    from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
+    from mb_schema.rules import Rule as Rule
 
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
     userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
@@ -90,7 +90,7 @@ _HOMES = {
     "explain": "explanation",
     "PRESETS": "presets",
     "Preset": "presets",
-    "UnknownGpuError": "_gpu_names",
+    "UnknownGpuError": "mb_schema.gpu_names",
     "UnknownPresetError": "presets",
     "find_preset": "preset_search",
     "preset": "presets",
@@ -119,7 +119,7 @@ _HOMES = {
     "OverlapConflictError": "resolve",
     "resolve_overlap": "resolve",
     "RULES": "rules",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "OverlapChange": "setup",
     "ModelSection": "target_sections",
     "BufferSettingsError": "transformer_engine",

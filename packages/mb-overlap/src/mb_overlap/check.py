@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from mb_overlap._rules import Problem, check
 from mb_overlap.field_access import SectionView
 from mb_overlap.rules import CONFLICT_RULES
+from mb_schema.rules import Problem, check
 
 Conflict = Problem
 """Violated rule."""

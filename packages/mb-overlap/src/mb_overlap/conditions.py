@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.te_versions import parse_version
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 EP_OVERLAP = "overlap_moe_expert_parallel_comm"
 DELAY_WGRAD = "delay_wgrad_compute"

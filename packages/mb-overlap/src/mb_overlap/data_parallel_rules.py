@@ -1,7 +1,7 @@
 """Rules on data-parallel overlap."""
 
-from mb_overlap._rule_kinds import in_range, rule
-from mb_overlap._rules import Rule
+from mb_schema.rule_kinds import in_range, rule
+from mb_schema.rules import Rule
 
 _SIZES = (
     "comm_overlap.data_parallel_size",

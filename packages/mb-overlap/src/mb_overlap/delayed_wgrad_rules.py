@@ -3,8 +3,6 @@
 The conditions match Megatron Core 0.19 and its command line.
 """
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.conditions import (
     CUDA_GRAPH_FIELDS,
     DELAY_WGRAD,
@@ -15,6 +13,8 @@ from mb_overlap.conditions import (
     is_older,
     make_rules,
 )
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _VERSION = "facts.transformer_engine_version"
 _SHARED = ("model.moe_shared_expert_intermediate_size", "model.moe_shared_expert_overlap")

@@ -1,7 +1,7 @@
 """Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
 
-from mb_overlap._rules import Rule
 from mb_overlap.conditions import Condition, make_rules
+from mb_schema.rules import Rule
 
 DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
 

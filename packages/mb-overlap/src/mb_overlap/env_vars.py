@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from mb_overlap._gpu_names import find_short_name, short_name
+from mb_schema.gpu_names import find_short_name, short_name
 
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")

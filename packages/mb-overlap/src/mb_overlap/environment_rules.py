@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.env_vars import HOPPER, MAX_CONNECTIONS, generation, recommended_env_vars
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _LAYOUT = (
     "model.tensor_model_parallel_size",

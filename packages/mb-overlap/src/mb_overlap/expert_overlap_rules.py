@@ -1,7 +1,5 @@
 """Rules on overlapping the expert-parallel all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.conditions import (
     CUDA_GRAPH_FIELDS,
     EP_OVERLAP,
@@ -10,6 +8,8 @@ from mb_overlap.conditions import (
     is_older,
     make_rules,
 )
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def _ranks(ep: int | None) -> str | None:

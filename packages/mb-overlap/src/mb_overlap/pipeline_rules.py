@@ -1,8 +1,8 @@
 """Rules on point-to-point communication between pipeline stages."""
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _WAY = "each pipeline schedule of Megatron Core supports certain point-to-point modes only"
 _MODEL = (

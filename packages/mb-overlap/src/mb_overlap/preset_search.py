@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
-from mb_overlap._gpu_names import short_name
 from mb_overlap.config import TransformerLayerTPOverlapCfg
 from mb_overlap.env_vars import GENERATIONS
 from mb_overlap.presets import PRESETS, Preset
+from mb_schema.gpu_names import short_name
 
 _SIZES = ("hidden_size", "tp", "cp", "micro_batch_size", "seq_length")
 

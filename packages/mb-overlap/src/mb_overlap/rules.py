@@ -9,7 +9,7 @@ from mb_overlap import (
     pipeline_rules,
     tensor_rules,
 )
-from mb_overlap._rules import Rule
+from mb_schema.rules import Rule
 
 __all__ = ["CONFLICT_RULES", "RULES", "Rule"]
 

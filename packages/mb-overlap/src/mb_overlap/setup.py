@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mb_overlap import delayed_wgrad_rules, embedding_rules, expert_overlap_rules
-from mb_overlap._rules import Problem, check
 from mb_overlap.conditions import DELAY_WGRAD, EP_OVERLAP
 from mb_overlap.embedding_rules import DEFER_EMBEDDING_WGRAD
 from mb_overlap.errors import OverlapError
@@ -14,6 +13,7 @@ from mb_overlap.field_access import SectionView, field_name, read_field, write_f
 from mb_overlap.resolve import Decision, OverlapConflictError, ParallelLayout, resolve_overlap
 from mb_overlap.software_versions import SoftwareVersions
 from mb_overlap.target_sections import TargetSections
+from mb_schema.rules import Problem, check
 
 _SECTION_RULES = {
     EP_OVERLAP: expert_overlap_rules.SECTION_RULES,

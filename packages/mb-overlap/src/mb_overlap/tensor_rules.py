@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_overlap._rule_kinds import rule
-from mb_overlap._rules import Rule
 from mb_overlap.buffer_settings import setting_problems
 from mb_overlap.te_versions import parse_version
 from mb_overlap.transformer_engine import Dataclass, to_transformer_engine
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def _needs_tensor_parallel(requested: bool | None, tp: int | None) -> str | None:

@@ -18,10 +18,9 @@ A run that receives a signal completes its current step before it stops:
 
 from typing import TYPE_CHECKING
 
-from mb_resilience import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_resilience._rules import Rule as Rule
     from mb_resilience.agreed_stop import AgreedStop as AgreedStop
     from mb_resilience.agreed_stop import Watcher as Watcher
     from mb_resilience.collective_records import GroupCollectives as GroupCollectives
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from mb_resilience.straggler_switch import StragglerSwitch as StragglerSwitch
     from mb_resilience.watchers import CombinedWatcher as CombinedWatcher
     from mb_resilience.watchers import DeadlineWatcher as DeadlineWatcher
+    from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "GroupCollectives": "collective_records",
@@ -111,7 +111,7 @@ _HOMES = {
     "RankFault": "restart",
     "RestartLimitError": "errors",
     "RestartSetupError": "errors",
-    "Rule": "_rules",
+    "Rule": "mb_schema.rules",
     "StragglerScores": "straggler_scores",
     "SectionReporter": "section_reporter",
     "IgnoreSignals": "signals",

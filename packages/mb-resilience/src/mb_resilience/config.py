@@ -5,7 +5,7 @@ from typing import Literal
 
 from mb_resilience.nvrx_straggler_rules import VALID_SETTINGS
 from mb_resilience.section_check import check_section
-from mb_resilience.strict_fields import StrictFields
+from mb_schema.sections import StrictFields
 
 
 @dataclass(kw_only=True)

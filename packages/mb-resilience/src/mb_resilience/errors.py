@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from mb_resilience._rules import RuleError
+from mb_schema.rules import RuleError
 
 
 class ResilienceError(Exception):

@@ -1,9 +1,9 @@
 """Rules on the section `ft`. Standard library only."""
 
-from mb_resilience._rule_kinds import rule
-from mb_resilience._rules import Rule
 from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
 from mb_resilience.unused_settings import Defaults, without_effect
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay")
 """Fields that only a simulated fault reads."""

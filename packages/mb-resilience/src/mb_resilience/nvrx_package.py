@@ -2,8 +2,8 @@
 
 import re
 
-from mb_resilience._rule_kinds import needs_package, rule
-from mb_resilience._rules import Rule
+from mb_schema.rule_kinds import needs_package, rule
+from mb_schema.rules import Rule
 
 MIN_NVRX_VERSION = (0, 3)
 """Oldest supported release of nvidia-resiliency-ext."""

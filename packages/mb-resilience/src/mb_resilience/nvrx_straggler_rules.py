@@ -1,9 +1,9 @@
 """Rules on the section `nvrx_straggler`. Standard library only."""
 
-from mb_resilience._rule_kinds import rule, within
-from mb_resilience._rules import Rule
 from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
 from mb_resilience.unused_settings import Defaults, unused_while_disabled
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 
 def _detector_settings_valid(

@@ -1,8 +1,8 @@
 """Rules on the section `rerun_state_machine`. Standard library only."""
 
-from mb_resilience._rule_kinds import rule, within
-from mb_resilience._rules import Rule
 from mb_resilience.unused_settings import Defaults, without_effect
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 
 def _has_loss_check(mode: str, finite: bool, spiky: bool) -> str | None:

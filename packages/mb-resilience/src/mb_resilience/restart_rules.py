@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from mb_resilience._rule_kinds import excludes, rule
-from mb_resilience._rules import Rule
 from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
-from mb_resilience.paths import path_rule
 from mb_resilience.unused_settings import Defaults, unused_while_disabled
+from mb_schema.paths import path_rule
+from mb_schema.rule_kinds import excludes, rule
+from mb_schema.rules import Rule
 
 PATH_FIELDS = ("inprocess_restart.monitor_process_logdir",)
 """Fields that hold paths of files or folders."""

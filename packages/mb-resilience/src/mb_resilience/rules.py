@@ -6,7 +6,6 @@ not import each other.
 
 from dataclasses import fields
 
-from mb_resilience._rules import Rule
 from mb_resilience.config import (
     FaultToleranceConfig,
     InProcessRestartConfig,
@@ -21,6 +20,7 @@ from mb_resilience.restart_rules import PATH_FIELDS as PATH_FIELDS
 from mb_resilience.restart_rules import restart_rules
 from mb_resilience.straggler_rules import straggler_rules
 from mb_resilience.unused_settings import Defaults
+from mb_schema.rules import Rule
 
 
 def defaults_of(section: str, kind: type) -> Defaults:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from mb_resilience._rules import Rule, refuse
 from mb_resilience.errors import SectionError
-from mb_resilience.value_types import reject_wrong_types
+from mb_schema.rules import Rule, refuse
+from mb_schema.value_types import reject_wrong_types
 
 
 def check_section(values: object, *, section: str, rules: Iterable[Rule]) -> None:

@@ -1,8 +1,8 @@
 """Rules on the section `straggler`. Standard library only."""
 
-from mb_resilience._rule_kinds import rule, within
-from mb_resilience._rules import Rule
 from mb_resilience.unused_settings import Defaults, unused_while_disabled, without_effect
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 
 def _timer_settings_valid(on: bool, opened: bool, port: int, count: int) -> str | None:

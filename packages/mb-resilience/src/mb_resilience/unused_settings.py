@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from mb_resilience._rule_kinds import as_warning, no_effect
-from mb_resilience._rules import Rule
+from mb_schema.rule_kinds import as_warning, no_effect
+from mb_schema.rules import Rule
 
 Defaults = Mapping[str, object]
 """Default of each field of a section, by path such as "ft.simulate_fault", in the order of the fields."""

@@ -16,7 +16,7 @@ losses: lm loss, in step 1, rank 0: 2.5 in the uninterrupted run, 2.25 in the in
 
 from typing import TYPE_CHECKING
 
-from mb_verify import _lazy
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_verify.comparison import CATEGORIES as CATEGORIES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_config._gpu_names import find_short_name
 from mb_config.rules.hardware import CAPABILITIES
+from mb_schema.gpu_names import find_short_name
 
 AUTO = "auto"
 OLDEST = (8, 0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from mb_config._rules import NOTHING
 from mb_config.field_access import set_field
 from mb_config.perf.names import gpu_of, has_precision, read_name
 from mb_config.perf.settings import MODEL, RUN, VARIABLES, FastSetting, graph_settings, precision_of
@@ -15,6 +14,7 @@ from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.resource_plan import make_plan
 from mb_config.resolver_state import ResolverState
 from mb_config.section import assign_computed
+from mb_schema.rules import NOTHING
 
 FREE_FRACTION = 0.15
 """Part of the memory that the plan does not count: CUDA, NCCL, kernels' workspaces and fragmentation."""

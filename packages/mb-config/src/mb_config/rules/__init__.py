@@ -1,6 +1,5 @@
 """Rules on the shared sections, one file per topic."""
 
-from mb_config._rules import Rule
 from mb_config.rules import (
     batch_sizes,
     capture_conflicts,
@@ -28,6 +27,7 @@ from mb_config.rules import (
     types,
     unsupported_fields,
 )
+from mb_schema.rules import Rule
 
 __all__ = ["RULES", "Rule"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule, within
-from mb_config._rules import Rule
 from mb_config.batch_stages import scheduled_stages
 from mb_config.rules.formatting import format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 MAX_STEPS = 10_000
 """Maximum number of steps of a ramp-up, because each is checked separately."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
 from mb_config.megatron_defaults import plain_value
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _OFFLOAD = ("model.cpu_offloading", "model.cpu_offloading_num_layers", "model.pipeline_model_parallel_size")
 _OFFLOAD_GRAPH = ("model.cpu_offloading", "model.cuda_graph_impl")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from mb_config._rule_kinds import excludes, rule, within
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import excludes, rule, within
+from mb_schema.rules import Rule
 
 _CP = "model.context_parallel_size"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule, within
-from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")

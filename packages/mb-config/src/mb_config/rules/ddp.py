@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import SET, excludes, in_range, requires, rule, within
-from mb_config._rules import Rule
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
 from mb_config.rules.versions import at_least
+from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, within
+from mb_schema.rules import Rule
 
 
 def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import excludes, rule
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import excludes, rule
+from mb_schema.rules import Rule
 
 ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 

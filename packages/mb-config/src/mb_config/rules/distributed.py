@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import SET, excludes, in_range, requires, rule
-from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.fsdp import FSDP_SWITCHES
+from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule
+from mb_schema.rules import Rule
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,

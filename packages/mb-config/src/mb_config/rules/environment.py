@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def _v001(variables: Mapping[object, object]) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config._gpu_names import find_short_name
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
 from mb_config.rules.hardware import KNOWN, capability
+from mb_schema.gpu_names import find_short_name
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 _FIELDS = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
 _DEEPEP_BLACKWELL = ("b200", "b300")

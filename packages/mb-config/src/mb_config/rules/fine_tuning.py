@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mb_config._rule_kinds import excludes, requires, rule
-from mb_config._rules import Rule, value_at
+from mb_schema.rule_kinds import excludes, requires, rule
+from mb_schema.rules import Rule, value_at
 
 _EXPORT = (
     "checkpoint.also_save_hf_checkpoint",

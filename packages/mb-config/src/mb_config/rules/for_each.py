@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
 
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def rules_for_each(

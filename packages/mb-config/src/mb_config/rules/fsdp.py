@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import requires, rule, within
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import requires, rule, within
+from mb_schema.rules import Rule
 
 FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 """Fields that enable Megatron-FSDP. One is sufficient: resolving sets the other one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mb_config._rules import Rule
-from mb_config.paths import path_rule
+from mb_schema.paths import path_rule
+from mb_schema.rules import Rule
 
 PATH_FIELDS = (
     "optimizer.config_logger_dir",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config._gpu_names import find_short_name
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
 from mb_config.plan.gpu_memory import GPU_MEMORY
+from mb_schema.gpu_names import find_short_name
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 GIB = 2**30
 STATE, NEED, ALLOWED = "memory_of_state", "memory_of_run", "allow_oom"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
 from mb_config.rules.for_each import rules_for_each
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 
 def _probability(value: float | None) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from mb_config._rule_kinds import as_warning, excludes, in_range, requires, rule
-from mb_config._rules import Rule
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments
 from mb_config.rules.precision import unknown_dtypes
+from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule
+from mb_schema.rules import Rule
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",

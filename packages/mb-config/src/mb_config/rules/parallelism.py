@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from mb_config._rule_kinds import rule, within
-from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 SIZES = (
     "model.tensor_model_parallel_size",

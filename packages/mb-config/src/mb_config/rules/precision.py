@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config._rule_kinds import excludes, other_than, requires, rule, within
-from mb_config._rules import Rule
 from mb_config.precision_table import canonical, precision_field, precision_names
 from mb_config.rules.formatting import format_value
 from mb_config.rules.versions import at_least
+from mb_schema.rule_kinds import excludes, other_than, requires, rule, within
+from mb_schema.rules import Rule
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 

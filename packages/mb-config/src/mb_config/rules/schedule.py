@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule, within
-from mb_config._rules import Rule
 from mb_config.rules.formatting import format_assignments
+from mb_schema.rule_kinds import rule, within
+from mb_schema.rules import Rule
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")

@@ -7,8 +7,8 @@ from functools import partial
 from math import prod
 from string import ascii_lowercase
 
-from mb_config._rule_kinds import rule
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
 
 MAX_LAYERS = 10_000
 _WIDTH, _EXPERTS, _TOKENS, _MANY, _PARAMETERS = 2**20, 2**16, 10**9, 10**8, 10**15

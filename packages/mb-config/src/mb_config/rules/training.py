@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import in_range, rule, within
-from mb_config._rules import Rule
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
+from mb_schema.rule_kinds import in_range, rule, within
+from mb_schema.rules import Rule
 
 
 def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:

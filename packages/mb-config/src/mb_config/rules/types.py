@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import rule
 from mb_config.errors import ConfigReadError
 from mb_config.field_types import fit
-from mb_config.value_types import FIX, WHY
+from mb_schema.rule_kinds import rule
+from mb_schema.value_types import FIX, WHY
 
 
 def _number_of_sequences(value: object) -> str | None:

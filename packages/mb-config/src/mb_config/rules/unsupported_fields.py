@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mb_config._rule_kinds import unsupported
-from mb_config._rules import Rule
+from mb_schema.rule_kinds import unsupported
+from mb_schema.rules import Rule
 
 _NOT_IMPLEMENTED = (
     "this option is not implemented; ignoring it silently would hide the problem until the run is in progress"

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from mb_models.peft.errors import PeftError
-from mb_models.strict_fields import StrictFields
+from mb_schema.sections import StrictFields
 
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The linear layers of a transformer layer, as Megatron names them."""

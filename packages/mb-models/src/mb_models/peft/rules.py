@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mb_models._rule_kinds import excludes, in_range, rule, within
-from mb_models._rules import Rule
+from mb_schema.rule_kinds import excludes, in_range, rule, within
+from mb_schema.rules import Rule
 
 
 def _targets(names: Sequence[str], excluded: Sequence[str] = ()) -> str | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .value_types import SECRET_WORDS, is_secret_name
+from mb_schema.value_types import SECRET_WORDS, is_secret_name
 
 MASK = "<masked>"
 _NUMBER = re.compile(rf"(^|[_.-])({SECRET_WORDS})$", re.IGNORECASE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from ._rules import FILE_WORDS, NOTHING, Rule
+from mb_schema.rules import FILE_WORDS, NOTHING, Rule
 
 NOT_IMPLEMENTED = (
     "this option is not implemented yet; ignoring it silently would hide the problem until the run is in progress"

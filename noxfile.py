@@ -33,7 +33,16 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 TRAINER_PYTHON = "3.12"
 LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
-LIGHT = ["mb-config", "mb-overlap", "mb-metrics", "mb-resilience", "mb-loop", "mb-launch", "mb-verify"]
+LIGHT = [
+    "mb-schema",
+    "mb-config",
+    "mb-overlap",
+    "mb-metrics",
+    "mb-resilience",
+    "mb-loop",
+    "mb-launch",
+    "mb-verify",
+]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 WITHOUT_MEGATRON = ["mb-host", "mb-data", "mb-checkpoint"]
@@ -145,6 +154,13 @@ def requirement(package: str, extras: list[str]) -> str:
     return f"{package}{chosen} @ {wheel(package).as_uri()}"
 
 
+def alone(package: str, extras: list[str]) -> list[str]:
+    """Return the requirements that install a built wheel: itself, and mb-schema, which no index has."""
+    return [
+        requirement(name, extras if name == package else []) for name in dict.fromkeys([package, "mb-schema"])
+    ]
+
+
 def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
     """Return what the tests of a package need in addition to it; a bare run has no Megatron Core."""
     groups = pyproject(package)["dependency-groups"]
@@ -231,6 +247,7 @@ PARALLEL = [
     *("lint", "types", "docs", "newest_smoke"),
     *("integration(architecture)", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
     *(
+        "unit(mb-schema)",
         "unit(mb-overlap)",
         "unit(mb-launch)",
         "unit(mb-verify)",
@@ -288,7 +305,7 @@ def unit(session: nox.Session, package: str) -> None:
     """One wheel alone in a clean environment, its tests run against it."""
     bare = session.python != TRAINER_PYTHON
     extras = [] if bare else usable_extras(package)
-    session.install(requirement(package, extras), *requirements_of_tests(package, bare=bare))
+    session.install(*alone(package, extras), *requirements_of_tests(package, bare=bare))
     run_tests(session, package, slow=not bare)
     if not bare:
         example = Path(session.create_tmp(), "first_example.txt").absolute()
@@ -301,7 +318,7 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.parametrize(["python", "package"], FURTHER_PYTHONS)
 def further_pythons(session: nox.Session, package: str) -> None:
     """Light packages without extras on the Pythons between the lowest and the newest."""
-    session.install(requirement(package, []), *requirements_of_tests(package, bare=True))
+    session.install(*alone(package, []), *requirements_of_tests(package, bare=True))
     run_tests(session, package)
 
 
@@ -417,9 +434,9 @@ def oldest(session: nox.Session, package: str) -> None:
     """A wheel with the lowest versions that it declares (torch and Megatron Core: the workspace's)."""
     bare = session.python != TRAINER_PYTHON
     extras = [] if bare else usable_extras(package)
-    wheels = [requirement(package, extras)]
+    wheels = alone(package, extras)
     if package == "mb-trainer":
-        wheels += [requirement(name, usable_extras(name)) for name in PACKAGES]
+        wheels = [requirement(name, usable_extras(name)) for name in [*PACKAGES, package]]
     session.install("--resolution", "lowest-direct", *wheels, *declared(package, extras))
     session.install(*requirements_of_tests(package, bare=bare))
     run_tests(session, package, tests=OLDEST_TRAINER_TESTS if package == "mb-trainer" else None)
@@ -430,7 +447,7 @@ def oldest_backends(session: nox.Session) -> None:
     """The lowest metric back-ends and safetensors that the packages declare, with the tests that write to them."""
     chosen = {"mb-metrics": [*OLDEST_BACKENDS], "mb-models": ["hf"]}
     specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
-    wheels = [requirement(package, extras) for package, extras in chosen.items()]
+    wheels = [requirement(package, extras) for package, extras in {"mb-schema": [], **chosen}.items()]
     session.install("--resolution", "lowest-direct", *wheels, *specs)
     # the server of the lowest MLflow, which its tests start, does not import with a newer SQLAlchemy
     session.install(requirement("mb-host", ["mcore"]), "pytest", "hypothesis", "setuptools", "sqlalchemy<2.1")
@@ -451,7 +468,7 @@ def oldest_torch(session: nox.Session) -> None:
     """The lowest torch and Megatron Core that the packages declare, not the workspace's, with what depends on them."""
     chosen = {package: ["mcore"] for package in ("mb-host", "mb-checkpoint")}
     specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
-    wheels = [requirement(package, extras) for package, extras in chosen.items()]
+    wheels = [requirement(package, extras) for package, extras in {"mb-schema": [], **chosen}.items()]
     session.install(WITHOUT_CONSTRAINTS, "--resolution", "lowest-direct", *wheels, *specs)
     session.install(WITHOUT_CONSTRAINTS, "pytest", "hypothesis", "setuptools")
     session.run("python", "-c", VERSIONS)

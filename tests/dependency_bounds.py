@@ -10,6 +10,7 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 LOWEST_OF_ALL = (
+    "mb-schema",
     "mb-config",
     "mb-overlap",
     "mb-metrics",

@@ -86,7 +86,7 @@ class Diagram:
 def packages() -> None:
     """Draw the packages and the trainer above them."""
     drawn = Diagram(
-        860, 400, "Eleven packages that import none of each other, and mb-trainer, which wires them"
+        860, 400, "Packages that import none of each other, on mb-schema, and mb-trainer, which wires them"
     )
     drawn.box(
         (20, 18),
@@ -107,6 +107,7 @@ def packages() -> None:
         ("mb-launch", "ranks, groups, seeds", "Slurm"),
         ("mb-verify", "proof of an exact", "resume"),
         ("mb-host", "Megatron Core", "without a GPU"),
+        ("mb-schema", "rules, sections, secrets", "the ground of all others"),
     )
     for number, (name, *lines) in enumerate(parts):
         row, column = divmod(number, 4)
@@ -114,7 +115,7 @@ def packages() -> None:
     for column in range(4):
         drawn.arrow((118 + 208 * column, 76), (118 + 208 * column, 116))
     drawn.text((740, 318), "no arrow between", size=12, colour=MUTED)
-    drawn.text((740, 334), "any two of the eleven", size=12, colour=MUTED)
+    drawn.text((740, 334), "any two of the others", size=12, colour=MUTED)
     drawn.text(
         (430, 384), "plain values, torch's types and small Protocols cross the edges", size=12, colour=MUTED
     )

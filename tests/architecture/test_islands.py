@@ -1,4 +1,4 @@
-"""The one rule: a package imports the standard library, what it declares, and itself."""
+"""The one rule: a package imports the standard library, what it declares, mb_schema, and itself."""
 
 import ast
 import sys
@@ -40,10 +40,10 @@ def test_a_package_imports_only_what_it_declares(package: Package):
 def test_config_and_rules_import_only_the_standard_library(package: Package):
     files = [package.source / "config.py", package.source / "rules.py"]
     names = {name for path in files if path.exists() for name in imported_modules(path)}
-    assert names <= {*sys.stdlib_module_names, package.module}
+    assert names <= {*sys.stdlib_module_names, package.module, "mb_schema"}
 
 
 def test_a_planted_bridge_between_islands_is_found(tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text("def f():\n    import mb_loop\n    from mb_config.codec import to_dict\n")
-    assert strangers(PACKAGES[3], planted) == {"mb_loop", "mb_config"}
+    assert strangers(PACKAGES[0], planted) == {"mb_loop", "mb_config"}

@@ -57,8 +57,3 @@ def test_the_error_names_the_extra(answers):
         'Install it: pip install "mb-metrics[torch]"'
     )
     assert "pip install mb-data" in answers["mb_data"]["errors"]["BatchSampler"]
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
-def test_the_vendored_file_is_the_same_in_each_package(package):
-    assert (package.source / "_lazy.py").read_bytes() == (PACKAGES[0].source / "_lazy.py").read_bytes()

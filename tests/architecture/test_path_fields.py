@@ -5,7 +5,6 @@ from dataclasses import fields, is_dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from house import PACKAGES
 
 from mb_config import check
 from mb_trainer.config import ConfigContainer
@@ -164,8 +163,3 @@ def test_a_url_is_rejected_in_each_path(field):
         assert [problem.fields for problem in found] == [(field,)], bad
     for good in ("/data/x", "data/x", "a:b", "Ordner/größe 名", "a//b"):
         assert check(section_with(field, shape(good)), rules) == []
-
-
-def test_the_packages_share_one_file_on_paths():
-    files = [path for package in PACKAGES if (path := package.source / "paths.py").is_file()]
-    assert (len(files), len({path.read_bytes() for path in files})) == (5, 1)

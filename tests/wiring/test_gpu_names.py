@@ -51,8 +51,3 @@ def test_unknown_names_are_read_by_no_package(name: str) -> None:
     assert (capability(name), generation(name), peak_tflops(name)) == (None, None, None)
     with pytest.raises(mb_overlap.UnknownGpuError):
         mb_overlap.recommended_env_vars(gpu=name)
-
-
-def test_the_file_of_names_is_the_same_in_both_packages() -> None:
-    files = [Path(package.__path__[0]) / "_gpu_names.py" for package in (mb_config, mb_overlap)]
-    assert files[0].read_bytes() == files[1].read_bytes()

@@ -13,8 +13,6 @@ import mb_checkpoint
 from mb_checkpoint import CheckpointError, ManifestError
 from mb_checkpoint.errors import cause_of, file_problem, first_of
 
-SHARED_FILES = {"_lazy", "_rules", "strict_fields", "value_types"}
-"""Modules that are identical in several packages, and therefore cannot use the base class of one."""
 BETWEEN_RANKS = {"RanksFailedError", "RankZeroTimeoutError"}
 """Failures of any kind on another rank, which callers inside the package convert or let through with a traceback."""
 SOURCE = Path(mb_checkpoint.__file__).parent
@@ -23,8 +21,6 @@ SOURCE = Path(mb_checkpoint.__file__).parent
 def error_classes():
     """Yield module and name of each public error class of the package, without importing the modules."""
     for file in sorted(SOURCE.glob("*.py")):
-        if file.stem in SHARED_FILES:
-            continue
         for node in ast.parse(file.read_text()).body:
             is_error = isinstance(node, ast.ClassDef) and any(
                 ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases

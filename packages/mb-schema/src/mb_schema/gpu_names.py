@@ -1,4 +1,4 @@
-"""GPU names as users and drivers write them. The same file is in mb-config and mb-overlap."""
+"""GPU names as users and drivers write them."""
 
 import re
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used (PEP 562). The same file in every package.
+"""Public names that are imported when they are first used (PEP 562).
 
 A name whose optional dependency is not installed raises the exception that Python expects at that position: an
 AttributeError for `package.name` and `hasattr`, an ImportError for `from package import name`. Both carry the same
@@ -24,7 +24,7 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
 
     Args:
         package: name of the package.
-        homes: public name to the module of the package that defines it.
+        homes: public name to the module that defines it: one of the package, or of mb_schema.
         name: the requested attribute. `__all__` is the list of names that can be imported here.
 
     Raises:
@@ -36,7 +36,7 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(_module(package, homes[name])), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", package):
@@ -54,6 +54,10 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
 def public_names(namespace: Mapping[str, object], homes: Mapping[str, str]) -> list[str]:
     """Return what `dir(package)` lists: the public names, imported or not, and the module's own attributes."""
     return sorted({*namespace, *homes})
+
+
+def _module(package: str, home: str) -> str:
+    return home if home.startswith("mb_schema.") else f"{package}.{home}"
 
 
 def _importable(package: str, homes: Mapping[str, str]) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Rules for fields that name files or directories: local paths only, with the home directory expanded.
-
-Standard library only. Every package with such fields has an identical copy; a test compares them.
-"""
+"""Rules for fields that name files or directories: local paths only, with the home directory expanded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Constructors of rules of common kinds: a value of a set, within bounds, required by another, without effect.
 
-Standard library only. Every package that uses them has an identical copy of this file; a test compares them. Examples
-are in the order of the fields.
+Examples are in the order of the fields.
 """
 
 from __future__ import annotations

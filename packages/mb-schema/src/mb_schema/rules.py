@@ -1,8 +1,7 @@
 """Rules on configuration values: their record, their check and their messages.
 
 A rule is a pure function of the values of some fields. A violated rule reads `path: problem (values), because reason.
-Fix.` wherever it is reported: by `check`, by `refuse`, and by a command. Standard library only. Every package with
-rules has an identical copy of this file; a test compares them.
+Fix.` wherever it is reported: by `check`, by `refuse`, and by a command.
 """
 
 from __future__ import annotations

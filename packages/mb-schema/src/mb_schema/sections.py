@@ -1,4 +1,4 @@
-"""Base class for sections that rejects names of unknown fields. Every package with sections has an identical copy."""
+"""Base class for sections that rejects names of unknown fields."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Errors of the operating system that mean that this user cannot use a path.
-
-Standard library only. Every package with a command line has an identical copy of this file; a test compares them.
-"""
+"""Errors of the operating system that mean that this user cannot use a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of values in sections with their annotations. Every package with sections has an identical copy."""
+"""Comparison of values in sections with their annotations."""
 
 from __future__ import annotations
 

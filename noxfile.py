@@ -42,11 +42,14 @@ LIGHT = [
     "mb-loop",
     "mb-launch",
     "mb-verify",
+    "mb-guard",
 ]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 WITHOUT_MEGATRON = ["mb-host", "mb-data", "mb-checkpoint"]
 """Heavy packages that support the lowest Python without their extra `mcore`, since Megatron Core needs a newer one."""
+TEST_PACKAGES = {"mb-host": ["mcore"], "mb-guard": []}
+"""Packages, with their extras, that the tests of the others may use, and no test of a bare environment."""
 ELSEWHERE = {
     "te": "needs a compiler and CUDA",
 }
@@ -165,8 +168,10 @@ def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
     """Return what the tests of a package need in addition to it; a bare run has no Megatron Core."""
     groups = pyproject(package)["dependency-groups"]
     if bare:
-        return [name for name in groups["test"] if name != "mb-host"]
-    return [requirement("mb-host", ["mcore"]) if name == "mb-host" else name for name in groups["test"]]
+        return [name for name in groups["test"] if name not in TEST_PACKAGES]
+    return [
+        requirement(name, TEST_PACKAGES[name]) if name in TEST_PACKAGES else name for name in groups["test"]
+    ]
 
 
 def usable_extras(package: str) -> list[str]:
@@ -251,6 +256,7 @@ PARALLEL = [
         "unit(mb-overlap)",
         "unit(mb-launch)",
         "unit(mb-verify)",
+        "unit(mb-guard)",
         "oldest(mb-data)",
         "oldest_backends",
         "oldest(mb-launch, extras)",
@@ -486,7 +492,7 @@ def newest(session: nox.Session) -> None:
     }
     wheels = [requirement(package, extras[package]) for package in names]
     tests = {name for package in names for name in pyproject(package)["dependency-groups"]["test"]}
-    further = sorted(name for name in tests if name != "mb-host")
+    further = sorted(name for name in tests if name not in TEST_PACKAGES)
     session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *further, "import-linter")
     session.run("python", "-c", VERSIONS)
     failed = []

@@ -23,6 +23,9 @@ ALL_RANKS = -1
 GLOBAL_BATCH = "samples: sequences of the global batch"
 """Name of the sequences that all ranks together read in a step, sorted."""
 
+TOKENS = frozenset({"tokens", "text_enc", "input_ids"})
+"""Tensors of a microbatch with the sequences of a model: of GPT and hybrids, of T5, of Megatron-Bridge's packs."""
+
 INDEPENDENT_OF_RANKS = frozenset({"samples", "counters", "learning rate"})
 """Categories that do not depend on the number of processes that share the work."""
 
@@ -158,7 +161,7 @@ def rows_of_all_ranks(rows: Iterable[RecordRow], readers: set[tuple[int, int]]) 
         values = together.setdefault((row.start, position), {})
         for name, value in row.values.items():
             category = name.partition(": ")[0]
-            if category == "samples" and "tokens" in name:
+            if category == "samples" and name.split()[1] in TOKENS:
                 read = [*values.get(GLOBAL_BATCH, "").split(), *value.replace(",", " ").split()]
                 values[GLOBAL_BATCH] = " ".join(sorted(read))
             elif category in INDEPENDENT_OF_RANKS - {"samples"}:

@@ -4,9 +4,15 @@ from difflib import get_close_matches
 
 from mb_guard.errors import UnknownFaultError
 from mb_guard.fault import Fault
-from mb_guard.faults import distributed
+from mb_guard.faults import attention, context_parallel, distributed, moe, mtp
 
-FAULTS: tuple[Fault, ...] = (*distributed.FAULTS,)
+FAULTS: tuple[Fault, ...] = (
+    *distributed.FAULTS,
+    *moe.FAULTS,
+    *mtp.FAULTS,
+    *context_parallel.FAULTS,
+    *attention.FAULTS,
+)
 
 _BY_ID = {fault.id: fault for fault in FAULTS}
 

@@ -102,7 +102,6 @@ TABLE = [
         {"V157"},
         {"dist.use_decentralized_pg": False},
     ),
-    (ROOT, {"V137a"}, {"model.calculate_per_token_loss": True}),
     (
         {**ROOT, "model.calculate_per_token_loss": True, "ddp.average_in_collective": True},
         {"V137b"},

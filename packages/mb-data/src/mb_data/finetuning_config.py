@@ -125,6 +125,11 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
         return self.packed_sequence_specs is not None or self.pack_sequences_in_batch
 
     @property
+    def is_padded(self) -> bool:
+        """True: samples have different lengths."""
+        return True
+
+    @property
     def options(self) -> FinetuningOptions:
         """Options of the conversion from lines to samples."""
         return read_options(self.dataset_kwargs)

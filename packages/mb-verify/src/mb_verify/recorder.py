@@ -42,7 +42,8 @@ class Recorder:
     Args:
         folder: receives `rank-<rank>.<start>.jsonl`.
         rank: rank of this process.
-        start: number of the start of the run; a resumed run has the next one, so that files are never mixed.
+        start: number of the start of the run; a resumed run has the next one, so that files are never mixed. None: see
+            `RecordFile`.
         reader: makes the reader when training starts; None: `mb_verify.mcore.MegatronReader`.
         conditions: returns threads, processor and versions; None: `mb_verify.torch_state.conditions`.
     """
@@ -52,7 +53,7 @@ class Recorder:
         folder: Path,
         *,
         rank: int,
-        start: int,
+        start: int | None,
         reader: Callable[[Any], StateReader] | None = None,
         conditions: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:

@@ -110,7 +110,8 @@ def init_only_values(cls: Any) -> list[Any] | None:
 
 def is_frozen(section: Any) -> bool:
     """Return whether an object is of a frozen dataclass."""
-    return is_dataclass(section) and bool(type(section).__dataclass_params__.frozen)  # type: ignore[attr-defined]
+    parameters = getattr(type(section), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
 
 
 def _parse_with_hydra(text: str) -> Override:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shlex
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -119,6 +120,35 @@ def test_the_fields_of_the_pages_exist():
         if field not in fields[section] | {"bin", "json", "py", "jsonl"}
     ]
     assert unknown == []
+
+
+def test_copied_code_has_no_prompts():
+    """The site hides prompts and output while it copies; what Pygments marks as neither is Python or shell."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.token import Generic
+
+    blocks = []
+    for page in [*PAGES, *sorted(ROOT.glob("packages/*/README.md"))]:
+        marked = copied_code().mark_prompts(page.read_text(encoding="utf-8"))
+        assert not re.search(r"^```(python|sh|text)?\n(>>>|\$) ", marked, re.MULTILINE), page
+        blocks += re.findall(r"^```(pycon|console)\n(.*?)^```", marked, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 70
+    for language, block in blocks:
+        tokens = get_lexer_by_name(language).get_tokens(block)
+        code = "".join(
+            text for kind, text in tokens if kind not in Generic.Prompt and kind not in Generic.Output
+        )
+        assert ">>> " not in code
+        if language == "pycon":
+            compile(code.partition("Traceback")[0], "block", "exec")
+
+
+def copied_code():
+    """Return the module of the site's build that marks prompts."""
+    spec = spec_from_file_location("copied_code", ROOT / "meta" / "docs_build" / "copied_code.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_arguments(words: list[str]) -> list[str]:

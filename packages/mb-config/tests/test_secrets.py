@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,10 @@ from mb_config import (
     show,
     to_dict,
 )
+from mb_config.cli_sweep_report import values_as_written
+from mb_config.sweep import Axis
+from mb_config.variations import Variation
+from mb_schema.rules import Rule
 from mb_schema.secrets import MASK, is_secret, masked, masked_argument, masked_text
 
 CLEAR = "c0ffee-in-clear"
@@ -189,3 +194,44 @@ def test_the_value_of_an_argument_is_masked_if_it_is_a_secret():
     assert masked_argument("env_vars.OPENAI_API_KEY=c0ffee") == "env_vars.OPENAI_API_KEY=<masked>"
     assert masked_argument("optimizer.lr=1e-3") == "optimizer.lr=1e-3"
     assert masked_argument("gpt_tiny") == "gpt_tiny"
+
+
+def rule(test):
+    return Rule(
+        id="X", fields=("checkpoint.storage_options",), test=test, why="y", fix="z", fails={}, passes={}
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"secret": CLEAR}, {"client": {"password": CLEAR}}, {"url": f"s3://me:{CLEAR}@host"}]
+)
+def test_the_message_of_a_rule_has_no_secret_inside_a_value(options):
+    problem = rule(lambda given: f"requires storage ({given})").check(options)
+    assert problem.message == f"requires storage ({problem.values['checkpoint.storage_options']})"
+    assert CLEAR not in str(problem)
+    assert MASK in str(problem)
+
+
+def test_a_rule_on_the_text_of_a_secret_prints_none():
+    short = Rule(
+        id="X",
+        fields=("a.password",),
+        test=lambda given: f"{given}: short" if len(given) < len(MASK) else None,
+        why="y",
+        fix="z",
+        fails={},
+        passes={},
+    )
+    assert short.check("S3CRET").message == f"{MASK}: short"
+
+
+def test_a_value_without_secrets_is_passed_as_it_is():
+    options = {"a": {1, 2}, "eos_token": "x"}
+    assert rule(lambda _given: "x").check(options).values["checkpoint.storage_options"] is options
+
+
+def test_a_sweep_prints_no_secret():
+    variations = [Variation(path="checkpoint.storage_options", values=({"secret": "S3CRET"},))]
+    axes = (Axis(path="checkpoint.storage_options", values=({"secret": "S3CRET"},)),)
+    result = SimpleNamespace(axes=axes)
+    assert values_as_written(result, variations, [0]) == {"checkpoint.storage_options": {"secret": MASK}}

@@ -22,6 +22,7 @@ from mb_config.predict.prediction import Prediction
 from mb_config.sweep import SweepResult
 from mb_config.variations import Variation
 from mb_schema.rules import Problem
+from mb_schema.secrets import leaf, masked
 
 COLUMN_TITLES = {
     WORLD_SIZE: "processes",
@@ -96,10 +97,10 @@ class SweptPoint:
 def values_as_written(
     result: SweepResult, variations: Sequence[Variation], index: Sequence[int]
 ) -> dict[str, Any]:
-    """Return path to value at a point, as written by the user."""
+    """Return path to value at a point, as written by the user, with secrets masked."""
     written = {variation.path: variation.values for variation in variations}
     return {
-        axis.path: written.get(axis.path, axis.values)[number]
+        axis.path: masked(leaf(axis.path), written.get(axis.path, axis.values)[number])
         for axis, number in zip(result.axes, index, strict=True)
     }
 

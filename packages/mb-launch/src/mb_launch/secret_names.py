@@ -2,24 +2,22 @@
 
 import re
 
-_LAST_WORDS = {"auth", "credential", "credentials", "key", "passwd", "password", "pat", "secret", "token"}
-_SPECIAL_TOKENS = {"bos", "cls", "eod", "eos", "mask", "pad", "sep", "unk"}
-_FORMS = re.compile(r"(hf_|sk-|ghp_|github_pat_|glpat-)\w{16,}|AKIA[0-9A-Z]{16}|eyJ[\w-]+\.eyJ[\w-]+\.")
+from mb_schema.secrets import is_secret
+
 _SETTING = re.compile(r"[-+~]*(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
+_NO_SECRETS = frozenset({"", "null", "none", "true", "false"})
+_DIGITS = 40
 
 
 def is_secret_variable(name: str, value: str = "text") -> bool:
-    """Return whether a variable or option of this name and value looks like a secret.
+    """Return whether a variable or option of this name and value is a secret, as `masking.is_secret` decides.
 
-    The last word of the name decides (`WANDB_API_KEY`, `logger.comet_api_key`), or a form of the value that services
-    give their keys. Names of special tokens (`eos_token`) and numbers are not secret.
+    Values are text here: digits count as a number, and the words of YAML for no value are none.
     """
-    if _FORMS.search(value):
-        return True
-    words = [word.lower() for word in re.split(r"[._-]+", name) if word]
-    if not words or words[-1] not in _LAST_WORDS or value.lower() in ("", "null", "none", "true", "false"):
+    if value.lower() in _NO_SECRETS:
         return False
-    return not (value.isdecimal() or {*words} & _SPECIAL_TOKENS)
+    number = value.isdecimal() and len(value) < _DIGITS
+    return is_secret(re.split(r"[./@]", name)[-1], int(value) if number else value) or _has_form(value)
 
 
 def secret_argument(arguments: list[str]) -> str | None:
@@ -30,6 +28,11 @@ def secret_argument(arguments: list[str]) -> str | None:
             return setting["name"]
         if before.startswith("--") and "=" not in before and is_secret_variable(before, argument):
             return before
-        if _FORMS.search(argument):
+        if _has_form(argument):
             return argument[:4] + "..."
     return None
+
+
+def _has_form(text: str) -> bool:
+    """Return whether a word of a text has the form of a secret."""
+    return any(is_secret("", word) for word in re.split(r"[\s=,'\"]+", text))

@@ -2,8 +2,8 @@
 
 Files in the order in which a section is met: `sections` (base class), `value_types` (its values against its
 annotations), `rules` and `rule_kinds` (conditions on several values), `secrets`, `paths` and `unusable_paths` (what is
-printed and opened), `gpu_names`, `lazy` (names of a package that are imported at their
-first use). Standard library only.
+printed and opened), `file_names`, `json_rows` and `yaml_settings` (what is read from elsewhere), `gpu_names`, `lazy`
+(names of a package that are imported at their first use). Standard library only.
 
 >>> from mb_schema import check
 >>> from mb_schema.rule_kinds import in_range
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.lazy import MissingExtraAttributeError as MissingExtraAttributeError
     from mb_schema.lazy import MissingExtraError as MissingExtraError
     from mb_schema.rules import Problem as Problem
@@ -41,7 +40,6 @@ _HOMES = {
     "RuleError": "rules",
     "StrictFields": "sections",
     "UnknownFieldError": "sections",
-    "UnknownGpuError": "gpu_names",
     "check": "rules",
     "explain": "rules",
     "is_secret": "secrets",

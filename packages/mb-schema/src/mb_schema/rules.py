@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
+
+from mb_schema.secrets import MASK, masked, masked_text
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MAX_VALUE_LENGTH = 200
@@ -21,9 +24,6 @@ MAX_MESSAGE_LENGTH = 1_000
 FILE_WORDS = {"True": "true", "False": "false", "None": "null"}
 """Literals of Python and of YAML."""
 _PYTHON_WORDS = re.compile(r"(?<==)(?:True|False|None)\b")
-_SECRET = re.compile(
-    r"(^|_)(api_?key|(hf|access|auth)_token|secret(_key)?|password|credentials?)$", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,9 @@ class Rule:
         message = self.test(*values)
         if message is None:
             return None
-        named = dict(zip(self.fields, values, strict=True))
+        named = {path: _without_secrets(path, value) for path, value in zip(self.fields, values, strict=True)}
+        if any(named[path] is not value for path, value in zip(self.fields, values, strict=True)):
+            message = _message_without_secrets(self, message, values, tuple(named.values()))
         return Problem(
             id=self.id,
             severity=self.severity,
@@ -238,12 +240,28 @@ def _present(path: str, sections: Mapping[str, object]) -> bool:
     return section is not None
 
 
+def _without_secrets(path: str, value: object) -> object:
+    """Return a value with secrets masked; the same object if it holds none."""
+    hidden = masked(path.rpartition(".")[2], value)
+    return value if plain(hidden) == plain(value) else hidden
+
+
+def _message_without_secrets(
+    rule: Rule, message: str, values: tuple[object, ...], hidden: tuple[object, ...]
+) -> str:
+    """Return the message about masked values; if they do not violate the rule, the message with secrets replaced."""
+    with suppress(TypeError, ValueError):
+        found = rule.test(*hidden)
+        if found is not None:
+            return found
+    for value in values:
+        message = message.replace(str(value), MASK) if isinstance(value, str) else message
+    return masked_text(message)
+
+
 def _readable(message: str, values: Mapping[str, object]) -> str:
-    """Return a message in the words of a file, with secrets masked and long values truncated."""
+    """Return a message in the words of a file, with long values truncated."""
     message = in_file_words(message)
-    for path, value in values.items():
-        if isinstance(value, str) and value and _SECRET.search(path.rpartition(".")[2]):
-            message = message.replace(value, "<masked>")
     if len(message) <= MAX_VALUE_LENGTH:
         return message
     for value in values.values():

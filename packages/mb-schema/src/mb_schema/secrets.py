@@ -10,10 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mb_schema.value_types import SECRET_WORDS, is_secret_name
-
 MASK = "<masked>"
-_NUMBER = re.compile(rf"(^|[_.-])({SECRET_WORDS})$", re.IGNORECASE)
+_NAMES = r"(api|access|private|secret)_?key|secret|credentials?|authorization|password|passwd|passphrase"
+_NUMBER = re.compile(rf"(^|[_.-])({_NAMES})$", re.IGNORECASE)
+"""Names under which text and numbers are secrets, by their last word."""
+_SECRET_NAME = re.compile(rf"(^|[_.-])({_NAMES}|auth|token|pat|key)$", re.IGNORECASE)
+_PUBLIC_NAME = re.compile(
+    r"(^|[_.-])((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token"
+    r"|(answer|chat|context|image|input|json|label|messages|output|prompt|query|question|sort|system|text|tools)_key)$",
+    re.IGNORECASE,
+)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]*PASSWORD")
 """Names of environment variables of at least two words."""
 _WORDS = {"AUTH", "COOKIE", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSWD", "PASSPHRASE", "PASSWORD"}
@@ -29,6 +35,11 @@ _LOOKS = re.compile(
 _ADDRESS = re.compile(r"(?P<user>(?<=[A-Za-z0-9+.-])://[^/@\s:]*):[^/@\s]+@")
 """Anchored at "://"; the next pattern at the start of a name. Each text is searched in linear time."""
 _ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)(?P<sign>\s*=\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,}]+)")
+
+
+def is_secret_name(name: str) -> bool:
+    """Return True for a name, or a dotted path, under which text is a secret: `hf_token`, but not `eos_token`."""
+    return _SECRET_NAME.search(name) is not None and _PUBLIC_NAME.search(name) is None
 
 
 def is_secret(name: str, value: object) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from mb_schema.secrets import masked
 
 
 class UnknownFieldError(AttributeError, TypeError):
@@ -59,7 +60,6 @@ class StrictFields:
             super().__setattr__(name, value)
 
 
-_SECRET = re.compile(r"api_?key|secret|passw|credential|_key$|_pass$|token$", re.IGNORECASE)
 _LONGEST = 200
 
 
@@ -90,14 +90,8 @@ def _default(item: Field[Any]) -> object:
 def _cell(name: str, value: object) -> str:
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "_repr_html_"):
         return f"<details><summary>{escape(type(value).__name__)}</summary>{value._repr_html_()}</details>"
-    text = repr(_masked(name, value))
+    text = repr(masked(name, value))
     return f"<code>{escape(text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...')}</code>"
-
-
-def _masked(name: str, value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _masked(str(key), item) for key, item in value.items()}
-    return "***" if isinstance(value, str) and _SECRET.search(name) else value
 
 
 def _table(rows: Mapping[str, str]) -> str:

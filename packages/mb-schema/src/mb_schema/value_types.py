@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -10,17 +9,9 @@ from enum import Enum
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import (
-    Any,
-    Final,
-    Literal,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from mb_schema.secrets import leaf, masked
 
 Nested: TypeAlias = Callable[[Mapping[str, Any], tuple[type, ...], str], object]
 """Function that builds an object of one of these dataclasses from a mapping at a path."""
@@ -29,16 +20,6 @@ WHY = "the field does not accept this value"
 FIX = "Set a value of the expected type."
 _INTEGERS = range(-(2**63), 2**63)
 """Range that NumPy, torch and file formats support."""
-SECRET_WORDS = (
-    r"(api|access|private|secret)_?key|secret|credentials?|authorization|password|passwd|passphrase"
-)
-"""Last words of names under which text and numbers are secrets."""
-_SECRET_NAME = re.compile(rf"(^|[_.-])({SECRET_WORDS}|token|pat|key)$", re.IGNORECASE)
-_PUBLIC_NAME = re.compile(
-    r"(^|[_.])((bos|cls|eod|eos|image|mask|pad|sep|stop|unk)_token"
-    r"|(answer|chat|context|image|input|json|label|messages|output|prompt|query|question|sort|system|text|tools)_key)$",
-    re.IGNORECASE,
-)
 _SHOWN = 200
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))
 
@@ -146,19 +127,10 @@ def _fit_one(value: Any, choice: Any, *, path: str, nested: Nested | None) -> An
         fits = value is None
     elif origin is Literal:
         fits = any(type(value) is type(member) and value == member for member in get_args(choice))
-    elif origin is Final:
-        return fit(value, *get_args(choice), path=path, nested=nested)
     elif origin is not None:
         return _fit_generic(value, choice, origin, path=path, nested=nested)
-    elif is_typeddict(choice):
-        return _fit_typed_dict(value, choice, path=path, nested=nested)
     elif not isinstance(choice, type):
-        supertype = getattr(choice, "__supertype__", None)  # of a NewType
-        if supertype is not None:
-            return fit(value, supertype, path=path, nested=nested)
         fits = True  # a type variable or another construct that cannot be tested
-    elif getattr(choice, "_is_protocol", False) and not getattr(choice, "_is_runtime_protocol", False):
-        fits = True  # a Protocol that cannot be tested
     else:
         return _fit_class(value, choice, path=path)
     if not fits:
@@ -213,35 +185,9 @@ def _fit_mapping(
 ) -> dict[Any, Any]:
     key_type, value_type = arguments or (Any, Any)
     return {
-        fit_key(key, key_type, path=f"{path}.{key}"): fit(
-            item, value_type, path=f"{path}.{key}", nested=nested
-        )
+        fit(key, key_type, path=f"{path}.{key}"): fit(item, value_type, path=f"{path}.{key}", nested=nested)
         for key, item in value.items()
     }
-
-
-def fit_key(key: Any, annotation: Any, *, path: str) -> Any:
-    """Return the key of a mapping converted to its type; text, as in JSON and on a command line, becomes a number."""
-    try:
-        return fit(key, annotation, path=path)
-    except MismatchError:
-        kinds = [kind for kind in (int, float) if isinstance(key, str) and kind in options(annotation)]
-        for kind in kinds:
-            try:
-                number = kind(key)
-            except ValueError:
-                continue
-            if str(number) == key:
-                return fit(number, annotation, path=path)
-        raise
-
-
-def _fit_typed_dict(value: Any, choice: Any, *, path: str, nested: Nested | None) -> dict[str, Any]:
-    """Return a mapping with the keys of a TypedDict, each value converted to its type."""
-    types = hints(choice)
-    if not isinstance(value, Mapping) or not {*choice.__required_keys__} <= {*value} <= {*types}:
-        raise MismatchError(value, f"{choice.__name__}, a mapping of {', '.join(types)}", path=path)
-    return {key: fit(item, types[key], path=f"{path}.{key}", nested=nested) for key, item in value.items()}
 
 
 def _fit_items(value: Any, choice: Any, origin: type, *, path: str, nested: Nested | None) -> Any:
@@ -295,17 +241,10 @@ def _has_fields(value: object, candidates: tuple[type, ...]) -> bool:
     return any(each and all(hasattr(value, name) for name in each) for each in names)
 
 
-def is_secret_name(name: str) -> bool:
-    """Return True for a name, or a dotted path, under which text is a secret: `hf_token`, but not `eos_token`."""
-    return _SECRET_NAME.search(name) is not None and _PUBLIC_NAME.search(name) is None
-
-
 def _shown(path: str, value: object) -> str:
     """Return the text of a value, truncated and with secrets masked."""
-    if is_secret_name(path):
-        return "<masked>"
     try:
-        text = repr(value)
+        text = repr(masked(leaf(path), value))
     except ValueError:  # an integer with more digits than Python converts
         return "an integer of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text) - _SHOWN:,} more characters)"

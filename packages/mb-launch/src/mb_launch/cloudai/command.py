@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mb_launch.cloudai.constraints import list_items
 from mb_launch.errors import LauncherError
+from mb_schema.secrets import MASK, masked_argument
 
 FLAGS: Mapping[str, str] = {
     "gpu_type": "-g", "log_dir": "-l", "container_image": "-i", "compute_dtype": "-c", "task": "--task",
@@ -56,9 +57,6 @@ ALWAYS = frozenset(
 
 SECRETS = frozenset({"-hf", "-wdk"})
 """Flags with a secret value."""
-
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Words in the names of variables and overrides with a secret value."""
 
 OVERRIDES: Mapping[str, str] = {
     "logger.tensorboard_dir": "/nemo_run/tb_logs",
@@ -171,8 +169,4 @@ def masked_command_line(parts: Sequence[str]) -> str:
 
 
 def _masked(flag: str, part: str) -> str:
-    if flag in SECRETS:
-        return "***"
-    name, equals, _ = part.partition("=")
-    hidden = equals and any(word in name.upper() for word in SECRET_WORDS)
-    return f"{name}=***" if hidden else part
+    return MASK if flag in SECRETS else masked_argument(part)

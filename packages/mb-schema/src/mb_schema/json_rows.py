@@ -1,0 +1,45 @@
+"""Rows of files of JSON lines, which a kill cuts short and which may come from elsewhere."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST = 1 << 22
+"""Bytes of the longest line; metrics and events have a few thousand."""
+DEEPEST = 64
+"""Levels of the deepest row."""
+_LARGEST = 2**63
+
+
+def parse_row(line: bytes | str) -> dict[str, Any] | None:
+    """Return the object in a line; None if the line is none, is cut short, or is of absurd depth or size."""
+    if len(line) > LONGEST:
+        return None
+    try:
+        row = json.loads(line)
+    except (
+        ValueError,
+        RecursionError,
+    ):  # ValueError: also numbers of thousands of digits, and other encodings
+        return None
+    return row if isinstance(row, dict) and _is_shallow(row) else None
+
+
+def step_of_row(row: Mapping[str, Any]) -> int | None:
+    """Return the step of a row; None if it has none that 64 bits hold."""
+    step = row.get("step")
+    return step if type(step) is int and -_LARGEST <= step < _LARGEST else None
+
+
+def _is_shallow(row: Any) -> bool:
+    level = [row]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return True
+    return False

@@ -103,6 +103,7 @@ def test_old_checkpoints_and_unfinished_copies_are_deleted(address, tmp_path):
     assert steps(storage) == [40, 30, 20]
     assert {name.partition(".")[0] for name in storage.sizes()} == {
         "latest",
+        "run",
         "iter_0000020",
         "iter_0000030",
         "iter_0000040",
@@ -111,8 +112,8 @@ def test_old_checkpoints_and_unfinished_copies_are_deleted(address, tmp_path):
 
 def test_another_checkpoint_of_the_same_step_replaces_the_first(address, tmp_path):
     storage = open_storage(address)
-    first = upload_checkpoint(complete_checkpoint.save(tmp_path / "a", 10), storage)
-    other = complete_checkpoint.save(tmp_path / "b", 10, {"weight": torch.zeros(4)})
+    first = upload_checkpoint(complete_checkpoint.save(tmp_path / "run", 10), storage)
+    other = complete_checkpoint.save(tmp_path / "run", 10, {"weight": torch.zeros(4)})
     second = upload_checkpoint(other, storage)
     assert second.removed == (first.folder,)
     assert [each.folder for each in list_stored(storage)] == [second.folder]
@@ -284,10 +285,10 @@ def test_a_run_that_resumes_an_older_step_records_it_in_the_storage(tmp_path):
     assert run(folder, address, steps=3, log=print).keys() == {3}
 
 
-def test_a_new_run_does_not_write_over_another_one(tmp_path):
+def test_a_run_that_starts_again_does_not_write_over_what_is_stored(tmp_path):
     address = str(tmp_path / "storage")
     run(tmp_path / "one", address, steps=2, log=print)
-    section = CheckpointConfig(save=str(tmp_path / "two"), load=None)
+    section = CheckpointConfig(save=str(tmp_path / "one"), load=None)
     with pytest.raises(StorageError, match=r"is at step 2, and this run starts at step 0"):
         run(section, address, steps=1, log=print)
     assert steps(open_storage(address)) == [2, 1]
@@ -341,7 +342,7 @@ def test_a_storage_that_is_full_or_read_only(tmp_path, monkeypatch):
     storage = open_storage(str(address))
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(StorageError, match=r"cannot store .*No space left on device"):
-        upload_checkpoint(complete_checkpoint.save(tmp_path / "other", 2), storage)
+        upload_checkpoint(complete_checkpoint.save(tmp_path / "run", 2), storage)
     with pytest.raises(StorageError, match=r"cannot store .probe"):
         check_storage_writable(storage)
     monkeypatch.undo()
@@ -421,8 +422,9 @@ def test_a_sharded_loop_that_loses_its_machine_resumes_from_s3(aws, tmp_path):
 
     whole = losses(start(tmp_path / "whole").output())
     storage = ["--storage", aws.bucket("sharded") + "/run"]
-    first = start(tmp_path / "first", *storage).kill(after="copied iter_")
-    second = start(tmp_path / "second", *storage).output()
+    first = start(tmp_path / "run", *storage).kill(after="copied iter_")
+    shutil.rmtree(tmp_path / "run")
+    second = start(tmp_path / "run", *storage).output()
     assert "fetched s3://sharded/run/iter_" in second, f"{first}second run:\n{second}"
     assert losses(first + second) == whole
     assert len(whole) == 24

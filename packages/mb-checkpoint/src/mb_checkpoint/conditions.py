@@ -10,7 +10,7 @@ from mb_checkpoint.foreign_formats import is_same_folder, why_no_source
 from mb_checkpoint.layout import NON_PERSISTENT, is_iteration_directory, steps_in, why_not_a_checkpoint
 from mb_checkpoint.storage import open_storage
 from mb_schema.paths import is_url, path_problem
-from mb_schema.value_types import is_secret_name
+from mb_schema.secrets import is_secret_name
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 

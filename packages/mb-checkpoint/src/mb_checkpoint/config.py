@@ -178,9 +178,15 @@ class CheckpointConfig(StrictFields):
     ckpt_convert_update_legacy_dist_opt_format: bool = False
     """Convert the distributed-optimizer layout of 2024."""
 
-    trust: bool = False
+    trust: bool = field(
+        default=False,
+        metadata={
+            "consent": "the authors of checkpoints could execute any code. Remove the line, and pass --trust with the "
+            "folder of the checkpoints, or checkpoint.trust=true on the command line."
+        },
+    )
     """Unpickle checkpoints without restrictions: their authors can then execute any code in this process. Needed for
-    legacy checkpoints, and for data loaders whose position is an object of a custom class."""
+    legacy checkpoints, and for data loaders whose position is an object of a custom class. A file cannot set it."""
 
     # --- dumps for debugging
     save_params_interval: int | None = None

@@ -16,7 +16,7 @@ from mb_checkpoint.errors import DamagedCheckpointError
 from mb_checkpoint.inspection import CheckpointDescription, StoredTensor, describe_checkpoint
 from mb_checkpoint.layout import RUN_CONFIG
 from mb_checkpoint.select import DAMAGED, SkippedCheckpoint, read_tensor_index
-from mb_checkpoint.unpickling import SafeFileSystemReader
+from mb_checkpoint.unpickling import SafeFileSystemReader, read_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +153,16 @@ def _changed_objects(old: Path, new: Path) -> dict[str, str]:
     return changed
 
 
-def _objects(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Return file, offset and length of each entry that is not a tensor."""
+def _objects(folder: Path) -> dict[str, Any]:
+    """Return the position of each entry that is not a tensor."""
     index = read_tensor_index(folder)
     return {
-        each.fqn: (position.relative_path, position.offset, position.length)
+        each.fqn: position
         for each, position in (index.storage_data or {}).items()
         if not isinstance(index.state_dict_metadata.get(each.fqn), TensorStorageMetadata)
     }
 
 
-def _stored_bytes(folder: Path, name: str, position: tuple[str, int, int]) -> bytes:
-    file, offset, length = position
-    with _errors_with_name(folder, name), (folder / file).open("rb") as stream:
-        stream.seek(offset)
-        return stream.read(length)
+def _stored_bytes(folder: Path, name: str, position: Any) -> bytes:
+    with _errors_with_name(folder, name):
+        return read_piece(folder, position)

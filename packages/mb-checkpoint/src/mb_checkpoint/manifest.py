@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,10 +13,15 @@ from typing import Any
 from mb_checkpoint.checksums import HASHES, Checksum
 from mb_checkpoint.errors import ManifestError
 from mb_checkpoint.layout import MANIFEST
+from mb_schema.file_names import FileNameError, checked_name, path_inside
 
 FORMAT = 2
 """Version of the file. Version 1 had a key `sha256` in place of `checksum` for each file, and is still read."""
 CHUNK_BYTES = 1 << 20
+LARGEST = 16 << 20
+"""Bytes of the largest manifest.json that is read: about 100,000 files."""
+_LARGEST_NUMBER = 2**63
+_CHECKSUM = re.compile(r"\w{1,40}:[0-9a-f]{1,128}", re.ASCII)
 _HASH_KEY = "manifest_sha256"
 
 
@@ -63,9 +69,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(content: bytes, *, source: str) -> Manifest:
     """Parse the content of a manifest.json. A single changed byte is detected.
 
+    Each file has a name of its own inside the folder of the checkpoint: a reader opens them by name.
+
     Raises:
         ManifestError: The content was changed, or has another format; the message names `source`.
     """
+    if len(content) > LARGEST:
+        raise _unusable(source, f"has more than {LARGEST >> 20} MiB")
     try:
         body = json.loads(content)
         own_hash = body.pop(_HASH_KEY)
@@ -74,14 +84,42 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
             raise _unusable(source, "was changed after it was written")
         number = body.pop("format")
         if number not in (1, FORMAT):
-            problem = f"has format {number} and this version knows {FORMAT}"
-            raise _unusable(source, problem, fix="Use a newer mb-checkpoint")
+            raise _unusable(
+                source,
+                f"has format {number} and this version knows {FORMAT}",
+                fix="Use a newer mb-checkpoint",
+            )
         read = _entry_of_format_1 if number == 1 else FileEntry
-        return Manifest(**{**body, "files": tuple(read(**entry) for entry in body["files"])})
+        manifest = Manifest(**{**body, "files": tuple(read(**entry) for entry in body["files"])})
+        if problem := _problem_in(manifest):
+            raise _unusable(source, problem)
+        return manifest
     except ManifestError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise _unusable(source, f"is not a manifest ({type(error).__name__}: {error})") from error
+
+
+def _problem_in(manifest: Manifest) -> str | None:
+    """Return what is wrong with the names and the types of values in a manifest; None if they are right."""
+    mappings = (manifest.layout, manifest.content, manifest.versions)
+    if not all(isinstance(each, dict) for each in mappings) or not isinstance(manifest.ckpt_format, str):
+        return "has a section of another type"
+    numbers = (manifest.step, *(entry.size for entry in manifest.files), *manifest.layout.values())
+    if not all(type(each) is int and 0 <= each < _LARGEST_NUMBER for each in numbers):
+        return "has a step or a size that is none"
+    names = {MANIFEST}
+    for entry in manifest.files:
+        try:
+            checked_name(entry.name)
+        except FileNameError as error:
+            return str(error)
+        if entry.name in names:
+            return f"names {entry.name} twice"
+        if not (isinstance(entry.checksum, str) and _CHECKSUM.fullmatch(entry.checksum)):
+            return f"has no checksum of {entry.name}"
+        names.add(entry.name)
+    return None
 
 
 def _entry_of_format_1(*, name: str, size: int, sha256: str) -> FileEntry:
@@ -100,7 +138,17 @@ def read_manifest(directory: Path) -> Manifest | None:
         OSError: It cannot be read.
     """
     path = directory / MANIFEST
-    return decode_manifest(path.read_bytes(), source=str(path)) if path.is_file() else None
+    return decode_manifest(read_bytes(path), source=str(path)) if path.is_file() else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a manifest.json, or more of it than `decode_manifest` accepts.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        return stream.read(LARGEST + 1)
 
 
 def hash_file(
@@ -130,11 +178,38 @@ def hash_file(
     return FileEntry(name=name, size=size, checksum=f"{algorithm}:{digest.hexdigest()}")
 
 
+def hash_chunks(
+    chunks: Iterable[bytes], *, like: FileEntry, each: Callable[[bytes], object] = lambda _chunk: None
+) -> FileEntry:
+    """Compute the checksum of content that arrives in chunks, up to one chunk beyond the size of an entry.
+
+    Args:
+        chunks: The content.
+        like: Entry with the name, the algorithm and the expected size.
+        each: Called with each chunk.
+    """
+    algorithm = like.checksum.partition(":")[0]
+    if algorithm not in HASHES:
+        return replace(like, checksum=f"{algorithm}:")
+    digest, size = HASHES[algorithm](), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size += len(chunk)
+        if size > like.size:
+            break
+        each(chunk)
+    return FileEntry(name=like.name, size=size, checksum=f"{algorithm}:{digest.hexdigest()}")
+
+
 def find_size_mismatches(directory: Path, manifest: Manifest) -> list[str]:
     """Compare the sizes on disk with the manifest; return a line for each missing, truncated or longer file."""
     problems = []
     for entry in manifest.files:
-        path = directory / entry.name
+        try:
+            path = path_inside(directory, entry.name)
+        except FileNameError as error:
+            problems.append(f"{MANIFEST} {error}")
+            continue
         if not path.is_file():
             problems.append(f"lacks {entry.name}")
         elif path.stat().st_size != entry.size:
@@ -168,7 +243,11 @@ def find_hash_mismatches(
         if algorithm not in HASHES:
             return f"{entry.name} has a checksum of an unknown kind in the manifest ({algorithm:.20})"
         try:
-            found = hash_file(directory / entry.name, name=entry.name, algorithm=algorithm, progress=report)
+            found = hash_file(
+                path_inside(directory, entry.name), name=entry.name, algorithm=algorithm, progress=report
+            )
+        except FileNameError as error:
+            return f"{MANIFEST} {error}"
         except OSError as error:
             return f"{entry.name} cannot be read ({error.strerror})"
         return None if found == entry else f"{entry.name} differs from the manifest (checksum)"

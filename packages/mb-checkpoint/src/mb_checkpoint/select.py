@@ -50,6 +50,7 @@ DAMAGED = (
     TypeError,
     OverflowError,
     MemoryError,
+    RecursionError,
 )
 """Exceptions that unpickling a damaged pickle, or using the result, can raise."""
 

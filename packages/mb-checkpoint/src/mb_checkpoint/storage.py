@@ -1,17 +1,20 @@
 """Storage for copies of checkpoints beyond the disk that a run saves to: a folder, or what fsspec reaches. No torch."""
 
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from mb_checkpoint.commit import fsync_path
 from mb_checkpoint.errors import StorageError, cause_of
+from mb_schema.file_names import path_inside
 from mb_schema.paths import is_url
 
 FSSPEC = "mb_checkpoint.storage_fsspec"
+CHUNK_BYTES = 8 << 20
 LOCAL_SCHEME = "file://"
 NEXT_STEP = "Check the address, the credentials and the network, or leave the storage out."
 
@@ -26,8 +29,8 @@ class Storage(Protocol):
     def put(self, source: Path, name: str) -> None:
         """Store a copy of a local file; return when it is durable. Replaces a file of the same name."""
 
-    def get(self, name: str, target: Path) -> bool:
-        """Copy a stored file to a local file; return False if there is no such file."""
+    def read(self, name: str) -> Iterator[bytes] | None:
+        """Return the content of a stored file in chunks; None if there is no such file."""
 
     def sizes(self, prefix: str = "") -> Mapping[str, int]:
         """Return the size in bytes of each file below a folder, whose name ends with a slash, or of all files."""
@@ -65,9 +68,9 @@ class FolderStorage:
 
     def put(self, source: Path, name: str) -> None:
         """See `Storage`."""
-        target = self._root / name
-        part = target.with_name(f".{target.name}.part")
         with storage_errors(self._root, f"cannot store {name}"):
+            target = path_inside(self._root, name)
+            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, part)
             fsync_path(part)
@@ -75,13 +78,11 @@ class FolderStorage:
             fsync_path(target.parent)
             fsync_path(target.parent.parent)
 
-    def get(self, name: str, target: Path) -> bool:
+    def read(self, name: str) -> Iterator[bytes] | None:
         """See `Storage`."""
         with storage_errors(self._root, f"cannot read {name}"):
-            if not (self._root / name).is_file():
-                return False
-            shutil.copyfile(self._root / name, target)
-            return True
+            path = path_inside(self._root, name)
+            return chunks_of(path.open("rb"), self._root, name) if path.is_file() else None
 
     def sizes(self, prefix: str = "") -> Mapping[str, int]:
         """See `Storage`."""
@@ -91,12 +92,23 @@ class FolderStorage:
 
     def delete(self, name: str) -> None:
         """See `Storage`."""
-        path = self._root / name
         with storage_errors(self._root, f"cannot delete {name}"):
+            path = path_inside(self._root, name)
             path.unlink(missing_ok=True)
             for folder in path.relative_to(self._root).parents[:-1]:
                 with suppress(OSError):  # not empty yet, or gone
                     (self._root / folder).rmdir()
+
+
+def chunks_of(stream: IO[bytes], address: object, name: str) -> Iterator[bytes]:
+    """Yield the content of an open file of a storage, and close it. Raises StorageError."""
+    with stream:
+        while True:
+            with storage_errors(address, f"cannot read {name}"):
+                chunk = stream.read(CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
 
 
 @contextmanager

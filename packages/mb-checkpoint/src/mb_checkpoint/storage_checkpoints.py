@@ -1,41 +1,55 @@
 """Checkpoints in a storage: copied there, listed, fetched and deleted, without rename, fsync or exact listings.
 
-A checkpoint has a folder of its own, `iter_0000100.<hash of its manifest>`. Its data files are stored first, then
+A checkpoint has a folder of its own, `iter_0000100.<run>.<hash of its manifest>`. Its data files are stored first, then
 `manifest.json`, then `latest.json`, which names it as the one to resume from:
 
 * A folder without a complete manifest is not a checkpoint, so that an interrupted copy is never read.
-* Equal names mean equal content. An interrupted copy is continued, two processes that copy the same checkpoint do not
-  disturb each other, and another checkpoint of the same step does not touch the first one.
+* Equal names mean equal content. An interrupted copy is continued: files that are there already are read and
+  compared. Two processes that copy the same checkpoint do not disturb each other.
 * The manifest has a hash of itself, and the checksums of all files: a file that appears in parts is detected.
 * `latest.json` and the manifest are read by name. A listing that lags can hide only older checkpoints.
+* A storage belongs to one run, see `storage_owner`. Folders of other runs are neither read nor deleted.
+* Before a checkpoint is deleted, the newer copy is read back, and its checksums and listed sizes are compared.
 
 Checkpoints are deleted in the opposite order: the manifest first.
 """
 
 import json
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 from mb_checkpoint.commit import fsync_path
-from mb_checkpoint.errors import ManifestError, StorageError
+from mb_checkpoint.errors import ManifestError, StorageError, first_of
 from mb_checkpoint.kept_steps import steps_to_remove
-from mb_checkpoint.layout import MANIFEST, step_of
+from mb_checkpoint.layout import MANIFEST, iteration_directory
 from mb_checkpoint.locks import reader_lock
-from mb_checkpoint.manifest import FileEntry, Manifest, decode_manifest, hash_file
+from mb_checkpoint.manifest import LARGEST, FileEntry, Manifest, decode_manifest, hash_chunks, read_bytes
 from mb_checkpoint.storage import Storage
+from mb_checkpoint.storage_owner import (
+    StorageOwner,
+    claim_storage,
+    put_json,
+    read_owner,
+    read_small,
+    require_owner,
+)
+from mb_schema.file_names import FileNameError, path_inside
 
+T = TypeVar("T")
 LATEST = "latest.json"
 """Name of the file that names the checkpoint to resume from."""
 PROBE = ".probe"
-"""Name of an empty file that exists for a moment."""
+"""Name of a small file that exists for a moment."""
 THREADS = 8
 """Number of files that are copied concurrently."""
-_FOLDER = re.compile(r"iter_(\d{7,})\.[0-9a-f]{12}")
+_LARGEST_STEP = 2**63
+_FOLDER = re.compile(r"iter_(\d{7,19})(?:\.([0-9a-f]{12}))?\.[0-9a-f]{12}")
+"""Step and run in the name of a folder; folders of older versions name no run, and belong to that of the storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,44 +85,93 @@ def upload_checkpoint(
     *,
     keep: int = -1,
     retain_interval: int | None = None,
+    owner: StorageOwner | None = None,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> Upload:
-    """Copy a checkpoint to a storage, make it the one to resume from, and delete old ones there.
+    """Copy a checkpoint to a storage, make it the one to resume from, and delete old ones of its run there.
 
-    A single process may copy to a storage at a time. Files that are there already are not copied again.
+    A single process may copy to a storage at a time. Files that are there already are compared, and are copied again
+    only if they are damaged.
 
     Args:
         checkpoint: Folder with a manifest. Its deletion is prevented during the copy.
         storage: The storage.
         keep: Number of newest checkpoints to keep in the storage; -1 keeps all.
         retain_interval: Multiples of this step are never deleted.
+        owner: Result of `claim_storage`; None: the storage must be empty, or that of the run of the checkpoint.
         progress: Called with the size of each file that was copied, in any thread.
 
     Raises:
-        StorageError: The storage failed, or the checkpoint has no intact manifest. Checkpoints in the storage are
-            unchanged.
+        StorageError: The storage failed or belongs to another run, or the checkpoint has no intact manifest. Older
+            checkpoints in the storage are unchanged.
+        OSError: The identity of the run could not be written next to the checkpoint.
     """
+    if owner is None:
+        owner = claim_storage(storage, checkpoint.parent, name="the storage", exclusive=False)
+    else:
+        require_owner(storage, owner)
     with reader_lock(checkpoint):
         content = _content_of(checkpoint)
         manifest = _decode(content, source=f"{checkpoint / MANIFEST}")
-        folder = _folder_of(manifest, content)
+        folder = _folder_of(manifest, content, owner.run)
         there = storage.sizes(f"{folder}/")
-        missing = [each for each in manifest.files if there.get(f"{folder}/{each.name}") != each.size]
+        present = [each for each in manifest.files if there.get(f"{folder}/{each.name}") == each.size]
+        damaged = _differing(storage, folder, present)
+        copied = [each for each in manifest.files if each not in present or each in damaged]
 
         def put(entry: FileEntry) -> None:
-            storage.put(checkpoint / entry.name, f"{folder}/{entry.name}")
+            storage.put(_file_in(checkpoint, entry.name), f"{folder}/{entry.name}")
             progress(entry.size)
 
-        _in_threads(put, missing)
+        _in_threads(put, copied)
         storage.put(checkpoint / MANIFEST, f"{folder}/{MANIFEST}")
+        files = storage.sizes()
+        superseded = _superseded(
+            storage, files, folder, manifest.step, run=owner.run, keep=keep, retain_interval=retain_interval
+        )
+        missing = [each for each in copied if files.get(f"{folder}/{each.name}") != each.size]
+        if damaged := _differing(storage, folder, copied if superseded else missing):
+            _in_threads(put, damaged)
+            if damaged := _differing(storage, folder, damaged):
+                raise StorageError(
+                    f"{folder}: the copy differs from the manifest after two attempts "
+                    f"({first_of([each.name for each in damaged])}); older copies are kept. Check the storage, and "
+                    "verify the checkpoint on the disk"
+                )
+            files = storage.sizes(f"{folder}/")
+        if not _is_listed(files, folder, manifest):
+            superseded = []  # the listing lags; the next copy deletes them
     set_latest(storage, step=manifest.step, folder=folder)
+    if superseded and owner.process:
+        require_owner(storage, owner)
+    for each in superseded:
+        delete_stored(storage, each)
     return Upload(
         folder=folder,
         step=manifest.step,
         total_bytes=manifest.total_bytes,
-        copied_bytes=sum(each.size for each in missing),
-        removed=_prune(storage, folder, keep=keep, retain_interval=retain_interval),
+        copied_bytes=sum(each.size for each in copied),
+        removed=tuple(superseded),
     )
+
+
+def _differing(storage: Storage, folder: str, entries: Collection[FileEntry]) -> list[FileEntry]:
+    """Return the files of a checkpoint in a storage whose content differs from their entries; reads them."""
+
+    def read(entry: FileEntry) -> FileEntry | None:
+        return (
+            None if hash_chunks(storage.read(f"{folder}/{entry.name}") or (), like=entry) == entry else entry
+        )
+
+    return [each for each in _in_threads(read, list(entries)) if each is not None]
+
+
+def _file_in(folder: Path, name: str) -> Path:
+    """Return the path of a file that a manifest names."""
+    try:
+        return path_inside(folder, name)
+    except FileNameError as error:
+        raise StorageError(f"{folder}: {MANIFEST} {error}. Take another checkpoint.") from error
 
 
 def set_latest(storage: Storage, *, step: int, folder: str | None) -> None:
@@ -117,20 +180,16 @@ def set_latest(storage: Storage, *, step: int, folder: str | None) -> None:
     Raises:
         StorageError: The storage failed.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary, LATEST)
-        file.write_text(json.dumps({"folder": folder, "step": step}) + "\n")
-        storage.put(file, LATEST)
+    put_json(storage, LATEST, {"folder": folder, "step": step})
 
 
 def check_storage_writable(storage: Storage) -> None:
-    """Store an empty file and delete it.
+    """Store a small file and delete it.
 
     Raises:
         StorageError: One of the two failed.
     """
-    with tempfile.NamedTemporaryFile() as file:
-        storage.put(Path(file.name), PROBE)
+    put_json(storage, PROBE, {})
     storage.delete(PROBE)
 
 
@@ -150,7 +209,7 @@ def find_stored(
         StorageError: The storage failed.
     """
     named_step, named = read_latest(storage)
-    found = {each for name in storage.sizes() if _FOLDER.fullmatch(each := name.partition("/")[0])}
+    found = set(_folders(storage.sizes(), _run_there(storage)))
     if named is not None:
         found.add(named)  # a listing may lag
     for folder in sorted(found - set(rejected), key=lambda each: (_step(each), each == named), reverse=True):
@@ -170,13 +229,21 @@ def read_latest(storage: Storage) -> tuple[int | None, str | None]:
     Raises:
         StorageError: The storage failed.
     """
-    content = _read(storage, LATEST)
+    content = read_small(storage, LATEST)
     try:
         body = json.loads(content or b"")
-        step, folder = int(body["step"]), body["folder"]
-    except (ValueError, LookupError, TypeError):  # missing or damaged: the newest complete checkpoint counts
+        step, folder = body["step"], body["folder"]
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ):  # missing or damaged: the newest complete one counts
         return None, None
-    return step, folder if isinstance(folder, str) and _FOLDER.fullmatch(folder) else None
+    if type(step) is not int or not 0 <= step < _LARGEST_STEP:
+        return None, None
+    known = isinstance(folder, str) and bool(_folders([folder], _run_there(storage)))
+    return step, folder if known else None
 
 
 def read_stored(storage: Storage, folder: str) -> StoredCheckpoint | None:
@@ -185,14 +252,14 @@ def read_stored(storage: Storage, folder: str) -> StoredCheckpoint | None:
     Raises:
         StorageError: The storage failed.
     """
-    content = _read(storage, f"{folder}/{MANIFEST}")
+    content = read_small(storage, f"{folder}/{MANIFEST}", largest=LARGEST)
     if content is None:
         return None
     try:
         manifest = decode_manifest(content, source=folder)
     except ManifestError:
         return None
-    if _folder_of(manifest, content) != folder:
+    if _folder_of(manifest, content, _run(folder)) != folder:
         return None
     return StoredCheckpoint(folder=folder, step=manifest.step, manifest=manifest, content=content)
 
@@ -220,13 +287,14 @@ def fetch_files(
     """
 
     def fetch(entry: FileEntry) -> str | None:
-        file = target / entry.name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not storage.get(f"{stored.folder}/{entry.name}", file):
+        chunks = storage.read(f"{stored.folder}/{entry.name}")
+        if chunks is None:
             return f"lacks {entry.name}"
+        file = _file_in(target, entry.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as stream:
+            found = hash_chunks(chunks, like=entry, each=stream.write)
         fsync_path(file)
-        algorithm = entry.checksum.partition(":")[0]
-        found = hash_file(file, name=entry.name, algorithm=algorithm)  # type: ignore[arg-type]  # of a manifest
         progress(entry.size)
         return None if found == entry else f"{entry.name} differs from the manifest (checksum)"
 
@@ -241,50 +309,89 @@ def list_stored(storage: Storage) -> list[StoredCheckpoint]:
         StorageError: The storage failed.
     """
     _, named = read_latest(storage)
-    folders = {name.partition("/")[0] for name in storage.sizes()} | ({named} if named else set())
-    ordered = sorted((each for each in folders if _FOLDER.fullmatch(each)), key=_step, reverse=True)
+    folders = {*_folders(storage.sizes(), _run_there(storage)), *([named] if named else [])}
+    ordered = sorted(folders, key=_step, reverse=True)
     return [found for each in ordered if (found := read_stored(storage, each)) is not None]
 
 
-def _prune(storage: Storage, current: str, *, keep: int, retain_interval: int | None) -> tuple[str, ...]:
-    """Delete unfinished copies, other checkpoints of the current step, and those beyond the `keep` newest ones."""
-    files = storage.sizes()
-    folders = {each for name in files if _FOLDER.fullmatch(each := name.partition("/")[0])}
-    complete = {
-        each
-        for each in folders
-        if each == current or f"{each}/{MANIFEST}" in files or read_stored(storage, each) is not None
-    }
+def _superseded(
+    storage: Storage,
+    files: Mapping[str, int],
+    current: str,
+    step: int,
+    *,
+    run: str,
+    keep: int,
+    retain_interval: int | None,
+) -> list[str]:
+    """Return unfinished copies, other checkpoints of the current step, and those beyond the `keep` newest intact ones.
+
+    Folders of other runs are not among them.
+    """
+    others = {each: read_stored(storage, each) for each in _folders(files, run) if each != current}
+    complete = {each: found.manifest for each, found in others.items() if found is not None}
+    intact = {step, *(_step(each) for each, its in complete.items() if _is_listed(files, each, its))}
     old = steps_to_remove(
-        {_step(each) for each in complete},
+        {step, *map(_step, complete)},
         keep=keep,
-        protected=_step(current),
+        protected=step,
         retain_interval=retain_interval,
+        is_intact=intact.__contains__,
     )
-    going = [
-        each
-        for each in sorted(folders - {current})
-        if each not in complete or _step(each) == _step(current) or _step(each) in old
+    return [
+        each for each in sorted(others) if each not in complete or _step(each) == step or _step(each) in old
     ]
-    for folder in going:
-        storage.delete(f"{folder}/{MANIFEST}")
-        for name in files:
-            if name.startswith(f"{folder}/"):
-                storage.delete(name)
-    return tuple(going)
+
+
+def _is_listed(files: Mapping[str, int], folder: str, manifest: Manifest) -> bool:
+    """Return whether a listing shows all files of a checkpoint with their sizes."""
+    return all(files.get(f"{folder}/{each.name}") == each.size for each in manifest.files)
+
+
+def delete_stored(storage: Storage, folder: str) -> None:
+    """Delete a checkpoint, the manifest first.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    storage.delete(f"{folder}/{MANIFEST}")
+    for name in storage.sizes(f"{folder}/"):
+        storage.delete(name)
+
+
+def _folders(names: Iterable[str], run: str | None) -> list[str]:
+    """Return the folders of the checkpoints of a run in a listing; those of all runs without one."""
+    folders = dict.fromkeys(name.partition("/")[0] for name in names)
+    return [
+        each for each in folders if _FOLDER.fullmatch(each) and (run is None or _run(each) in (None, run))
+    ]
+
+
+def _run_there(storage: Storage) -> str | None:
+    owner = read_owner(storage)
+    return None if owner is None else owner.run
+
+
+def _run(folder: str) -> str | None:
+    """Return the run in the name of a folder; None for those of older versions."""
+    match = _FOLDER.fullmatch(folder)
+    return None if match is None else match[2]
 
 
 def _step(folder: str) -> int:
-    return step_of(Path(folder.partition(".")[0])) or 0
+    match = _FOLDER.fullmatch(folder)
+    return -1 if match is None else int(match[1])
 
 
-def _folder_of(manifest: Manifest, content: bytes) -> str:
-    return f"iter_{manifest.step:07d}.{sha256(content).hexdigest()[:12]}"
+def _folder_of(manifest: Manifest, content: bytes, run: str | None) -> str:
+    return ".".join(
+        filter(None, (iteration_directory(Path(), manifest.step).name, run, sha256(content).hexdigest()[:12]))
+    )
 
 
 def _content_of(checkpoint: Path) -> bytes:
     try:
-        return (checkpoint / MANIFEST).read_bytes()
+        return read_bytes(checkpoint / MANIFEST)
     except OSError as error:
         raise StorageError(
             f"{checkpoint}: has no readable {MANIFEST} ({error.strerror}), without which a copy could not be verified. "
@@ -299,12 +406,6 @@ def _decode(content: bytes, *, source: str) -> Manifest:
         raise StorageError(str(error)) from error
 
 
-def _read(storage: Storage, name: str) -> bytes | None:
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary, "file")
-        return file.read_bytes() if storage.get(name, file) else None
-
-
-def _in_threads(work: Callable[[FileEntry], str | None], entries: list[FileEntry]) -> list[str | None]:
+def _in_threads(work: Callable[[FileEntry], T], entries: list[FileEntry]) -> list[T]:
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(work, sorted(entries, key=lambda each: -each.size)))

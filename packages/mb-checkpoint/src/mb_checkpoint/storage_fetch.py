@@ -15,6 +15,7 @@ from mb_checkpoint.layout import MANIFEST, iteration_directory
 from mb_checkpoint.manifest import files_of_rank
 from mb_checkpoint.storage import Storage
 from mb_checkpoint.storage_checkpoints import StoredCheckpoint, fetch_files, find_stored, list_stored
+from mb_checkpoint.storage_owner import StorageOwner, read_owner, remember_run, run_of_folder
 
 
 def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -> Path:
@@ -31,9 +32,10 @@ def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
         NoIntactCheckpointError: All are damaged.
-        StorageError: The storage could not be read.
+        StorageError: The storage could not be read, or the folder is that of another run.
         OSError: The folder could not be written.
     """
+    owner = on_rank_zero(lambda: _owner_for(storage, root))
     rejected: dict[str, str] = {}
     while True:
         stored = on_rank_zero(lambda: find_stored(storage, step=step, rejected=rejected))
@@ -41,8 +43,24 @@ def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -
             raise on_rank_zero(lambda: _not_found(storage, step, rejected))
         damage = fetch_stored(stored, storage, root)
         if not damage:
+            if owner is not None:
+                on_rank_zero(lambda: remember_run(root, owner.run))
             return iteration_directory(root, stored.step)
         rejected[stored.folder] = damage
+
+
+def _owner_for(storage: Storage, root: Path) -> StorageOwner | None:
+    """Return the run of a storage whose checkpoint a folder may receive.
+
+    Raises:
+        StorageError: The folder is that of another run.
+    """
+    here, there = run_of_folder(root), read_owner(storage)
+    if there is not None and here not in (None, there.run):
+        raise StorageError(
+            f"{root}: is the folder of the run {here}, and the storage belongs to {there}. Fetch into a new folder."
+        )
+    return there
 
 
 def fetch_stored(stored: StoredCheckpoint, storage: Storage, root: Path) -> str:

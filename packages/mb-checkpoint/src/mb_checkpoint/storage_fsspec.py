@@ -1,12 +1,12 @@
 """Storage that fsspec reaches: S3, Google Cloud Storage, Azure and others. Requires the extra `storage`; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from mb_checkpoint.errors import StorageError
-from mb_checkpoint.storage import storage_errors
+from mb_checkpoint.storage import CHUNK_BYTES, chunks_of, storage_errors
 
 
 class FsspecStorage:
@@ -43,14 +43,14 @@ class FsspecStorage:
         with storage_errors(self._url, f"cannot store {name}"):
             self._files.put_file(str(source), f"{self._root}/{name}")
 
-    def get(self, name: str, target: Path) -> bool:
+    def read(self, name: str) -> Iterator[bytes] | None:
         """See `storage.Storage`."""
         with storage_errors(self._url, f"cannot read {name}"):
             try:
-                self._files.get_file(f"{self._root}/{name}", str(target))
+                stream = self._files.open(f"{self._root}/{name}", "rb", block_size=CHUNK_BYTES)
             except FileNotFoundError:
-                return False
-            return True
+                return None
+        return chunks_of(stream, self._url, name)
 
     def sizes(self, prefix: str = "") -> Mapping[str, int]:
         """See `storage.Storage`."""

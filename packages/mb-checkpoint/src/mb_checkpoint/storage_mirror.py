@@ -18,6 +18,7 @@ from mb_checkpoint.storage_checkpoints import (
     set_latest,
 )
 from mb_checkpoint.storage_fetch import fetch_stored
+from mb_checkpoint.storage_owner import claim_storage
 from mb_checkpoint.storage_uploader import Destination, StorageUploader
 
 
@@ -40,14 +41,18 @@ class StorageMirror:
         self._storage = open_storage(self._address, config.storage_options)
         self._rejected: list[str] = []
         self._uploader: StorageUploader | None = None
-        if own_rank() == 0:
+
+    def _claim(self) -> None:
+        """Make the storage that of this run, before anything is read from it or copied there; for rank 0."""
+        if self._uploader is None:
             destination = Destination(
                 address=self._address,
-                options=config.storage_options,
-                keep=-1 if config.most_recent_k is None else config.most_recent_k,
-                retain_interval=config.save_retain_interval,
+                options=self._config.storage_options,
+                keep=-1 if self._config.most_recent_k is None else self._config.most_recent_k,
+                retain_interval=self._config.save_retain_interval,
+                owner=claim_storage(self._storage, self._root, name=f"checkpoint.storage: {self._address}"),
             )
-            self._uploader = StorageUploader(destination, log=log)
+            self._uploader = StorageUploader(destination, log=self._log)
 
     def fetch(self, *, than: int | None = None) -> bool:
         """Fetch the checkpoint to resume from into the folder of the run if the storage has a newer one.
@@ -89,8 +94,10 @@ class StorageMirror:
                 storage has an intact checkpoint of a later step than the one that was loaded.
 
         Raises:
-            StorageError: The storage holds checkpoints of later steps, and the run did not name its step.
+            StorageError: The storage belongs to another run, or holds checkpoints of later steps and the run did not
+                name its step.
         """
+        on_rank_zero(self._claim)
         self.fetch()
         try:
             loaded = read()
@@ -122,8 +129,9 @@ class StorageMirror:
 
     def on_saved(self, path: Path) -> None:
         """Copy a committed checkpoint in the background if it is a persistent one of this run. For rank 0."""
-        if self._uploader is not None and is_same_folder(str(path.parent), str(self._root)):
-            self._uploader.submit(path)
+        if own_rank() == 0 and is_same_folder(str(path.parent), str(self._root)):
+            self._claim()
+            self._uploader.submit(path)  # type: ignore[union-attr]  # made above
 
     def finish(self) -> None:
         """Wait for the copy in progress on rank 0."""

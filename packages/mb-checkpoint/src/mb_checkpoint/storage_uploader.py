@@ -16,6 +16,7 @@ from typing import Any
 from mb_checkpoint.errors import StorageError, cause_of
 from mb_checkpoint.storage import open_storage
 from mb_checkpoint.storage_checkpoints import upload_checkpoint
+from mb_checkpoint.storage_owner import StorageOwner
 
 _PR_SET_PDEATHSIG = 1
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mb_checkpoint.storage_uploader import run_job; run_job()"
@@ -33,6 +34,8 @@ class Destination:
     """Number of newest checkpoints to keep; -1 keeps all."""
     retain_interval: int | None = None
     """Multiples of this step are never deleted."""
+    owner: StorageOwner | None = None
+    """Result of `claim_storage`; None: the storage must be empty, or that of the run."""
 
 
 class StorageUploader:
@@ -152,9 +155,14 @@ def run_job() -> None:
     try:
         storage = open_storage(job["address"], job["options"])
         done = upload_checkpoint(
-            Path(job["checkpoint"]), storage, keep=job["keep"], retain_interval=job["retain_interval"]
+            Path(job["checkpoint"]),
+            storage,
+            keep=job["keep"],
+            retain_interval=job["retain_interval"],
+            owner=job["owner"] and StorageOwner(**job["owner"]),
         )
-    except StorageError as error:
-        print(json.dumps({"failure": str(error)}))
+    except OSError as error:
+        failure = str(error) if isinstance(error, StorageError) else cause_of(error)
+        print(json.dumps({"failure": failure}))
         return
     print(json.dumps({**asdict(done), "seconds": time.monotonic() - began}))

@@ -6,15 +6,16 @@ so that numbers and texts are read and nothing is imported or called.
 
 import io
 import pickle
-import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from mb_checkpoint.declared_sizes import pickle_in_archive
 from mb_checkpoint.layout import LEGACY_FILE, TENSOR_INDEX, legacy_ranks
 from mb_checkpoint.megatron_lm import ARGUMENTS
-from mb_checkpoint.unpickling import read_metadata
+from mb_checkpoint.unpickling import FrozenCall, read_metadata, read_piece, reject_change
 
 _ENTRY = "common_state/shard_0_1"
 _FILE = "common.pt"
@@ -31,12 +32,8 @@ def read_common_state(directory: Path) -> dict[str, Any]:
         UnsafeCheckpointError: The index names code.
         Exception: A damaged file, see `select.DAMAGED`.
     """
-    content = _content(directory)
-    if content is None:
-        return {}
-    with zipfile.ZipFile(content) as archive:
-        name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
-        found = _plain(_InertUnpickler(io.BytesIO(archive.read(name))).load())
+    with _content(directory) as stream:
+        found = {} if stream is None else _plain(_inert(stream), {})
     found = found[0] if isinstance(found, list) and found else found
     return found if isinstance(found, dict) else {}
 
@@ -50,21 +47,24 @@ def read_arguments(directory: Path) -> Mapping[str, Any] | None:
     return {name: value for name, value in vars(found).items() if value is not None} if found else None
 
 
-def _content(directory: Path) -> Path | io.BytesIO | None:
-    """Return the file of the entry, or its bytes; None if there is none."""
+def _inert(stream: BinaryIO) -> Any:
+    """Return the objects in a file of torch.save without its tensors."""
+    return _InertUnpickler(io.BytesIO(pickle_in_archive(stream))).load()
+
+
+def _content(directory: Path) -> AbstractContextManager[BinaryIO | None]:
+    """Open the file of the entry, or its bytes; None if there is none."""
     file = directory / _FILE
     if file.is_file():
-        return file
+        return file.open("rb")
     if ranks := legacy_ranks(directory):
-        return ranks[0] / LEGACY_FILE
+        return (ranks[0] / LEGACY_FILE).open("rb")
     if not (directory / TENSOR_INDEX).is_file():
-        return None
+        return nullcontext()
     for entry, piece in (read_metadata(directory).storage_data or {}).items():
         if entry.fqn == _ENTRY:
-            with (directory / piece.relative_path).open("rb") as stream:
-                stream.seek(piece.offset)
-                return io.BytesIO(stream.read(piece.length))
-    return None
+            return io.BytesIO(read_piece(directory, piece))
+    return nullcontext()
 
 
 def read_legacy_tensors(directory: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -76,9 +76,8 @@ def read_legacy_tensors(directory: Path) -> dict[str, tuple[tuple[int, ...], str
     """
     ranks, found = legacy_ranks(directory), {}
     for rank in ranks:
-        with zipfile.ZipFile(rank / LEGACY_FILE) as archive:
-            name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
-            state = _InertUnpickler(io.BytesIO(archive.read(name))).load()
+        with (rank / LEGACY_FILE).open("rb") as stream:
+            state = _inert(stream)
         prefix = f"{rank.name}/" if len(ranks) > 1 else ""
         for section in (
             value for key, value in state.items() if key.startswith("model") and isinstance(value, dict)
@@ -108,6 +107,15 @@ class _Inert:
         pass
 
 
+class _NewNamespace:
+    """Class whose instances are arguments."""
+
+    def __new__(cls) -> Namespace:  # type: ignore[misc]  # an unpickler calls nothing else
+        return Namespace()
+
+    __setstate__ = reject_change
+
+
 class _InertTensor(_Inert):
     """Substitute for a tensor."""
 
@@ -133,9 +141,9 @@ class _InertUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
-            ("argparse", "Namespace"): Namespace,
-            ("collections", "OrderedDict"): _PlainDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _InertTensor,
+            ("argparse", "Namespace"): _NewNamespace,
+            ("collections", "OrderedDict"): FrozenCall(_PlainDict),
+            ("torch._utils", "_rebuild_tensor_v2"): FrozenCall(_InertTensor),
         }
         storage = module == "torch" and name.endswith("Storage")
         return _DTYPES.get(name, name) if storage else known.get((module, name), _Inert)
@@ -144,12 +152,18 @@ class _InertUnpickler(pickle.Unpickler):
         return identifier[1]  # the type of the storage
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with None in place of every substitute."""
-    if isinstance(value, Namespace):
-        return Namespace(**{name: _plain(each) for name, each in vars(value).items()})
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(each) for each in value)
-    return None if isinstance(value, _Inert) or value is _Inert else value
+def _plain(value: Any, done: dict[int, Any]) -> Any:
+    """Return a value with None in place of every substitute; what occurs repeatedly in it is converted once."""
+    if isinstance(value, _Inert) or value is _Inert:
+        return None
+    if not isinstance(value, Namespace | dict | list | tuple):
+        return value
+    if id(value) not in done:
+        if isinstance(value, Namespace):
+            made: Any = Namespace(**{name: _plain(each, done) for name, each in vars(value).items()})
+        elif isinstance(value, dict):
+            made = {key: _plain(each, done) for key, each in value.items()}
+        else:
+            made = type(value)(_plain(each, done) for each in value)
+        done[id(value)] = made
+    return done[id(value)]

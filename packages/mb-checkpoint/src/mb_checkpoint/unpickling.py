@@ -15,52 +15,64 @@ names.
 import io
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, BinaryIO
 
 import torch
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import WriteItemType
 
+from mb_checkpoint.declared_sizes import check_archive, check_pickle
 from mb_checkpoint.errors import UnsafeCheckpointError
 from mb_checkpoint.layout import TENSOR_INDEX
 from mb_checkpoint.trust import is_trusted
+from mb_schema.file_names import checked_name, path_inside
 
+_LARGEST = 2**63
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Environment variable that torch.load reads at each call; it overrides the argument `weights_only=False`."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
-_ALLOWED = frozenset(
+_FILES = "torch.distributed.checkpoint.filesystem"
+_RECORDS = frozenset(
     {
         *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata")),
         *(
             (_METADATA, name)
             for name in ("TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties")
         ),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
         # Megatron Core keeps the plans of all ranks in the index, to reuse them in the next save
-        *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
-        (_PLANNER, "BytesIOWriteData"),
-        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.distributed.checkpoint.filesystem", "StorageTransformExtension"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-        ("torch", "device"),
-        ("collections", "OrderedDict"),
-        *(("builtins", name) for name in ("set", "frozenset", "slice", "complex", "bytearray")),
-        *(
-            (module, name)
-            for module in ("pathlib", "pathlib._local")
-            for name in ("PosixPath", "PurePosixPath")
-        ),
+        *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData")),
+        *((_FILES, name) for name in ("_StoragePrefix", "_StorageInfo", "StorageTransformExtension")),
     }
 )
-"""(module, name) of every global that an index may name, apart from torch's dtypes."""
+"""(module, name) of the dataclasses that an index may hold."""
+_VALUES: Mapping[tuple[str, str], Callable[..., Any]] = {
+    (_METADATA, "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
+    (_PLANNER, "WriteItemType"): WriteItemType,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "slice"): slice,
+    ("builtins", "complex"): complex,
+    ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib", "PurePosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,
+    ("pathlib._local", "PurePosixPath"): PurePosixPath,
+}
+"""(module, name) of the other globals that an index may name, apart from torch's dtypes. None allocates by a number."""
 
 
 class SafeFileSystemReader(FileSystemReader):
@@ -84,23 +96,61 @@ def read_metadata(directory: Path) -> Metadata:
     path = directory / TENSOR_INDEX
     with path.open("rb") as stream:
         identity = _identity(os.fstat(stream.fileno()))
-        found = restricted_load(stream, path=path)
-    if not is_trusted(path):
-        _checked[path] = identity
+        found = _unpickled(stream, path)
     if not isinstance(found, Metadata):
         raise pickle.UnpicklingError(f"holds a {type(found).__name__} instead of an index")
+    _check_pieces(found, directory)
+    if not is_trusted(path):
+        _checked[path] = identity
     if found.storage_meta is None:
         found.storage_meta = StorageMeta()
     return found
 
 
-def restricted_load(stream: BinaryIO, *, path: Path) -> Any:
+def read_piece(directory: Path, piece: Any) -> bytes:
+    """Return the bytes of an entry, from the position that an index has for it.
+
+    Raises:
+        pickle.UnpicklingError: The file is shorter.
+        OSError: It cannot be read.
+    """
+    with path_inside(directory, piece.relative_path).open("rb") as stream:
+        if piece.offset + piece.length > os.fstat(stream.fileno()).st_size:
+            raise pickle.UnpicklingError(f"has an entry beyond the end of {piece.relative_path}")
+        stream.seek(piece.offset)
+        return stream.read(piece.length)
+
+
+def _check_pieces(index: Metadata, directory: Path) -> None:
+    """Check the files and positions that an index names: torch and Megatron open them as they are.
+
+    Raises:
+        pickle.UnpicklingError: It holds something else in their place.
+        FileNameError: A file is not in the folder of the checkpoint.
+    """
+    if not isinstance(index.state_dict_metadata, dict) or not isinstance(index.storage_data, dict | None):
+        raise pickle.UnpicklingError("has no list of entries")
+    pieces = (index.storage_data or {}).values()
+    for piece in pieces:
+        numbers = (getattr(piece, "offset", None), getattr(piece, "length", None))
+        if not all(type(each) is int and 0 <= each < _LARGEST for each in numbers):
+            raise pickle.UnpicklingError("has an entry without a position")
+    names = dict.fromkeys(checked_name(getattr(piece, "relative_path", None)) for piece in pieces)
+    for name in names:
+        path_inside(directory, name)
+
+
+def _unpickled(stream: BinaryIO, path: Path) -> Any:
     """Unpickle builtins and the classes of an index; anything below a trusted folder.
 
     Raises:
         UnsafeCheckpointError: The pickle names something else.
     """
-    return pickle.load(stream) if is_trusted(path) else _Restricted(stream, path).load()
+    if is_trusted(path):
+        return pickle.load(stream)
+    content = stream.read()
+    check_pickle(content)
+    return _Restricted(content, path).load()
 
 
 def load_object(stream: BinaryIO, *, path: Path) -> Any:
@@ -111,6 +161,7 @@ def load_object(stream: BinaryIO, *, path: Path) -> Any:
     """
     start = stream.tell()
     try:
+        check_archive(stream)
         return torch.load(stream, map_location="cpu", weights_only=not is_trusted(path))
     except pickle.UnpicklingError as error:
         stream.seek(start)
@@ -170,16 +221,49 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 class _Restricted(pickle.Unpickler):
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
-        super().__init__(stream)
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(content))
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return super().find_class(module, name)
+        if (module, name) in _RECORDS:
+            return _record(module, name)
+        if (module, name) in _VALUES:
+            return FrozenCall(_VALUES[module, name])
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
         raise _unsafe(self._path, f"{module}.{name}")
+
+
+def reject_change(_self: object, _state: object = None) -> None:
+    """Reject the opcode BUILD; the method `__setstate__` of substitutes of a class."""
+    raise pickle.UnpicklingError("would change a class of this process")
+
+
+@lru_cache
+def _record(module: str, name: str) -> type:
+    """Return a class whose instances are those of a dataclass of torch.
+
+    A pickle never holds the class itself: the opcode BUILD sets attributes of whatever object it is applied to.
+    """
+    stored = getattr(import_module(module), name)
+    created = {"__new__": lambda _cls: object.__new__(stored), "__setstate__": reject_change}
+    return type(name, (), created)
+
+
+class FrozenCall:
+    """Call of a function or class, in place of itself, for the same reason as `_record`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the result of the call."""
+        return self._call(*arguments)
+
+    __setstate__ = reject_change
 
 
 def _unsafe(path: Path, name: str) -> UnsafeCheckpointError:
@@ -203,6 +287,7 @@ def reject_code(path: Path) -> None:
 def unsafe_names(stream: BinaryIO) -> list[str]:
     """Return the classes and functions in a file of torch.save that `weights_only=True` rejects."""
     with suppress(Exception):  # damaged files have no readable names
+        check_archive(stream)
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
     return []
 
@@ -224,6 +309,4 @@ def _objects(directory: Path) -> Iterator[bytes]:
     index = read_metadata(directory)
     for entry, piece in (index.storage_data or {}).items():
         if isinstance(index.state_dict_metadata.get(entry.fqn), BytesStorageMetadata):
-            with (directory / piece.relative_path).open("rb") as stream:
-                stream.seek(piece.offset)
-                yield stream.read(piece.length)
+            yield read_piece(directory, piece)

@@ -375,3 +375,11 @@ def test_a_log_of_nothing_that_is_known(tmp_path):
 
 def test_a_stamp_that_is_no_date_is_no_time():
     assert math.isnan(parse_log([MEGATRON.replace("2024-04-06", "2024-99-06")]).rows[0].time)
+
+
+def test_a_number_of_thousands_of_digits_is_no_iteration(tmp_path):
+    log = tmp_path / "log.txt"
+    line = " iteration %s/ 10 | consumed samples: 8 | lm loss: 1.0 | number of nan iterations: 0 |\n"
+    log.write_text(line % ("9" * 100_000) + line % "1")
+    (row,) = read_log(log).rows
+    assert row.step == 1

@@ -72,3 +72,9 @@ def test_a_port_in_use_is_an_error(tmp_path):
         ),
     ):
         ReportServer(list, port=server.port)
+
+
+def test_an_address_that_is_none_is_a_bad_request(tmp_path, capfd):
+    with serving(write_run(tmp_path, steady(1, 2, 1))) as server:
+        assert get(server, "http://[")[0] == 400
+    assert "Traceback" not in capfd.readouterr().err

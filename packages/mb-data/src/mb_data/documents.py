@@ -146,7 +146,10 @@ def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also of numbers of thousands of digits, and of absurd depth
         raise BadDocumentError(
             f"{location}: is not JSON ({error}); every line must be a JSON object. Correct the line."
         ) from error

@@ -5,9 +5,7 @@ ramp-ups, discarded steps and resumes. The samples at a position do not depend o
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,14 @@ from mb_data.loaders import rank_sampler
 from mb_data.run_data import RunDatasets, build_run_datasets
 from mb_data.sample_indices import IndexRequest
 from mb_data.tokenizers import Tokenizer
+from mb_schema.json_rows import parse_row, step_of_row
+from mb_schema.yaml_settings import parse_settings
 
 CONSUMED, BATCH, WORLD = "samples vs steps", "batch-size", "world-size"
 """Names in metrics.jsonl: consumed samples after a step, its samples over all ranks, and processes."""
 WORLD_OF_START = "world_size"
 """Processes in the event with which a run starts or resumes."""
+_LARGEST = 2**63
 _TOKENS = ("tokens", "text_enc", "input_ids")
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
@@ -85,39 +86,47 @@ def find_step(run: Path, step: int) -> StepPosition:
             f"step was not recorded. Give a step from 1 to {last}."
         )
     model = _settings(run).get("model") or {}
-    ranks = 1
-    for name in _SIZES:
-        ranks *= model.get(name) or 1
-    samples = int(found[BATCH])
+    sizes = [model.get(name) or 1 for name in _SIZES]
+    world = _world_size(run, rows, step)
+    consumed, samples = found[CONSUMED], found[BATCH]
+    if not all(
+        isinstance(each, int | float) and 1 <= each < _LARGEST for each in (*sizes, world, consumed, samples)
+    ):
+        raise UnknownStepError(
+            f"{file}: step {step} has no position in the data, because its numbers are damaged ({CONSUMED}={consumed}, "
+            f"{BATCH}={samples}, {WORLD}={world}, parallel sizes {sizes}). Restore the run folder."
+        )
+    ranks = int(sizes[0]) * int(sizes[1]) * int(sizes[2])
+    samples = int(samples)
     return StepPosition(
         step=step,
-        consumed=int(found[CONSUMED]) - samples,
+        consumed=int(consumed) - samples,
         samples=samples,
-        replicas=max(1, _world_size(run, rows, step) // ranks),
+        replicas=max(1, int(world) // ranks),
         metrics={
             name: value
             for name, value in found.items()
-            if "loss" in name or name in ("grad-norm", "learning-rate")
+            if ("loss" in name or name in ("grad-norm", "learning-rate")) and isinstance(value, int | float)
         },
     )
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines; lines that a killed process did not complete are left out."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            yield json.loads(line)
+    """Yield the objects with a step in a file of JSON lines; others, such as cut ones, are left out."""
+    with file.open("rb") as lines:
+        rows = (parse_row(line) for line in lines)
+        yield from (row for row in rows if row is not None and step_of_row(row) is not None)
 
 
-def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> int:
+def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> Any:
     """Return the processes of a run in a step: of the start before it, otherwise of the next row with their number."""
     events = run / "events.jsonl"
     started = _rows(events) if events.is_file() else ()
-    starts = [event for event in started if WORLD_OF_START in event and event.get("step", 0) < step]
+    starts = [event for event in started if WORLD_OF_START in event and event["step"] < step]
     if starts:
-        return int(starts[-1][WORLD_OF_START])
+        return starts[-1][WORLD_OF_START]
     known = [row for row in rows if WORLD in row]
-    return int(next((row for row in known if row["step"] >= step), known[-1] if known else {WORLD: 1})[WORLD])
+    return next((row for row in known if row["step"] >= step), known[-1] if known else {WORLD: 1})[WORLD]
 
 
 def batch_settings_of(run: Path) -> BatchSettings:
@@ -133,7 +142,12 @@ def batch_settings_of(run: Path) -> BatchSettings:
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((run / "run_config.yaml").read_text(encoding="utf-8"))
+    file = run / "run_config.yaml"
+    found = parse_settings(file.read_bytes(), yaml)
+    if found is None or not all(
+        isinstance(found.get(name) or {}, dict) for name in ("model", "train", "rng")
+    ):
+        raise UnknownStepError(f"{file}: holds no settings of a run. Restore the file.")
     return found
 
 

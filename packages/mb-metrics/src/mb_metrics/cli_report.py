@@ -20,6 +20,7 @@ from mb_metrics.report.run_settings import BaselineConfiguration, compare_config
 from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.server import ReportServer
 from mb_metrics.run_folder import CONFIG
+from mb_schema.yaml_settings import parse_settings
 
 BaselineFinder = Callable[[Path], BaselineConfiguration | None]
 """Function that returns the baseline of the run in a folder; None if it has none."""
@@ -134,11 +135,8 @@ def read_configuration(run: Path, *, find_baseline: BaselineFinder = no_baseline
     file = run / CONFIG
     if not file.is_file():
         return None
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
-    return compare_configuration(settings, find_baseline(run)) if isinstance(settings, Mapping) else None
+    settings = parse_settings(file.read_bytes(), yaml)
+    return None if settings is None else compare_configuration(settings, find_baseline(run))
 
 
 def _with_user_settings(run: RunHistory) -> RunHistory:

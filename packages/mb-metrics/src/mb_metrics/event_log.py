@@ -4,12 +4,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mb_metrics.line_file import LineFile
+from mb_metrics.run_events import time_of_row
+from mb_schema.json_rows import parse_row, step_of_row
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +67,9 @@ def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, Mapping):
-                    yield row
+            row = parse_row(line)
+            if row is not None:
+                yield row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,10 @@ def read_last_step(metrics: str | Path, *, tail_bytes: int = 1 << 16) -> LastSte
         file.seek(max(0, path.stat().st_size - tail_bytes))
         lines = file.read().splitlines()
     for line in reversed(lines):
-        try:
-            row = json.loads(line)
-            return LastStep(step=row["step"], time=row["time"])
-        except (ValueError, KeyError, TypeError):
-            continue  # truncated by a kill
+        row = parse_row(line)  # None: truncated by a kill
+        step = None if row is None else step_of_row(row)
+        if row is not None and step is not None and "time" in row:
+            return LastStep(step=step, time=time_of_row(row))
     return None
 
 

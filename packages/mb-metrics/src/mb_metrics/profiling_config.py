@@ -65,7 +65,13 @@ class TensorInspectConfig(StrictFields):
     """Folder of the logs; None: the checkpoint folder, or the working directory without one."""
     init_training_step: int = 0
     """Completed steps at the start of inspection; 0: the step of the checkpoint that the run resumes from."""
-    allow_custom_feature_dirs: bool = False
+    allow_custom_feature_dirs: bool = field(
+        default=False,
+        metadata={
+            "consent": "the Python files in tensor_inspect.feature_dirs would be executed. Remove the line, review the "
+            "files, and set tensor_inspect.allow_custom_feature_dirs=true on the command line."
+        },
+    )
     """Allow the files in `feature_dirs` to be loaded and executed as code."""
 
     def finalize(self) -> None:

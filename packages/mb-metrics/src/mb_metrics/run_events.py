@@ -1,9 +1,14 @@
 """Events of a run (start, resume, save, evaluation, restart, stop), as recorded in events.jsonl or in a log."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from mb_schema.json_rows import parse_row, step_of_row
+
+_LATEST = 2.0**37
+"""Number of seconds, about 4,000 years."""
+_FIELDS = frozenset({"event", "time", "step", "seconds"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +34,21 @@ class RunEvent:
 
 def parse_event(line: str | bytes) -> RunEvent | None:
     """Parse a line of events.jsonl; return None if the line is not an event, for example if it is truncated."""
-    try:
-        value = json.loads(line)
-    except ValueError:
+    row = parse_row(line)
+    if row is None or not isinstance(row.get("event"), str):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("event"), str):
-        return None
-    seconds = value.pop("seconds", None)
-    time, step = value.pop("time", None), value.pop("step", None)
+    seconds = row.get("seconds")
+    known = isinstance(seconds, int | float) and abs(seconds) < _LATEST
     return RunEvent(
-        kind=value.pop("event"),
-        time=float(time) if isinstance(time, (int, float)) else math.nan,
-        step=step if isinstance(step, int) else None,
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
-        details=value,
+        kind=row["event"],
+        time=time_of_row(row),
+        step=step_of_row(row),
+        seconds=float(seconds) if known else None,  # type: ignore[arg-type]  # a number, by the line above
+        details={name: value for name, value in row.items() if name not in _FIELDS},
     )
+
+
+def time_of_row(row: Mapping[str, object]) -> float:
+    """Return the time of a row in seconds since the epoch; NaN if it has none that a calendar has."""
+    time = row.get("time")
+    return float(time) if isinstance(time, int | float) and abs(time) < _LATEST else math.nan

@@ -5,7 +5,6 @@ the steps up to the requested one, and ends. What it computed is compared with m
 that it is the same step; `tensor_norms.jsonl` of the replay then has the norms of all tensors.
 """
 
-import json
 import re
 import subprocess
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mb_schema.json_rows import parse_row, step_of_row
 from mb_verify.errors import ReplayRequestError, VerificationError
 
 METRICS, EVENTS, TENSOR_NORMS = "metrics.jsonl", "events.jsonl", "tensor_norms.jsonl"
@@ -177,17 +177,14 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         ReplayRequestError: The file is missing, or a line is no JSON object with a step.
     """
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = file.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         raise ReplayRequestError(
             f"{file}: no such file, so that no step is known. Give a run folder."
         ) from None
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        row = parse_row(line)
+        if row is None or step_of_row(row) is None:
             raise ReplayRequestError(
                 f"{file}: line {number} is no JSON object with a step. Restore the file."
             )

@@ -10,14 +10,15 @@ from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS, LineDefec
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.run_events import RunEvent
 
-_HEAD = re.compile(r"(?<!at )\biteration\s+(\d+)\s*(?:/\s*(\d+)\s*)?\|")
+_HEAD = re.compile(r"(?<!at )\biteration\s+(\d{1,18})\s*(?:/\s*(\d{1,18})\s*)?\|")
 _VALIDATION = re.compile(r"validation loss at ([^|]*?)\s*\|")
 _EVENTS = {
     "save": re.compile(
-        r"successfully saved checkpoint from iteration\s+(\d+)|scheduled an async checkpoint save at iteration\s+(\d+)"
+        r"successfully saved checkpoint from iteration\s+(\d{1,18})"
+        r"|scheduled an async checkpoint save at iteration\s+(\d{1,18})"
     ),
     "resume": re.compile(
-        r"successfully loaded checkpoint from .*?iteration\s+(\d+)|^\s*resumed from .* at step (\d+)\s*$"
+        r"successfully loaded checkpoint from .*?iteration\s+(\d{1,18})|^\s*resumed from .* at step (\d{1,18})\s*$"
     ),
 }
 _CONSUMED = "consumed samples"
@@ -113,7 +114,7 @@ def validation_line(line: str, *, last_step: int | None) -> Evaluation | LineDef
     head = _VALIDATION.search(line)
     if head is None or "test" in head[1]:
         return None
-    step = re.search(r"iteration\s+(\d+)", head[1])
+    step = re.search(r"iteration\s+(\d{1,18})", head[1])
     pieces, closed = _pieces(line[head.end() :])
     losses: dict[str, float] = {}
     for name, written in pieces.items():

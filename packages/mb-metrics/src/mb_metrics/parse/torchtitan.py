@@ -13,7 +13,7 @@ MEMORY = "memory/max-reserved-gib"
 MEMORY_SHARE = "memory/max-reserved-percent"
 TOKENS = "throughput/device/tokens_per_sec"
 
-_HEAD = re.compile(r"(validate )?\bstep:\s*(\d+)\s+(?=loss:)")
+_HEAD = re.compile(r"(validate )?\bstep:\s*(\d{1,18})\s+(?=loss:)")
 _PIECE = re.compile(r"(\w+):\s*(\S+)(?:\s+|$)")
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)")
 _SAVED = re.compile(r"Finished saving the checkpoint.*?\bin ([\d.]+) seconds")

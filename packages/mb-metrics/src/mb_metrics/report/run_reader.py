@@ -1,13 +1,8 @@
 """Reader for a run folder or a metrics file, once or incrementally while it grows."""
 
-import json
-import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 from mb_metrics.errors import MetricsError
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
@@ -17,17 +12,15 @@ from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
-from mb_metrics.report.series import Series
-from mb_metrics.run_events import RunEvent, parse_event
+from mb_metrics.run_events import RunEvent, parse_event, time_of_row
 from mb_metrics.run_folder import CONFIG, EVENTS, LOG, METRICS
 from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
+from mb_schema.json_rows import parse_row, step_of_row
 
-_TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d+)\s*$", re.MULTILINE)
+_TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d{1,18})\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
 _MOST_WARNINGS = 50
 _MOST_SUGGESTIONS = 10
-_USUAL_STEPS = 20
-"""Steps before a restart whose median time is the usual one."""
 
 
 class RunNotFoundError(MetricsError, FileNotFoundError):
@@ -94,7 +87,6 @@ def _of_parsed(log: ParsedLog, path: Path, metric_names: MetricNames) -> RunHist
         series=builder.series,
         skipped=builder.skipped,
         nonfinite=builder.nonfinite,
-        nonfinite_losses=builder.nonfinite_losses,
         evaluations=tuple(builder.evaluations.values()),
         events=log.events,
         redone=tuple(builder.redone),
@@ -136,7 +128,6 @@ class RunReader:
         self._log = _FileTail(self._path / LOG)
         self._builder = RunBuilder(self._metric_names)
         self._end: RunEvent | None = None
-        self._restarts: list[RunEvent] = []
         self._events: list[RunEvent] = []
         self._warnings = _LogWarnings()
         self._damaged_rows = 0
@@ -146,14 +137,10 @@ class RunReader:
         """Read the data written since the last call; read a file from its start if a restart rewrote it."""
         if self._metrics.rewritten():
             self._builder, self._damaged_rows, self._end = RunBuilder(self._metric_names), 0, None
-            self._restarts = []
         for line in self._metrics.new_lines():
-            end, stop = _parse_end(line), self._end
-            self._end = end
-            if end is None and not _add_line(self._builder, line):
+            self._end = _parse_end(line)
+            if self._end is None and not _add_line(self._builder, line):
                 self._damaged_rows += 1
-            elif end is None and stop is not None:
-                self._restarts += _restart(stop, self._builder.times)
         if self._events_file.rewritten():
             self._events, self._damaged_events = [], 0
         for line in self._events_file.new_lines():
@@ -200,9 +187,8 @@ class RunReader:
             series=builder.series,
             skipped=builder.skipped,
             nonfinite=builder.nonfinite,
-            nonfinite_losses=builder.nonfinite_losses,
             evaluations=tuple(builder.evaluations.values()),
-            events=tuple(self._events or [*self._restarts, *([mark] if mark else [])]),
+            events=tuple(self._events) if mark is None else (mark,),
             redone=tuple(builder.redone),
             rows_are_intervals=False,
             total_steps=int(found[1]) if found else None,
@@ -266,48 +252,26 @@ class _FileTail:
 
 def _parse_end(line: bytes) -> RunEvent | None:
     """Return the stop of a run if a line of a metrics file is the mark of its end."""
-    if b'"end"' not in line:
+    found = parse_row(line) if b'"end"' in line else None
+    reason = None if found is None else end_of_run(found)
+    if found is None or reason is None:
         return None
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    reason = end_of_run(found) if isinstance(found, dict) else None
-    if reason is None:
-        return None
-    time = _value(found.get("time"))
     return RunEvent(
         kind="stop",
-        time=math.nan if time is None else time,
-        step=found.get("step"),
+        time=time_of_row(found),
+        step=step_of_row(found),
         details={"reason": reason},
     )
 
 
-def _restart(stop: RunEvent, times: Series) -> list[RunEvent]:
-    """Return the stop that a mark within a file records, and the resume that the row after it shows.
-
-    The file has no time of the resume: the usual time of a step before that row.
-    """
-    stamps = times.values[-_USUAL_STEPS - 2 : -1]
-    usual = median(after - before for before, after in pairwise(stamps)) if len(stamps) > 1 else 0.0
-    begin = max(stop.time, times.values[-1] - usual) if len(times) else stop.time
-    return [
-        replace(stop, details={"reason": "closed"}),
-        RunEvent(kind="resume", time=begin, step=stop.step, details={}),
-    ]
-
-
 def _add_line(builder: RunBuilder, line: bytes) -> bool:
     """Add a line of a metrics file; return False if it is damaged."""
-    try:
-        found = json.loads(line)
-    except ValueError:
+    found = parse_row(line)
+    step = None if found is None else step_of_row(found)
+    if found is None or step is None:
         return False
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
-        return False
-    step, when = found.pop("step"), _value(found.pop("time", None))
-    time = math.nan if when is None else when
+    time = time_of_row(found)
+    found = {name: value for name, value in found.items() if name not in ("step", "time")}
     skipped = bool(found.pop("skipped", False))
     values = {name: value for name, raw in found.items() if (value := _value(raw)) is not None}
     losses = {name: values.pop(name) for name in list(values) if name.endswith((VALIDATION, PERPLEXITY))}
@@ -328,7 +292,10 @@ def _evaluation(step: int, time: float, named: Mapping[str, float]) -> Evaluatio
 def _value(raw: object) -> float | None:
     if isinstance(raw, str):
         return NOT_FINITE.get(raw)
-    return float(raw) if isinstance(raw, (int, float)) else None
+    try:
+        return float(raw) if isinstance(raw, (int, float)) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def _text(path: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -60,14 +60,6 @@ class Envelope:
     """Maximum number of values in a bucket; 1: the values are exact."""
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """Return the mean of finite values, of any size: their sum may be larger than a float."""
-    try:
-        return math.fsum(values) / len(values)
-    except OverflowError:
-        return math.fsum(value / len(values) for value in values)
-
-
 def envelope(series: Series, *, buckets: int) -> Envelope:
     """Downsample a series to `buckets` equal parts of its step range; a shorter series keeps every value.
 
@@ -93,7 +85,7 @@ def envelope(series: Series, *, buckets: int) -> Envelope:
             done.append(
                 Bucket(
                     middle,
-                    mean_of(values) if len(values) > 1 else values[0],
+                    math.fsum(values) / len(values) if len(values) > 1 else values[0],
                     min(values),
                     max(values),
                 )

@@ -104,7 +104,11 @@ class ReportServer:
             timeout = 10.0  # seconds: for a client that connects and sends nothing
 
             def do_GET(self) -> None:
-                request = urlsplit(self.path)
+                try:
+                    request = urlsplit(self.path)
+                except ValueError:  # an address without a closing bracket
+                    self.send_error(HTTPStatus.BAD_REQUEST)
+                    return
                 names = {f"{name}:{server.port}" for name in (_HOST, "localhost")}
                 if self.headers.get("Host", "") not in names:
                     self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "this server answers as 127.0.0.1 only")

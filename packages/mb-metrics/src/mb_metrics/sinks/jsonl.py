@@ -10,6 +10,7 @@ from mb_metrics.append_file import AppendFile
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.sink import Sink
+from mb_schema.json_rows import parse_row, step_of_row
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON does not support, and their text in a metrics file."""
@@ -175,8 +176,5 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
+    row = parse_row(line)
+    return None if row is None or step_of_row(row) is None else row

@@ -28,6 +28,7 @@ from mb_models.hf.text_part import text_config
 from mb_models.hf.unsupported import UNSUPPORTED
 from mb_models.hybrid_config import MambaModelConfig
 from mb_models.vocab import padded_vocab_size
+from mb_schema.value_types import reject_wrong_types
 
 __all__ = [
     "ARCHITECTURES",
@@ -47,6 +48,8 @@ ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family i
 
 CONVERTIBLE: tuple[type, ...] = (GPTModelConfig, MambaModelConfig)
 """Sections whose models can be converted."""
+
+LARGEST_NUMBER, MOST_LAYERS = 2**31, 10_000
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -73,17 +76,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise HuggingFaceFolderError(
             f"{path}: does not exist, because {folder} is no folder of a Hugging Face model. Pass one that holds "
             "config.json and *.safetensors."
         ) from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of other encodings, and of absurd numbers and depths
         raise HuggingFaceFolderError(f"{path}: is no JSON ({error}). Download the file again.") from error
     content = text_config(content) if isinstance(content, dict) else {}
     kind = content.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         reason = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
         raise HuggingFaceError(
             f"{path}: model_type is {kind!r}, and only {', '.join(ARCHITECTURES)} can be converted"
@@ -99,8 +102,21 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
 
     Raises:
         HuggingFaceError: fields of `REQUIRED` are missing, or fields have values that Megatron Core would compute
-            differently; lists all fields of either kind.
+            differently; lists all fields of either kind. Or a value is none of a model.
     """
+    try:
+        section = _section_of(content, dtype=dtype)
+        reject_wrong_types(section, path="model")
+        return section
+    except HuggingFaceError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise HuggingFaceError(
+            f"config.json: has values that make no model ({type(error).__name__}: {error}). Download the file again."
+        ) from error
+
+
+def _section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
     family = FAMILIES[content["model_type"]]
     content = _complete(content, family)
     if family.hybrid is not None:
@@ -135,13 +151,27 @@ def with_padded_vocabulary(section: Section) -> Section:
 def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str, Any]:
     """Return a config.json with the values of missing fields, if Megatron can compute the same results."""
     hybrid = family.hybrid
-    missing = [key for key in (REQUIRED if hybrid is None else hybrid.required) if key not in content]
+    required = REQUIRED if hybrid is None else hybrid.required
+    missing = [key for key in required if key not in content]
     if missing:
         raise HuggingFaceError(
             f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
             "Download the file again."
         )
     content = {family.aliases.get(key, key): value for key, value in content.items()}
+    absurd = [
+        f"{key}={value}"
+        for key, value in content.items()
+        if isinstance(value, int)
+        and not (1 if key in required else -LARGEST_NUMBER)
+        <= value
+        <= (MOST_LAYERS if key == "num_hidden_layers" else LARGEST_NUMBER)
+    ]
+    if absurd:
+        raise HuggingFaceError(
+            f"config.json: {', '.join(absurd)} cannot be converted, because no model has this size. Download the file "
+            "again."
+        )
     content = {**(COMMON_DEFAULTS if hybrid is None else {}), **family.defaults, **content}
     general = MUST_BE if hybrid is None else {}
     must_be = {key: fine for key, fine in general.items() if key not in family.defaults} | dict(

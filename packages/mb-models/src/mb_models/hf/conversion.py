@@ -40,13 +40,24 @@ def section_of_folder(folder: Path) -> Section:
     """
     content = read_config(folder)
     with TensorFolder(folder) as stored:
-        dtype = stored.dtype()
-    return with_padded_vocabulary(section_of(content, dtype=dtype_name(dtype)))
+        dtype, total = stored.dtype(), stored.total_bytes
+    section = section_of(content, dtype=dtype_name(dtype))
+    if (section.vocab_size or 1) * section.hidden_size > total:  # before the parameters are made
+        raise HuggingFaceError(
+            f"{folder}: config.json describes an embedding of {section.vocab_size} x {section.hidden_size}, and the "
+            f"files have {total} bytes. Download the folder again."
+        )
+    return with_padded_vocabulary(section)
 
 
 def dtype_name(dtype: torch.dtype) -> Any:
     """Return the configuration name of a floating-point type."""
-    return next(name for name, known in DTYPES.items() if known == dtype)
+    for name, known in DTYPES.items():
+        if known == dtype:
+            return name
+    raise HuggingFaceError(
+        f"the weights are {dtype}, and only {', '.join(DTYPES)} can be converted. Save the model in one of them."
+    )
 
 
 def weights_dtype(section: Section) -> torch.dtype:

@@ -15,8 +15,23 @@ from safetensors.torch import save_file
 
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.text_part import text_tensor
+from mb_schema.file_names import FileNameError, checked_name
 
 INDEX = "model.safetensors.index.json"
+
+
+def _named_files(index: Path) -> list[str]:
+    """Return the files that an index names, which are in its folder.
+
+    Raises:
+        HuggingFaceError: it is no index, or names other files.
+    """
+    try:
+        names = json.loads(index.read_bytes())["weight_map"].values()
+        return sorted({checked_name(name) for name in names})
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, FileNameError) else f"is no index ({type(error).__name__})"
+        raise HuggingFaceError(f"{index}: {reason}. Download the file again.") from error
 
 
 class TensorFolder:
@@ -25,6 +40,7 @@ class TensorFolder:
     Of a model with further parts it reads the text part, under the names of a model of text alone.
 
     Attributes:
+        total_bytes: size of the files.
         left_out: number of tensors of the image encoder, and of layers for further tokens.
 
     Raises:
@@ -35,11 +51,11 @@ class TensorFolder:
         self._folder = folder
         self._stack = ExitStack()
         self._files: dict[str, tuple[Any, str]] = {}
-        self.left_out = 0
+        self.left_out, self.total_bytes = 0, 0
         index = folder / INDEX
         names = sorted(path.name for path in folder.glob("*.safetensors"))
         if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = _named_files(index)
         if not names:
             raise HuggingFaceError(
                 f"{folder}: holds no *.safetensors, because the weights are in another format or elsewhere. Save the "
@@ -49,6 +65,7 @@ class TensorFolder:
             for name in names:
                 file = self._stack.enter_context(safe_open(folder / name, "pt"))
                 self._add(file)
+                self.total_bytes += (folder / name).stat().st_size
         except (OSError, SafetensorError) as error:
             self._stack.close()
             raise HuggingFaceError(

@@ -10,7 +10,6 @@ from api_pages import cell
 import mb_checkpoint.cli
 import mb_config.cli
 import mb_data.cli
-import mb_guard.cli
 import mb_launch.cli
 import mb_metrics.cli
 import mb_trainer.cli
@@ -24,7 +23,6 @@ APPS = {
     "mb-metrics": mb_metrics.cli.app,
     "mb-launch": mb_launch.cli.app,
     "mb-verify": mb_verify.cli.app,
-    "mb-guard": mb_guard.cli.app,
 }
 
 

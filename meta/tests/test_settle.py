@@ -8,6 +8,7 @@ from mb_checkpoint import CheckpointFolderError
 from mb_config import ConfigError, Provenance
 from mb_metrics.errors import RunFolderNameError
 from mb_metrics.run_folder import RunFolder
+from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
@@ -37,6 +38,51 @@ def test_a_run_that_saves_nothing_looks_for_nothing_elsewhere(tmp_path):
     (tmp_path / "checkpoints" / "iter_0000012").mkdir(parents=True)
     set_run_paths(config, RunFolder(tmp_path), Provenance({"checkpoint.save": "code"}))
     assert (config.checkpoint.save, config.checkpoint.load) == (None, str(tmp_path / "checkpoints"))
+
+
+def paths_of(config):
+    return config.checkpoint.save, config.checkpoint.load, config.logger.tensorboard_dir
+
+
+def own_paths(folder):
+    return f"{folder}/checkpoints", f"{folder}/checkpoints", f"{folder}/tensorboard"
+
+
+def test_one_configuration_serves_several_run_folders(tmp_path):
+    config = gpt_tiny()
+    for name in ("a", "b"):
+        set_run_paths(config, RunFolder(tmp_path / name), Provenance.of(config))
+        assert paths_of(config) == own_paths(tmp_path / name)
+    config.checkpoint.save = "/elsewhere"
+    set_run_paths(config, RunFolder(tmp_path / "c"), Provenance.of(config))
+    assert paths_of(config) == ("/elsewhere", "/elsewhere", f"{tmp_path}/c/tensorboard")
+
+
+def test_the_paths_of_a_run_are_not_in_its_file(tmp_path):
+    config = gpt_tiny()
+    config.checkpoint.load = "/weights"
+    set_run_paths(config, RunFolder(tmp_path / "a"), Provenance.of(config))
+    config.to_yaml(tmp_path / "a" / "run_config.yaml")
+    provenance = Provenance()
+    again = ConfigContainer.from_yaml(tmp_path / "a" / "run_config.yaml", provenance=provenance)
+    assert paths_of(again) == (None, "/weights", None)
+    set_run_paths(again, RunFolder(tmp_path / "b"), provenance)
+    assert paths_of(again) == (f"{tmp_path}/b/checkpoints", "/weights", f"{tmp_path}/b/tensorboard")
+
+
+@pytest.mark.parametrize("load", ["own", "other"])
+def test_the_paths_in_a_file_of_an_older_version_are_those_of_its_run(tmp_path, load):
+    """Also if the folder was moved; a path that the user had set stays."""
+    config, file = gpt_tiny(), tmp_path / "moved" / "run_config.yaml"
+    config.checkpoint.save, config.checkpoint.load, config.logger.tensorboard_dir = own_paths("/first")
+    if load == "other":
+        config.checkpoint.load = "/weights"
+    config.to_yaml(file)
+    provenance = Provenance()
+    again = ConfigContainer.from_yaml(file, provenance=provenance)
+    set_run_paths(again, RunFolder(tmp_path / "b"), provenance)
+    own = own_paths(tmp_path / "b")
+    assert paths_of(again) == (own if load == "own" else (own[0], "/weights", own[2]))
 
 
 def test_the_home_directory_is_expanded_in_each_path_and_in_the_run_folder(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from mb_checkpoint.foreign_formats import is_same_folder
 from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
 from mb_config import Provenance, SavedSettings
 from mb_config.home_directory import expand_home_in
-from mb_metrics.run_folder import RunFolder
+from mb_config.provenance import remember_resolved
+from mb_metrics.run_folder import CONFIG, RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
 from mb_schema.paths import is_url
@@ -26,6 +27,8 @@ NOT_SETTINGS = frozenset(
         "checkpoint.save",
         "checkpoint.load",
         "checkpoint.ckpt_step",
+        "checkpoint.trust",
+        "tensor_inspect.allow_custom_feature_dirs",
         "logger.tensorboard_dir",
         "comm_overlap.data_parallel_size",
         "model.transformer_impl",
@@ -38,7 +41,7 @@ NOT_SETTINGS = frozenset(
         ),
     }
 )
-"""Fields derived from the folder, the machine or a resume, the start and the end of a run, restarts, and
+"""Fields derived from the folder, the machine or a resume, consents, the start and the end of a run, restarts, and
 evaluation-only mode; they do not make two runs different.
 """
 
@@ -50,6 +53,35 @@ PATH_FIELDS: tuple[str, ...] = (
     *mb_resilience.rules.PATH_FIELDS,
 )
 """Fields that hold a path to files or folders, of every section."""
+
+
+RUN_PATHS = "run folder"
+"""Rule under which paths of a run folder are set."""
+_OWN = ("checkpoint.save", "checkpoint.load", "logger.tensorboard_dir")
+
+
+def forget_paths_of_other_run(config: ConfigContainer, provenance: Provenance) -> None:
+    """Unset the paths that a run has set to its own folder, in this object or in its run_config.yaml.
+
+    Files of older versions hold them. They are recognized by their values: checkpoints and TensorBoard's files in one
+    folder, under the names that a run gives them.
+    """
+    origins = {path: provenance.origin(path) for path in _OWN}
+    own = [path for path, origin in origins.items() if origin == f"resolve: {RUN_PATHS}"]
+    save, tensorboard = config.checkpoint.save, config.logger.tensorboard_dir
+    if save and tensorboard and all(_is_saved(origins[path]) for path in (_OWN[0], _OWN[2])):
+        folder = RunFolder(Path(save).parent)
+        if (save, tensorboard) == (str(folder.checkpoints), str(folder.tensorboard)):
+            own = [path for path in _OWN if path != _OWN[1] or config.checkpoint.load == save]
+    for path in own:
+        section, _, name = path.partition(".")
+        setattr(getattr(config, section), name, None)
+        provenance.origins.pop(path, None)
+
+
+def _is_saved(origin: str) -> bool:
+    """Return whether a value is from a run_config.yaml."""
+    return Path(origin.rpartition(":")[0]).name == CONFIG
 
 
 def saved_settings(folder: RunFolder) -> SavedSettings:
@@ -74,9 +106,10 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
     """Set the unset paths to the run folder, and resolve named run folders to the checkpoints in them.
 
     Tokenizer of configured weights, and architecture of a Hugging Face folder, are taken with them. A path that was set
-    to null stays null.
+    to null stays null. Paths that another run has set to its own folder are no settings, and are replaced.
     """
     expand_home_in(config, PATH_FIELDS)
+    forget_paths_of_other_run(config, provenance)
     checkpoint, logger = config.checkpoint, config.logger
     if is_same_folder(checkpoint.load, str(folder.path)):
         checkpoint.load = checkpoint.save or str(folder.checkpoints)
@@ -92,7 +125,8 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
             continue  # a run without saves, in a folder without checkpoints: there is nothing to resume
         if not given and not (given is None and provenance.by_user(path)):
             setattr(section, name, where)
-            provenance.note(path, "resolve: run folder")
+            provenance.note(path, f"resolve: {RUN_PATHS}")
+            remember_resolved(config, path, where, rule=RUN_PATHS, of_run=True)
     for name in ("load", "pretrained_checkpoint"):
         named = getattr(checkpoint, name)
         if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):

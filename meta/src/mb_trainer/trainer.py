@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import mb_checkpoint
-import mb_guard
 import mb_host
 import mb_overlap
 from mb_checkpoint.converted_weights import convert_once
@@ -52,7 +51,8 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
     Collective: under torchrun or srun every process calls it. Without a GPU, call it before anything imports megatron.
 
     Args:
-        config: configuration; values that depend on others are filled in place.
+        config: configuration. It is not changed: a copy is completed with the values that depend on others and the
+            paths in the run folder.
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`, as Megatron's schedules call it; None:
             that of `code`, or of the model's family.
         callbacks: called after the trainer's own callbacks and those of `code`.
@@ -97,6 +97,7 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
 
 def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     """Train with options in one record. `pretrain` documents them, the result and the errors."""
+    config = deepcopy(config)  # the caller may start further runs with it
     environment, restart = options.environment, config.inprocess_restart
     given = deepcopy(config) if restart is not None and restart.enabled else None
     # first: threads that libraries start later inherit the CPU affinity of the process
@@ -117,8 +118,7 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     convert_once(config.checkpoint.pretrained_checkpoint, command=IMPORT, log=console.print)
     set_overlap_variables(job, environment, console)
     start_flight_recorder(config.dist, log=console.print)
-    mb_host.install()  # before the import of megatron; without effect on torch where there is a GPU
-    console.print(mb_guard.install(quiet=True).line())
+    mb_host.install()  # before the import of megatron; on a machine with a GPU it only corrects faults of Megatron
     build = import_module("mb_trainer.build")  # imports torch, which takes seconds: only after all checks
     if given is None:
         return cast("TrainOutcome", build.run(job, console=console))

@@ -1,12 +1,13 @@
 """Configurations of a command line: recipes, files, overlays and overrides."""
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, make_dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 
-from mb_config import ConfigReadError, TargetError, UnknownKeyError
-from mb_config.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
+from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
+from mb_config.request import PlainReader, RecipeReader, UnknownRecipeError
 from mb_config.run_estimate import estimate_run
 
 
@@ -40,16 +41,14 @@ def test_without_a_name_the_default_is_read(reader):
 
 def test_an_unknown_name_has_the_nearest_recipe(reader):
     with pytest.raises(
-        UnknownRecipeError, match=r"tinny: is neither a recipe .* Nearest: tiny; `trainer recipes` lists all"
+        UnknownRecipeError, match=r"tinny: is no recipe .* Nearest: tiny; `trainer recipes` lists all"
     ):
         reader.read(["tinny"])
     with pytest.raises(
-        UnknownRecipeError, match=r"xyz: is neither a recipe nor a YAML file\. `trainer recipes` lists all"
+        UnknownRecipeError, match=r"xyz: is no recipe and no YAML file\. `trainer recipes` lists all"
     ):
         reader.read(["xyz"])
-    with pytest.raises(
-        UnknownRecipeError, match=r"tinny: is neither a recipe nor a YAML file\. An override has"
-    ):
+    with pytest.raises(UnknownRecipeError, match=r"tinny: is no recipe and no YAML file\. An override has"):
         RecipeReader(container=reader.container).read(["tinny"])
 
 
@@ -173,23 +172,35 @@ def test_recipe_and_command_line_may_name_any_class(strict, make, tmp_path):
     assert strict.read(["logger.name=theirs.Logger"]).config.logger.name == "theirs.Logger"
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: None, "returns a configuration, and this one returned None. Does it lack a return?"),
-        (lambda: {"train": {}}, "this one returned {'train': {}}. Return a ConfigContainer."),
-        (lambda size: None, "has a parameter without a default (missing a required argument: 'size')"),
-        (lambda *, size: None, "has a parameter without a default (missing a required"),
-    ],
-)
-def test_a_function_that_builds_no_configuration_is_one_line(make, build, message):
-    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=build)})
-    with pytest.raises(RecipeResultError) as caught:
-        reader.read(["own"])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("start", ["a", "itself"])
+def test_files_that_are_the_base_of_each_other_are_an_error(reader, tmp_path, start):
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    (tmp_path / "itself.yaml").write_text("base: itself.yaml\n")
+    for each in (reader, PlainReader()):
+        with pytest.raises(ConfigReadError, match=r"base: .*\.yaml: a file is its own base"):
+            each.read([str(tmp_path / f"{start}.yaml")])
 
 
-def test_a_function_with_defaults_is_called_without_arguments(make):
-    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=lambda n=1: make())})
-    assert reader.read(["own"]).name == "own"
+def test_a_base_in_a_file_is_no_file_of_python(reader, tmp_path):
+    (tmp_path / "a.yaml").write_text("base: mine.py:build\n")
+    with pytest.raises(ConfigReadError, match=r"a\.yaml:1: base: .*is not allowed in a file.*command line"):
+        reader.read([str(tmp_path / "a.yaml")])
+
+
+def test_an_abstract_class_is_not_built():
+    cls = make_dataclass("Config", [("dataset", AbstractData | None, None)])
+    for data in ({"dataset": {}}, {"dataset": {"_target_": "AbstractData"}}):
+        with pytest.raises(TargetError, match="dataset"):
+            from_dict(cls, data)
+
+
+@dataclass
+class AbstractData(ABC):
+    """Data that a subclass builds."""
+
+    split: str = ""
+
+    @abstractmethod
+    def build(self):
+        """Build the data."""

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from mb_config.errors import WrongTypeError
+from mb_config.errors import ConfigReadError, ConsentError, WrongTypeError
+from mb_config.message_text import truncate_repr
 from mb_config.yaml_file import YamlFile, read_yaml
 
 BASE = "base"
@@ -21,7 +22,7 @@ def base_of(path: Path | str) -> str | None:
     A file is relative to the folder of the file that names it.
 
     Raises:
-        ConfigReadError: The file is not valid YAML, or its base is no text.
+        ConfigReadError: The file is not valid YAML, or its base is no text or a file of Python.
     """
     if Path(path).suffix not in YAML_SUFFIXES or not Path(path).is_file():
         return None
@@ -31,9 +32,33 @@ def base_of(path: Path | str) -> str | None:
         return None
     if not isinstance(base, str) or not base:
         raise WrongTypeError(base, "the name of a recipe or of a file", path=BASE, origin=file.locate(BASE))
-    named = Path(base)
-    is_file = named.suffix in YAML_SUFFIXES or PYTHON_FILE.fullmatch(base)
-    return str(Path(path).parent / named) if is_file else base
+    if PYTHON_FILE.fullmatch(base):
+        raise ConsentError(
+            f"{truncate_repr(base)} is not allowed in a file, because a file runs no code. Name it on the command "
+            "line, before the overrides, and this file with --config.",
+            path=BASE,
+            origin=file.locate(BASE),
+        )
+    return str(Path(path).parent / base) if Path(base).suffix in YAML_SUFFIXES else base
+
+
+def reject_base_cycle(path: Path | str) -> None:
+    """Reject a YAML file whose bases lead back to one of them.
+
+    Raises:
+        ConfigReadError: They do; or see `base_of`.
+    """
+    seen: dict[Path, str] = {}
+    current: str | None = str(path)
+    while current is not None:
+        file = Path(current).resolve()
+        if file in seen:
+            raise ConfigReadError(
+                f"{' -> '.join([*seen.values(), current])}: a file is its own base. Name a recipe in one of them.",
+                path=BASE,
+            )
+        seen[file] = current
+        current = base_of(current)
 
 
 def without_base(file: YamlFile) -> YamlFile:

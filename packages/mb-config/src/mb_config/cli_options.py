@@ -134,9 +134,18 @@ NoNumaBinding = Annotated[
 ResumeWithChanges = Annotated[
     bool, typer.Option("--resume-with-changes", help="Resume a run whose settings differ.")
 ]
+MOST_PROCESSES = 2**31 - 1
+"""Processes that torch and NCCL can number."""
+
 WorldSize = Annotated[
     int | None,
-    typer.Option("--world-size", min=1, metavar="N", help="Processes of the whole run, on any machines."),
+    typer.Option(
+        "--world-size",
+        min=1,
+        max=MOST_PROCESSES,
+        metavar="N",
+        help="Processes of the whole run, on any machines.",
+    ),
 ]
 Gpu = Annotated[
     str | None,

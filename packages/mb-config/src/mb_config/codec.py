@@ -6,11 +6,11 @@ type, and reports no path. The data is therefore checked before it is passed on.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from inspect import isabstract
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -19,7 +19,7 @@ from dataclasses_json import DataClassJsonMixin
 
 from mb_config.errors import (
     ConfigReadError,
-    InterpolationError,
+    ConsentError,
     MaskedValueError,
     MissingKeyError,
     TargetError,
@@ -36,10 +36,20 @@ from mb_schema.secrets import is_masked, leaf, masked
 T = TypeVar("T")
 TARGET = "_target_"
 NO_TARGETS: Mapping[str, type] = MappingProxyType({})
-_INTERPOLATION = re.compile(
-    r"(?<!\\)\$\{\s*(?:[a-z_][\w.]*:[^}]*|[A-Za-z_]\w*(?:\.\w+)+|[A-Z_][A-Z0-9_]*)\s*\}"
-)
-"""Interpolation of OmegaConf (a resolver or another field) or a variable of a shell; not `{input}` of a template."""
+
+
+CONSENT = "consent"
+"""Key in the metadata of a field that gives a consent, such as to execute code: what may happen, and who gives it. Only
+the command line and code set such a field; no file does, and none that is written holds it."""
+
+
+def consents(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield section and name of each field that gives a consent."""
+    for section in fields(config):
+        value = getattr(config, section.name)
+        for item in fields(value) if is_dataclass(value) else ():
+            if CONSENT in item.metadata:
+                yield section.name, item.name
 
 
 def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
@@ -58,10 +68,7 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
         ConfigReadError: If the data contains itself.
     """
     reject_deep_nesting(section)
-    try:
-        data = DataClassJsonMixin.to_dict(section)
-    except TypeError as error:  # a key becomes a list
-        raise ConfigReadError(f"a mapping has a key that no file can hold ({error})") from error
+    data = DataClassJsonMixin.to_dict(section)
     return _ConfigWriter(secrets=secrets, defaults=defaults).section(section, data, path="")
 
 
@@ -106,6 +113,9 @@ class ConfigReader:
     hidden: set[str] = field(default_factory=set)
     """Paths of masked secrets, which are omitted."""
 
+    is_file: bool = False
+    """Whether the data is that of a file, which gives no consent: fields with `CONSENT` are rejected."""
+
     errors: list[ConfigReadError] = field(default_factory=list)
     """Errors so far. Results are invalid once there is one."""
 
@@ -126,6 +136,7 @@ class ConfigReader:
                 if key in writable and is_masked(value):
                     self._leave_out(here, required=_is_required(writable[key]))
                 elif key in writable:
+                    self.reject_consent(writable[key], value, path=here)
                     values[key] = self.unmasked(self.value(value, types[key], path=here), path=here)
                 elif key != TARGET:
                     self.note(unknown_key_error(here, writable, self.root))
@@ -140,6 +151,19 @@ class ConfigReader:
         set_given(section, values)
         return section
 
+    def reject_consent(self, item: Field[Any], value: Any, *, path: str) -> None:
+        """Reject the value of a field that gives a consent, if it is in a file.
+
+        Raises:
+            ConsentError: The value gives the consent.
+        """
+        if self.is_file and value and CONSENT in item.metadata:
+            raise ConsentError(
+                f"{truncate_repr(value)} is not allowed in a file, because a file may come from elsewhere, and "
+                f"{item.metadata[CONSENT]}",
+                path=path,
+            )
+
     def unmasked(self, value: Any, *, path: str) -> Any:
         """Return the value without the masked entries of its mappings.
 
@@ -148,8 +172,6 @@ class ConfigReader:
         """
         if is_masked(value):
             raise MaskedValueError(path=path)
-        if isinstance(value, str) and (found := _INTERPOLATION.search(value)):
-            raise InterpolationError(found[0], path=path)
         if type(value) in (list, tuple):
             items = enumerate(value)
             return type(value)(self.unmasked(item, path=f"{path}[{index}]") for index, item in items)
@@ -169,11 +191,12 @@ class ConfigReader:
     def target(self, data: Mapping[str, Any], candidates: tuple[type, ...], *, path: str) -> type:
         """Return the class to build from the data."""
         name = data.get(TARGET)
-        if name is None and len(candidates) == 1:
+        concrete = tuple(cls for cls in candidates if not isabstract(cls))
+        if name is None and len(candidates) == 1 and concrete:
             return candidates[0]
-        allowed = {target_name(cls): cls for cls in (*self.targets.values(), *candidates)}
-        allowed |= {cls.__name__: cls for cls in candidates} | dict(self.targets)
-        if name is None and (cls := only_fitting(candidates, data)) is not None:
+        allowed = {target_name(cls): cls for cls in (*self.targets.values(), *concrete)}
+        allowed |= {cls.__name__: cls for cls in concrete} | dict(self.targets)
+        if name is None and (cls := only_fitting(concrete, data)) is not None:
             return cls
         fitting = [name for name, cls in allowed.items() if not candidates or issubclass(cls, candidates)]
         if name is None:
@@ -271,8 +294,7 @@ class _ConfigWriter:
         inner = _inner(annotation)
         if isinstance(value, Mapping):
             return {
-                _plain_key(key, path=path): self.item(v, data[key], inner, path=join(path, key))
-                for key, v in value.items()
+                str(key): self.item(v, data[key], inner, path=join(path, key)) for key, v in value.items()
             }
         if isinstance(value, list | tuple):
             pairs = enumerate(zip(value, data, strict=True))
@@ -290,22 +312,10 @@ class _ConfigWriter:
             return value.name
         plain = str(value) if isinstance(value, PurePath) else value
         if isinstance(plain, set | frozenset):
-            members = [self._leaf(member, path=path) for member in plain]
-            plain = sorted(members, key=lambda member: (type(member).__name__, member))
+            plain = sorted(plain)
         elif plain is not None and not isinstance(plain, bool | int | float | str):
             raise WrongTypeError(value, "a value that a file can hold", path=path)
         return plain if self.secrets else masked(leaf(path), plain)
-
-
-def _plain_key(key: object, *, path: str) -> object:
-    """Return the key of a mapping as a file holds it: the name of an enum member, any other plain value unchanged."""
-    if isinstance(key, Enum):
-        return key.name
-    if isinstance(key, PurePath):
-        return str(key)
-    if key is not None and not isinstance(key, bool | int | float | str):
-        raise WrongTypeError(key, "a key that a file can hold", path=path)
-    return key
 
 
 def join(path: str, key: object) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mb_config.codec import NO_TARGETS, ConfigReader, from_dict, to_dict
+from mb_config.codec import NO_TARGETS, ConfigReader, consents, from_dict, to_dict
 from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.facts import collect_facts
 from mb_config.message_text import truncate_repr
 from mb_config.non_defaults import non_default_values
 from mb_config.problems import ConfigError, RuleLike
-from mb_config.provenance import Provenance
+from mb_config.provenance import Provenance, paths_of_run
 from mb_config.rules import RULES
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.section import Section
@@ -155,10 +155,16 @@ class ConfigContainer(Section):
 
         Parent directories are created, and the file is replaced at once. A masked secret counts as not set when the
         file is read: set the environment variable of its service (COMET_API_KEY, WANDB_API_KEY, HF_TOKEN). Every other
-        value in the file counts as set by the user. Pass `defaults=False` to write a configuration that is to be
-        resolved later.
+        value in the file counts as set by the user. Paths that a run has set to its own folder, and consents such as
+        `checkpoint.trust`, are left out. Pass `defaults=False` to write a configuration that is to be resolved later.
         """
-        text = dump_yaml(self.to_dict(defaults=defaults))
+        data = self.to_dict(defaults=defaults)
+        for name in paths_of_run(self):
+            section, _, key = name.rpartition(".")
+            data.get(section, {}).pop(key, None)
+        for section, key in consents(self):
+            data.get(section, {}).pop(key, None)
+        text = dump_yaml(data)
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             part = Path(f"{path}.part")  # a kill leaves the old or the new file
@@ -180,7 +186,7 @@ class ConfigContainer(Section):
             ConfigReadError: If data could not be read; contains every error with file and line.
         """
         file = read_yaml(path)
-        reader = ConfigReader(root=cls, targets=targets, locate=file.locate)
+        reader = ConfigReader(root=cls, targets=targets, locate=file.locate, is_file=True)
         config = reader.build(cls, file.data, path="")
         raise_errors(reader.errors)
         if provenance is not None:

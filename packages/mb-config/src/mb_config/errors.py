@@ -46,6 +46,10 @@ class ConfigReadError(ConfigurationError, ValueError):
         return ": ".join(part for part in (self.origin, truncate(self.path), self.message) if part)
 
 
+class ConsentError(ConfigReadError):
+    """A consent that only the command line or code gives, in a file."""
+
+
 class ConfigKeyError(ConfigReadError):
     """An unknown or a missing key."""
 
@@ -66,18 +70,6 @@ class MissingKeyError(ConfigKeyError, KeyError):
     """A field without a default is not set."""
 
     __str__ = ConfigReadError.__str__
-
-
-class InterpolationError(ConfigReadError):
-    """A value that refers to a variable or to another field, which is not resolved."""
-
-    def __init__(self, text: str, *, path: str = "", origin: str = "") -> None:
-        super().__init__(
-            f"contains {text}, which is not resolved, because a configuration reads no variables and no other fields. "
-            'Write the value, or let the shell insert it, as in "checkpoint.save=$HOME/run"',
-            path=path,
-            origin=origin,
-        )
 
 
 class WrongTypeError(ConfigReadError, TypeError):

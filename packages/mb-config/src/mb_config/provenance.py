@@ -69,12 +69,33 @@ class Provenance:
 class _ResolvedValue:
     value: object
     rule: str
+    of_run: bool = False
 
 
-def remember_resolved(config: object, path: str, value: object, *, rule: str) -> None:
-    """Record in the configuration that resolving set a field, for sections that do not record it themselves."""
+def remember_resolved(config: object, path: str, value: object, *, rule: str, of_run: bool = False) -> None:
+    """Record in the configuration that resolving set a field, for sections that do not record it themselves.
+
+    Args:
+        config: The configuration.
+        path: Dotted path of the field.
+        value: Its value.
+        rule: Name of the rule.
+        of_run: The value is that of a single run, such as a path in its folder, and is not written to a file: the file
+            is a configuration for other runs as well.
+    """
     if hasattr(config, "__dict__"):
-        object.__setattr__(config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule)})
+        object.__setattr__(
+            config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule, of_run)}
+        )
+
+
+def paths_of_run(config: object) -> list[str]:
+    """Return the fields whose values are those of a single run (see `remember_resolved`) and are unchanged since."""
+    return [
+        path
+        for path, resolved in _resolved(config).items()
+        if resolved.of_run and _is_unchanged(config, path, resolved.value)
+    ]
 
 
 def given_paths(config: object) -> Iterator[str]:

@@ -12,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
 from mb_metrics.cli_report import read_run_with_settings
+from mb_trainer import pretrain
 from mb_trainer.errors import RunFolderError
+from mb_trainer.request_reader import read_request
 
 CLOUDAI = re.compile(
     r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",
@@ -213,3 +215,29 @@ def test_what_ended_a_run_is_in_its_log(overrides, tmp_path):
     with pytest.raises(RuntimeError, match="a planted fault"):
         train_here(overrides, tmp_path / "run", callbacks=(Fault(),))
     assert "RuntimeError: a planted fault" in (tmp_path / "run" / "log.txt").read_text()
+
+
+SHORT = ["train.train_iters=2", "checkpoint.save_interval=2", "validation.eval_iters=0"]
+
+
+def test_a_saved_configuration_trains_in_another_folder_and_leaves_its_run_alone(straight, tmp_path):
+    before = {path: path.read_bytes() for path in straight.rglob("*") if path.is_file()}
+    saved = [str(straight / "run_config.yaml"), "checkpoint.most_recent_k=1", *SHORT]
+    assert train_here(saved, tmp_path / "other").reason == "finished"
+    assert before == {path: path.read_bytes() for path in straight.rglob("*") if path.is_file()}
+    assert (tmp_path / "other" / "checkpoints" / "iter_0000002").is_dir()
+    assert list(losses(tmp_path / "other")) == [1, 2]
+
+
+def test_one_configuration_object_trains_in_a_folder_for_each_learning_rate(overrides, tmp_path):
+    request = read_request([*overrides, *SHORT, "optimizer.min_lr=0"])
+    config, rows = request.config, {}
+    for rate in (1e-3, 1e-2, 1e-4):
+        config.optimizer.lr = rate
+        out = tmp_path / str(rate)
+        assert pretrain(config, out=out, environment={}).step == 2
+        rows[rate] = metrics(out)[-1]["learning-rate"]
+        assert (out / "checkpoints" / "iter_0000002").is_dir()
+    assert config.checkpoint.save is None
+    assert rows[1e-3] / rows[1e-4] == pytest.approx(10)
+    assert rows[1e-2] / rows[1e-3] == pytest.approx(10)

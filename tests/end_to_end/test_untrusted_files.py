@@ -145,6 +145,18 @@ def test_with_trust_the_same_file_is_executed(run, tmp_path):
     assert marker.is_dir()
 
 
+def test_a_received_configuration_does_not_trust_its_own_checkpoints(run, tmp_path):
+    marker = tmp_path / "executed"
+    into_an_object(run / LAST, Payload(marker))
+    sealed_again(run / LAST)
+    config = run / "run_config.yaml"
+    config.write_text(config.read_text().replace("checkpoint:\n", "checkpoint:\n  trust: true\n", 1))
+    words = [config, f"checkpoint.load={run}/checkpoints", "train.train_iters=7", "--out", tmp_path / "new"]
+    answer = CliRunner().invoke(app, ["pretrain", *map(str, words)])
+    assert (answer.exit_code, marker.exists()) == (2, False)
+    assert "checkpoint.trust: True is not allowed in a file" in answer.output + answer.stderr
+
+
 def test_a_configuration_in_a_run_folder_names_no_other_classes(run, tmp_path):
     path = run / LAST / "run_config.yaml"
     path.write_text(

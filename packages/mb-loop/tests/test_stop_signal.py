@@ -1,8 +1,10 @@
 """`train.exit_signal_handler`: the loop alone stops on a signal, at the end of the step."""
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -98,3 +100,15 @@ def test_another_thread_than_the_main_one_is_rejected():
     thread.join()
     assert len(errors) == 1
     assert errors[0].startswith("train.exit_signal_handler: the loop does not run in the main thread")
+
+
+def test_a_process_that_is_forked_in_the_meantime_can_be_terminated():
+    with mb_loop.DistributedSignalHandler():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.2)
+        child.terminate()
+        child.join(20)
+        code = child.exitcode
+        child.kill()
+    assert code == -signal.SIGTERM

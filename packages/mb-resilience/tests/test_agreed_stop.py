@@ -267,3 +267,9 @@ def test_unresponsive_rank_0_is_reported(ended_by_rank_0):
     ):
         stop(step)
     assert 5 < now[0] < 6
+
+
+def test_a_step_that_is_no_whole_number_is_rejected_at_once():
+    for step in ("1", 1.5, True):
+        with pytest.raises(StopOrderError, match="which is not the number of a step"):
+            AgreedStop(StubWatcher())(step)

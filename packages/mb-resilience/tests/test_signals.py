@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mb_resilience import IgnoreSignals, SignalWatcher
+from mb_resilience import AgreedStop, IgnoreSignals, SignalWatcher, StopSetupError
 from mb_resilience.signals import watch_run_signals
 
 
@@ -23,11 +23,69 @@ def test_first_signal_is_recorded_and_the_program_continues():
 
 
 def test_second_interrupt_raises_immediately():
-    with SignalWatcher() as watcher:
+    with SignalWatcher(debounce_seconds=0) as watcher:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert watcher.received == "SIGINT"
+
+
+@pytest.mark.parametrize(("environment", "seconds"), [({"RANK": "1"}, 1.0), ({}, 0.2)])
+def test_a_launcher_may_forward_a_key_press_within_a_second(monkeypatch, environment, seconds):
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    times = iter([10.0, 10.0 + seconds - 0.05, 10.0 + seconds + 0.05])
+    with SignalWatcher(clock=lambda: next(times)):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_watcher_that_was_never_entered_is_an_error_and_not_a_run_without_signals():
+    stop = AgreedStop(SignalWatcher())
+    with pytest.raises(StopSetupError, match="was never entered, so that a signal ends the process"):
+        stop(1)
+
+
+def test_a_signal_may_be_given_by_its_name():
+    with SignalWatcher(["SIGUSR1"]) as watcher:
+        signal.raise_signal(signal.SIGUSR1)
+    assert watcher.received == "SIGUSR1"
+    for unknown in ("SIGNONE", 1000):
+        with pytest.raises(StopSetupError, match=f"SignalWatcher: {unknown!r} is no signal"):
+            SignalWatcher([unknown])
+
+
+FORKS = """
+import contextlib, multiprocessing, signal, sys, time
+from mb_resilience import SignalWatcher
+from mb_resilience.restart_signals import HeldSignals
+
+fork = multiprocessing.get_context("fork")
+stack = contextlib.ExitStack()
+for stop in {"watcher": [SignalWatcher], "nested": [SignalWatcher] * 2, "held": [HeldSignals]}[sys.argv[1]]:
+    stack.enter_context(stop([signal.SIGTERM]))
+with stack:
+    child = fork.Process(target=time.sleep, args=(60,))
+    child.start()
+    time.sleep(0.2)
+    child.terminate()
+    child.join(20)
+    print(child.exitcode)
+    with fork.Pool(2) as pool:  # its end terminates its processes
+        print(pool.map(abs, [-1]))
+    left = fork.Process(target=time.sleep, args=(60,), daemon=True)
+    left.start()
+"""
+"""Python terminates a daemon that is left at the end, and waits for it."""
+
+
+@pytest.mark.parametrize("kind", ["watcher", "nested", "held"])
+def test_processes_that_are_forked_within_a_watcher_can_be_terminated(kind):
+    ended = subprocess.run([sys.executable, "-c", FORKS, kind], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (0, f"{-signal.SIGTERM}\n[1]\n"), ended.stderr
 
 
 def test_interrupts_of_one_key_press_count_once():
@@ -73,12 +131,12 @@ def test_watchers_nest():
     assert (outer.received, inner.received) == ("SIGINT", "SIGTERM")
 
 
-def test_another_thread_installs_nothing():
+def test_another_thread_installs_nothing_and_warns():
     before = handlers()
     seen = []
 
     def enter():
-        with SignalWatcher() as watcher:
+        with pytest.warns(RuntimeWarning, match="outside of the main thread"), SignalWatcher() as watcher:
             seen.append((watcher.installed, handlers() == before))
 
     thread = threading.Thread(target=enter)
@@ -138,7 +196,10 @@ def test_a_watcher_that_cannot_install_handlers_ignores_no_signal_afterwards():
     before = signal.getsignal(signal.SIGUSR1)
 
     def run():
-        with watch_run_signals(signal.SIGUSR1, launched=False, process_ends=True) as watcher:
+        with (
+            pytest.warns(RuntimeWarning, match="outside of the main thread"),
+            watch_run_signals(signal.SIGUSR1, launched=False, process_ends=True) as watcher,
+        ):
             assert not watcher.installed
 
     thread = threading.Thread(target=run)

@@ -1,5 +1,6 @@
 """Stop requests by signal (`train.exit_signal_handler`), agreed by all ranks. Imports torch."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ class DistributedSignalHandler:
     """Context manager that records a signal and reports to all ranks which of them received it.
 
     Entering replaces the handler of the signal, and with several ranks creates a gloo process group over the world, so
-    that no call synchronises with the device. Leaving restores the previous handler. Entering, leaving and
-    `signals_received` are collective over the world. The interface is that of Megatron's class of this name.
+    that no call synchronises with the device. Leaving restores the previous handler, which is also that of processes
+    that are forked in the meantime. Entering, leaving and `signals_received` are collective over the world. The
+    interface is that of Megatron's class of this name.
 
     Args:
         sig: signal to record.
@@ -34,6 +36,7 @@ class DistributedSignalHandler:
     def __init__(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.sig = signal.Signals(sig)
         self._received = False
+        self._process: int | None = None
         self._previous: Any = None
         self._group: dist.ProcessGroup | None = None
         self._owns_group = False
@@ -45,7 +48,7 @@ class DistributedSignalHandler:
                 "installs signal handlers only there. Run it in the main thread, or pass stop_requested and set "
                 "train.exit_signal_handler=false."
             )
-        self._received = False
+        self._received, self._process = False, os.getpid()
         try:
             self._previous = signal.signal(self.sig, self._record)
         except (OSError, ValueError) as error:
@@ -56,7 +59,7 @@ class DistributedSignalHandler:
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(self.sig, signal.SIG_DFL if self._previous is None else self._previous)
+        self._restore()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group, self._owns_group = None, False
@@ -71,7 +74,14 @@ class DistributedSignalHandler:
         return [bool(flag) for flag in flags.tolist()]
 
     def _record(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork: only its parent runs the loop that stops
+            self._restore()
+            os.kill(os.getpid(), number)
+            return
         self._received = True
+
+    def _restore(self) -> None:
+        signal.signal(self.sig, signal.SIG_DFL if self._previous is None else self._previous)
 
     def _open_group(self) -> None:
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

@@ -16,10 +16,11 @@ every round. If the steps keep the ranks synchronized, the stop follows at most 
 signal.
 """
 
+import operator
 import time
 from collections.abc import Callable
 from inspect import getattr_static
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from mb_resilience.decision_exchange import BackgroundExchange, DirectExchange, Exchange, KeyValueStore
 from mb_resilience.errors import Rank0TimeoutError, StopOrderError, StopSetupError
@@ -117,9 +118,16 @@ class AgreedStop:
         """Return the reason why all ranks stop after this step, or None.
 
         Raises:
-            StopOrderError: the step does not follow the previous one, or comes after the agreed stop.
+            StopOrderError: the step is no whole number, does not follow the previous one, or comes after the agreed
+                stop.
+            StopSetupError: the watcher is a `SignalWatcher` that was never entered.
             Rank0TimeoutError: rank 0 has not ended the previous round in time.
         """
+        if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+            raise StopOrderError(
+                f"AgreedStop: called with {step!r}, which is not the number of a step. Pass an int."
+            )
+        step = operator.index(step)
         if self._step is not None and step != self._step + 1:
             raise StopOrderError(
                 f"AgreedStop: called with step {step} after step {self._step}. A stop is agreed for the round that "

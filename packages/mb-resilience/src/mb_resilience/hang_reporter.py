@@ -116,10 +116,10 @@ class HangReporter:
 
     @seconds.setter
     def seconds(self, seconds: float) -> None:
-        if not seconds > 0:  # also rejects NaN
+        if not isinstance(seconds, (int, float)) or not seconds > 0:  # also rejects NaN
             raise ValueError(
-                f"HangReporter: seconds={seconds}: must be positive. A report needs some time without progress, and "
-                "heartbeats without a pause would overload the store. Pass a positive time."
+                f"HangReporter: seconds={seconds!r}: must be a positive number. A report needs some time without "
+                "progress, and heartbeats without a pause would overload the store. Pass a positive time."
             )
         self._seconds = seconds
 

@@ -233,6 +233,9 @@ class RestartedRun(Generic[Returned]):
             (rank, "HARD_TIMEOUT" if rank in dead and kind == "SOFT_TIMEOUT" else kind)
             for rank, kind in kinds
         ]
+        # a rank that dies may have no record of its own, unlike the ranks whose collectives then raise
+        recorded = {rank for rank, _ in kinds}
+        kinds += [(rank, "TERMINATED") for rank in dead if rank not in recorded]
         return sorted_faults([self._fault(store, number, rank, kind) for rank, kind in kinds])
 
     def _fault(self, store: Any, number: int, rank: int, kind: str) -> RankFault:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from mb_resilience.fork_signals import forget, restore_in_forks
+
 
 class HeldSignals:
     """Context manager that records signals, and delivers them at the start of the next attempt.
 
     Between attempts, and in a spare rank, a signal must not end the process: the other ranks would count that as a
-    fault. Python allows only the main thread to install handlers: entered in another thread, it does nothing.
+    fault. In a process that is forked from this one they have their previous effect. Python allows only the main thread
+    to install handlers: entered in another thread, it does nothing.
 
     Args:
         signals: signals to record.
@@ -26,10 +29,12 @@ class HeldSignals:
     def __enter__(self) -> "HeldSignals":
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._record) for number in self._signals}
+            restore_in_forks(self, self._signals, self._restore)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
+        forget(self)
 
     @contextmanager
     def delivered(self) -> Iterator[None]:

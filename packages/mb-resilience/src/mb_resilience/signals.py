@@ -4,10 +4,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
+
+from mb_resilience.errors import StopSetupError
+from mb_resilience.fork_signals import forget, restore_in_forks
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAUNCHED_DEBOUNCE_SECONDS = 1.0
@@ -38,14 +42,16 @@ class SignalWatcher:
 
     The handler only records the signal, so that it may interrupt any code. A second SIGINT (Ctrl-C pressed again)
     raises KeyboardInterrupt immediately. Python allows only the main thread to install handlers: entered in another
-    thread, the watcher installs nothing, `installed` is False and `received` remains None.
+    thread, the watcher installs nothing and warns, `installed` is False and `received` remains None.
 
-    The previous handlers are restored at the end of the block. Watchers may be nested.
+    The previous handlers are restored at the end of the block. Watchers may be nested. A process that is forked within
+    the block is not watched: signals have their previous effect there, so that `terminate` ends it.
 
     Args:
-        signals: signals that request a stop.
+        signals: signals that request a stop, or their names.
         debounce_seconds: a SIGINT within this time of the first one counts as the same key press. Launchers such as
-            torchrun forward Ctrl-C to processes that already received it from the terminal.
+            torchrun forward Ctrl-C to processes that already received it from the terminal. None: 1 s in a process
+            with RANK in its environment, which a launcher sets, else 0.2 s.
         announce: called in the handler with the name of the first signal, to inform the user immediately. It must be as
             safe as `os.write`, because it may interrupt any code.
         ignore_afterwards: signals to ignore permanently after the block, for a process that ends with its run: a second
@@ -54,29 +60,43 @@ class SignalWatcher:
 
     Raises:
         OSError: on entering, for a signal that cannot be caught; the previous handlers are restored.
+        StopSetupError: a name is not that of a signal; from `received`, the watcher was never entered.
     """
 
     def __init__(
         self,
-        signals: Sequence[signal.Signals] = _STOP_SIGNALS,
+        signals: Sequence[signal.Signals | str] = _STOP_SIGNALS,
         *,
-        debounce_seconds: float = 0.0,
+        debounce_seconds: float | None = None,
         announce: Callable[[str], object] | None = None,
         ignore_afterwards: Sequence[signal.Signals] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._signals = tuple(signals)
+        self._signals = tuple(map(_signal, signals))
         self._ignored_afterwards = tuple(ignore_afterwards)
+        if debounce_seconds is None:
+            is_launched = "RANK" in os.environ
+            debounce_seconds = LAUNCHED_DEBOUNCE_SECONDS if is_launched else TERMINAL_DEBOUNCE_SECONDS
         self._same_press_seconds = debounce_seconds
         self._publish_request = announce
         self._clock = clock
         self._replaced: dict[signal.Signals, Any] = {}
         self._received: str | None = None
         self._first_interrupt: float | None = None
+        self._was_entered = False
 
     @property
     def received(self) -> str | None:
-        """Name of the first signal received, such as "SIGTERM"; None if no signal was received."""
+        """Name of the first signal received, such as "SIGTERM"; None if no signal was received.
+
+        Raises:
+            StopSetupError: the watcher was never entered, so that a signal ends the process instead.
+        """
+        if not self._was_entered:
+            raise StopSetupError(
+                "SignalWatcher: received is read, but the watcher was never entered, so that a signal ends the process "
+                "at once and nothing is saved. Put the loop into `with watcher:`."
+            )
         return self._received
 
     @property
@@ -85,10 +105,20 @@ class SignalWatcher:
         return bool(self._replaced)
 
     def __enter__(self) -> "SignalWatcher":
-        if threading.current_thread() is threading.main_thread():
+        self._was_entered = True
+        if threading.current_thread() is not threading.main_thread():
+            names = ", ".join(number.name for number in self._signals)
+            warnings.warn(
+                f"SignalWatcher: entered outside of the main thread, where Python installs no handlers: {names} end "
+                "the process as without it. Enter it in the main thread.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
             try:
                 for number in self._signals:
                     self._replaced[number] = signal.signal(number, self._note)
+                restore_in_forks(self, self._signals, self._put_back)
             except OSError:  # a signal that cannot be caught, such as SIGKILL
                 self._put_back()
                 raise
@@ -108,6 +138,7 @@ class SignalWatcher:
             # None means a handler that was not installed from Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._replaced.clear()
+        forget(self)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is None:
@@ -123,6 +154,20 @@ class SignalWatcher:
             self._first_interrupt = now
         elif now - self._first_interrupt >= self._same_press_seconds:
             raise KeyboardInterrupt
+
+
+def _signal(given: signal.Signals | str) -> signal.Signals:
+    """Return a signal, given as such, as its number or by its name.
+
+    Raises:
+        StopSetupError: there is no such signal.
+    """
+    try:
+        return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
+    except (KeyError, ValueError):
+        raise StopSetupError(
+            f"SignalWatcher: {given!r} is no signal. Pass signals such as signal.SIGTERM, or names such as 'SIGTERM'."
+        ) from None
 
 
 def watch_run_signals(

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import shutil
 from pathlib import Path
 from threading import Lock
 
@@ -23,7 +24,7 @@ class Disk:
 
         def limited(path, mode="r", buffering=-1, **options):
             file = real(path, mode, buffering, **options)
-            return Limited(file, self) if (mode, buffering) == ("ab", 0) else file
+            return Limited(file, self) if mode in ("ab", "a+b") and buffering == 0 else file
 
         monkeypatch.setattr(Path, "open", limited)
 
@@ -175,3 +176,45 @@ def test_tensorboard_and_jsonl_continue_after_a_full_disk(disk, tmp_path):
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == [*range(1, 31), 30]
     assert scalars(tmp_path / "tb")["lm loss"] == [(step, float(step)) for step in range(1, 31)]
     assert not any(failure.dropped for failure in tensorboard.failures)
+
+
+def test_a_file_that_is_deleted_with_its_folder_is_written_again_with_its_content(tmp_path, caplog):
+    path = tmp_path / "run" / "file"
+    path.parent.mkdir()
+    file = AppendFile(path)
+    file.append(b"before\n")
+    shutil.rmtree(path.parent)
+    file.append(b"after\n")
+    file.append(b"end\n")
+    file.close()
+    assert path.read_bytes() == b"before\nafter\nend\n"
+    assert caplog.messages == [
+        f"{path}: was deleted while the run writes it; it is written again, with all its lines"
+    ]
+
+
+def test_the_file_of_another_process_is_not_replaced(tmp_path):
+    path = tmp_path / "file"
+    file = AppendFile(path)
+    file.append(b"one\n")
+    path.unlink()
+    path.write_bytes(b"of another run\n")
+    with pytest.raises(FileExistsError):
+        file.append(b"two\n")
+    assert path.read_bytes() == b"of another run\n"
+
+
+def test_lines_of_a_log_that_is_deleted_are_written_again(tmp_path):
+    path, warnings = tmp_path / "run" / "log.txt", []
+    path.parent.mkdir()
+    log = LineFile(path, warn=warnings.append)
+    log.append("one")
+    shutil.rmtree(path.parent)
+    log.append("two")
+    assert path.read_text() == "one\ntwo\n"
+    path.unlink()
+    path.write_text("of another run\n")
+    log.append("three")
+    log.close()
+    assert path.read_text() == "of another run\n"
+    assert len(warnings) == 2  # that its lines are kept, and at the end that one was not written

@@ -1,5 +1,7 @@
+import errno
 import logging
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,30 @@ def test_a_transient_error_delays_and_loses_nothing(caplog):
         str(failure)
         == "Flaky: failed 3 times, first with ConnectionError('down'); no steps, evaluations or files were dropped"
     )
+
+
+def test_the_end_does_not_wait_for_a_full_disk(caplog):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    background = BackgroundSink(Flaky([full] * 1000), retry_seconds=60.0, close_seconds=60.0)
+    for step in range(1, 4):
+        background.write_rows([row(step)])
+    began = time.monotonic()
+    background.close()
+    assert time.monotonic() - began < 10
+    (failure,) = background.failures
+    assert failure.dropped == 3
+
+
+def test_the_end_says_that_it_waits_for_a_sink_that_is_down(caplog):
+    background = BackgroundSink(
+        Flaky([ConnectionError("down")] * 1000), retry_seconds=0.01, close_seconds=1.5
+    )
+    background.write_rows([row(1)])
+    while not background.failures:
+        time.sleep(0.01)
+    with caplog.at_level(logging.WARNING):
+        background.close()
+    assert "metrics: Flaky is down; the end of the run waits for it, for at most 2 s" in caplog.messages
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), FileNotFoundError("gone")])

@@ -1,9 +1,35 @@
-"""File that grows by whole pieces: a write that fails, as on a full disk, leaves no part behind."""
+"""File that grows by whole pieces: a write that fails, as on a full disk, leaves no part behind.
+
+A file that is deleted while it is written, with its folder, is written again with its content, which the operating
+system keeps as long as it is open.
+"""
 
 import errno
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+
+_logger = logging.getLogger(__name__)
+_CHUNK = 1 << 20
+
+
+def restore_if_deleted(path: Path, descriptor: int) -> bool:
+    """Write an open file again if it was deleted, with its content; return whether it was.
+
+    Raises:
+        OSError: it cannot be written; `FileExistsError` if another process has made a file of its name.
+    """
+    if os.fstat(descriptor).st_nlink:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        position = 0
+        while chunk := os.pread(descriptor, _CHUNK, position):
+            file.write(chunk)
+            position += len(chunk)
+    _logger.warning("%s: was deleted while the run writes it; it is written again, with all its lines", path)
+    return True
 
 
 class AppendFile:
@@ -17,7 +43,8 @@ class AppendFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._path = Path(path).absolute()
+        self._file = self._path.open("a+b", buffering=0)
         self._size = self._file.tell()
 
     def append(self, content: bytes) -> None:
@@ -26,6 +53,9 @@ class AppendFile:
         Raises:
             OSError: it could not be written; the file has its previous length.
         """
+        if restore_if_deleted(self._path, self._file.fileno()):
+            self._file.close()
+            self._file = self._path.open("a+b", buffering=0)
         rest = memoryview(content)
         self._file.truncate(self._size)  # if the attempt below failed before
         try:

@@ -1,5 +1,6 @@
 """Background writer for a sink: a thread and a bounded queue decouple the training thread from the sink."""
 
+import errno
 import logging
 import threading
 import time
@@ -14,6 +15,8 @@ from mb_metrics.redact import hide_in_text
 from mb_metrics.sink import FileSink, Sink, SinkFailure, StatusSink, sink_list, sink_name
 
 _logger = logging.getLogger(__name__)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""Errors of a disk that does not recover within seconds: the end of a run does not wait for it."""
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -31,7 +34,8 @@ class BackgroundSink:
     the record. When the queue is full, the oldest records are dropped. Dropped records are counted in `failures`; the
     start and the end of an outage, and the first drop, are logged as warnings.
 
-    `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`. After that it counts
+    `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`, and says so if the sink
+    is down; a record for which the disk is full is tried once more only. After that it counts
     the remaining records as dropped and abandons the daemon thread, which ends with the process.
 
     Args:
@@ -120,10 +124,17 @@ class BackgroundSink:
         thread = self._queue(self._sink.close, weight=0)
         with self._changed:
             self._deadline = self._clock() + self._close_seconds
+            is_down = self._retrying
             self._changed.notify_all()
         if thread.ident is None:
             self._work()
             return
+        if is_down:
+            thread.join(min(1.0, self._close_seconds))
+            if thread.is_alive():
+                self._warn(
+                    f"is down; the end of the run waits for it, for at most {self._close_seconds:.0f} s"
+                )
         thread.join(self._close_seconds)
         with self._changed:
             if thread.is_alive():
@@ -196,7 +207,8 @@ class BackgroundSink:
                     consequence = "records are queued and retried" if transient else "the record is lost"
                     self._warn(f"raised {hide_in_text(repr(error))}; {consequence}")
                 self._failing = True
-                if not transient or not self._wait(delay):
+                is_full = isinstance(error, OSError) and error.errno in _FULL
+                if not transient or not self._wait(delay, is_full=is_full):
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
@@ -205,17 +217,23 @@ class BackgroundSink:
                     self._warn("recovered; records are written again")
                 return
 
-    def _wait(self, seconds: float) -> bool:
-        """Wait before the next retry; return False if the timeout of `close` leaves no time for it."""
+    def _wait(self, seconds: float, *, is_full: bool) -> bool:
+        """Wait before the next retry; return False if the timeout of `close` leaves no time for it.
+
+        A full disk is not waited for at the end. `close` ends a wait that has begun before it.
+        """
         with self._changed:
+            is_closing = self._deadline is not None
             if self._deadline is not None:
                 left = self._deadline - self._clock()
-                if left <= 0:
+                if left <= 0 or is_full:
                     self._dropped += self._in_flight.weight if self._in_flight else 0
                     self._in_flight, self._retrying = None, False
                     return False
                 seconds = min(seconds, self._retry_seconds, left)
-            self._changed.wait_for(lambda: self._in_flight is None, seconds)
+            self._changed.wait_for(
+                lambda: self._in_flight is None or (self._deadline is not None and not is_closing), seconds
+            )
             self._retrying = False
             return self._in_flight is not None
 

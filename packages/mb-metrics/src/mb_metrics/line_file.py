@@ -5,6 +5,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
+
+from mb_metrics.append_file import restore_if_deleted
 
 MAX_KEPT = 20_000
 """Number of pieces that are kept; older ones are lost."""
@@ -13,8 +16,8 @@ MAX_KEPT = 20_000
 class LineFile:
     """Text file to which lines are appended.
 
-    Lines are in the file when the call returns, completely or not at all, so that readers never see a part of one. The
-    file is opened for each call: a folder that was deleted and made again receives the lines as well.
+    Lines are in the file when the call returns, completely or not at all, so that readers never see a part of one. A
+    file that is deleted is written again with all its lines, unless another process has made one of its name.
 
     Args:
         path: The file.
@@ -22,7 +25,8 @@ class LineFile:
     """
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], object]) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
+        self._held: BinaryIO | None = None
         self._warn = warn
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._lost = 0
@@ -35,7 +39,12 @@ class LineFile:
             self._kept.append(f"{piece}\n".encode())
         content = b"".join(self._kept)
         try:
+            if self._held is not None and restore_if_deleted(self._path, self._held.fileno()):
+                self._held.close()
+                self._held = None
             with self._path.open("ab", buffering=0) as file:
+                if self._held is None:
+                    self._held = self._path.open("rb")
                 size = os.fstat(file.fileno()).st_size
                 try:
                     if file.write(content) != len(content):
@@ -53,9 +62,12 @@ class LineFile:
             self._kept.clear()
 
     def close(self) -> None:
-        """Write what was kept."""
+        """Write what was kept, and close the file."""
         if self._kept:
             self.append()
         lost = self._lost + sum(piece.count(b"\n") for piece in self._kept)
         if lost:
             self._warn(f"{self._path}: {lost} lines were not written")
+        if self._held is not None:
+            self._held.close()
+            self._held = None

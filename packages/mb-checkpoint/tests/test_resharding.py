@@ -1,7 +1,12 @@
 """Another parallel layout reads a checkpoint exactly: its own save is equal, tensor by tensor, bit for bit."""
 
+from pathlib import Path
+
 import pytest
 import rank_work
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from mb_checkpoint import diff_checkpoints
 
@@ -42,3 +47,39 @@ def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_r
     for ranks, report in ((two_ranks, "from_two"), (one_rank, "from_one")):
         ranks.run(rank_work.load_weights_and_states, shape, {"load": folder}, str(tmp_path / report))
     assert (tmp_path / "from_one").read_text() == (tmp_path / "from_two").read_text()
+
+
+def tensors_of(folder, words):
+    """Return the tensors of the checkpoint at step 1 whose names contain the words, read by torch itself."""
+    found = _load_state_dict_from_keys(
+        storage_reader=FileSystemReader(str(Path(folder) / "iter_0000001")), process_group=None
+    )
+    flat = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in flat.items() if any(word in name for word in words)}
+
+
+@pytest.mark.parametrize("rows", [(64, 48), (48, 64)], ids=["fewer rows", "more rows"])
+@pytest.mark.parametrize("dist_opt", [False, True], ids=["optimizer", "distributed optimizer"])
+def test_a_vocabulary_that_is_padded_for_another_tensor_parallel_size_is_read(
+    two_ranks, tmp_path, rows, dist_opt
+):
+    """Megatron loads these tensors: common rows as stored, further ones as zeros."""
+    there, here = rows
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    shape = {"dist_opt": dist_opt}
+    two_ranks.run(rank_work.train_and_save, {**shape, "tp": 2, "vocab": there}, {"save": one, **FULL}, 1)
+    two_ranks.run(
+        rank_work.load_and_save, {**shape, "vocab": here}, {"load": one, **FULL}, {"save": other, **FULL}
+    )
+    names = ["word_embeddings", "output_layer"]
+    stored, loaded = tensors_of(one, names), tensors_of(other, names)
+    assert len(stored) in (
+        6,
+        8,
+    )  # weights, and two moments of each; the distributed optimizer stores main weights
+    assert stored.keys() == loaded.keys()
+    common = min(rows)
+    for name, value in loaded.items():
+        assert value.shape == (here, 32)
+        assert torch.equal(value[:common], stored[name][:common])
+        assert not value[common:].any()

@@ -83,6 +83,8 @@ class Shape:
     experts: int | None = None
     layers: int = 2
     hidden: int = 32
+    vocab: int = VOCAB
+    """Rows of the embedding, with padding."""
     bf16: bool = False
     fp16: bool = False
     dist_opt: bool = False
@@ -136,7 +138,7 @@ class TinyRun:
             transformer_layer_spec=host_block_spec(
                 self.config, vp_stage=stage if shape.vpp else None, pp_rank=pp_rank
             ),
-            vocab_size=VOCAB,
+            vocab_size=shape.vocab,
             max_sequence_length=SEQ,
             pre_process=parallel_state.is_pipeline_first_stage(**virtual),
             post_process=parallel_state.is_pipeline_last_stage(**virtual),

@@ -38,10 +38,12 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
     """Update the main parameters from the weights of the model, or from the values of a checkpoint.
 
     Args:
-        optimizer: Megatron's optimizer.
+        optimizer: Megatron's optimizer; one of torch has no main parameters.
         model: Model chunks of this rank.
         stored: Loaded weights, as requested by `in_float32`; None uses those of the model.
     """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return
     divided = bool(mcore.distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)
     if stored is None or divided:

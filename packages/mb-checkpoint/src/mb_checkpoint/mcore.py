@@ -293,6 +293,16 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def padded_tensors(sections: Mapping[str, Any]) -> set[str]:
+    """Return the tensors that Megatron loads although their vocabulary is padded to another size."""
+    return {
+        part.key
+        for entry in nested_values(dict(sections))
+        for part in _parts(entry)
+        if isinstance(part, ShardedTensor) and part.allow_shape_mismatch
+    }
+
+
 def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointContents) -> dict[str, Any]:
     """Return the sharded weights without the entries that a checkpoint lacks; all of them if that is unknown."""
     if contents.shapes is None:

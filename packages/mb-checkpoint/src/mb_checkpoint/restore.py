@@ -7,6 +7,7 @@ from typing import Any
 from mb_checkpoint import extra_state, main_params, mcore
 from mb_checkpoint.adapters import apply_peft_adapter_filter_to_state_dict, reject_empty_selection
 from mb_checkpoint.chained_optimizer import fit_chained_state, parts_of
+from mb_checkpoint.collectives import gather
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError
@@ -22,7 +23,7 @@ from mb_checkpoint.param_groups import (
 from mb_checkpoint.rerun_state import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.selected_weights import is_on_host_of_one_process, read_selected
-from mb_checkpoint.shape_check import check_shapes, merge_over_ranks
+from mb_checkpoint.shape_check import check_shapes, merge_over_ranks, padding_note
 
 
 class StateRestorer:
@@ -58,13 +59,17 @@ class StateRestorer:
             total = merge_over_ranks(mcore.shapes_of(all_sections))
             reject_empty_selection(keep, accepted=len(wanted), total=len(total))
         if self._contents.shapes is not None:
-            check_shapes(
+            padded = set[str]().union(*gather(mcore.padded_tensors(sections)))
+            differing = check_shapes(
                 wanted,
                 self._contents.model_shapes,
                 path=self._path,
                 may_lack=not ctx.strict,
                 may_have_more=not ctx.strict or keep is not None,
+                padded=padded,
             )
+            if differing:
+                self._leave(padding_note(wanted, self._contents.model_shapes, differing))
         left = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
         requested: dict[str, Any] = (
             extra_state.without_entries(sections, left) if ctx.strict else self._stored_part(sections)

@@ -1,6 +1,6 @@
 """Comparison of the tensors that a run requests with those of a checkpoint, before anything is read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from mb_checkpoint.collectives import gather
@@ -14,7 +14,8 @@ def check_shapes(
     path: Path,
     may_lack: bool = False,
     may_have_more: bool = False,
-) -> None:
+    padded: Collection[str] = (),
+) -> list[str]:
     """Compare the tensors that all ranks request with those that a checkpoint holds.
 
     Args:
@@ -24,25 +25,45 @@ def check_shapes(
         path: Its folder, for the message.
         may_lack: The checkpoint need not hold all of them.
         may_have_more: The checkpoint may hold other tensors.
+        padded: Tensors whose first dimension is the padded vocabulary, which depends on the tensor-parallel size: it
+            may differ.
+
+    Returns:
+        The tensors in which it differs.
 
     Raises:
         CheckpointShapeError: A tensor has another shape, or is missing on one side; the message names the first ones.
     """
-    lines = []
+    lines, differing = [], []
     for key in sorted(wanted.keys() | stored.keys()):
         here, there = wanted.get(key), stored.get(key)
         left = (there is None and may_lack) or (here is None and may_have_more)
-        if here != there and not left:
+        if here and there and key in padded and here[0] != there[0] and here[1:] == there[1:]:
+            differing.append(key)
+        elif here != there and not left:
             lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
     if lines:
         raise CheckpointShapeError(
             f"{path}: made by a model of another shape: {first_of(lines)}. Set the model as in "
             "that checkpoint's run_config.yaml, or load another checkpoint."
         )
+    return differing
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
+
+
+def padding_note(
+    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], differing: Collection[str]
+) -> str:
+    """Return a note on tensors whose vocabulary is padded to another size than in a checkpoint."""
+    rows = sorted({(stored[key][0], wanted[key][0]) for key in differing})
+    sizes = ", ".join(f"{there} rows in the checkpoint, {here} in the model" for there, here in rows)
+    return (
+        f"vocabulary: padded to another size ({sizes}), as the tensor-parallel size or "
+        "model.make_vocab_size_divisible_by differs; common rows are loaded, further ones of the model are zero"
+    )
 
 
 def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -474,3 +474,14 @@ def test_loss_printer_prints_steps_and_validations():
         "step 4: loss",
         "step 4, validation: loss",
     ]
+
+
+@pytest.mark.parametrize("context", [{}, {"save_strategy": "torch_dist"}, None])
+def test_a_run_that_is_to_be_saved_needs_a_checkpointer(context):
+    state = mb_loop.LoopState.of(train_iters=2)
+    state.cfg.checkpoint.save = "/x"
+    with pytest.raises(
+        mb_loop.TrainSettingsError, match=r"holds no checkpointer, but checkpoint\.save='/x' requires"
+    ):
+        train(state, checkpointing_context=context)
+    assert state.train_state.step == 0

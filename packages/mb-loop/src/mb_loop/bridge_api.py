@@ -10,7 +10,14 @@ from typing import Any, Protocol
 import torch
 
 from mb_loop.callbacks import CallbackManager, EventDispatcher
-from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, SaveResultLike, checkpointer_of
+from mb_loop.checkpoint_saver import (
+    Checkpointer,
+    CheckpointSaver,
+    SaveResultLike,
+    checkpointer_of,
+    no_checkpointer,
+    require_checkpointer,
+)
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
@@ -237,7 +244,7 @@ def save_checkpoint_and_time(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     """
     writer = checkpointer_of(checkpointing_context, checkpointer)
     if writer is None:
-        raise _no_checkpointer("this function writes one")
+        raise no_checkpointer("this function writes one")
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     saver = _saver(state, model, optimizer, opt_param_scheduler, checkpointer=writer, callbacks=callbacks)
     begin = clock()
@@ -289,8 +296,7 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (Megatron-Bridge's arguments)
         ProgressLogError: progress.txt has no line of the job's start.
     """
     writer = checkpointer_of(checkpointing_context, checkpointer)
-    if writer is None and state.cfg.checkpoint.save is not None:
-        raise _no_checkpointer(f"checkpoint.save={state.cfg.checkpoint.save!r} requires one")
+    require_checkpointer(state.cfg.checkpoint, writer)
     state.train_state.floating_point_operations_so_far = int(num_floating_point_operations_so_far)
     train, step = state.cfg.train, state.train_state.step
     exits = ExitConditions.of(
@@ -307,13 +313,6 @@ def checkpoint_and_decide_exit(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     if leave is not None:
         write(leave.message)
     return leave is not None
-
-
-def _no_checkpointer(reason: str) -> TrainSettingsError:
-    return TrainSettingsError(
-        f"checkpointing_context: holds no checkpointer, but {reason}. Pass checkpointing_context={{'checkpointer': "
-        "...}} or checkpointer=..., an object with the methods of mb_loop.Checkpointer."
-    )
 
 
 def _stop_request_source(state: SaveState) -> StopRequested | None:

@@ -122,6 +122,24 @@ def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Check
     return found if checkpointer is None else checkpointer
 
 
+def require_checkpointer(settings: CheckpointSettings, checkpointer: Checkpointer | None) -> None:
+    """Check that a run which is to be saved has a checkpointer, so that no steps are lost in silence.
+
+    Raises:
+        TrainSettingsError: `checkpoint.save` is set and there is none.
+    """
+    if checkpointer is None and settings.save is not None:
+        raise no_checkpointer(f"checkpoint.save={settings.save!r} requires one")
+
+
+def no_checkpointer(reason: str) -> TrainSettingsError:
+    """Return the error for a missing checkpointer."""
+    return TrainSettingsError(
+        f"checkpointing_context: holds no checkpointer, but {reason}. Pass checkpointing_context={{'checkpointer': "
+        "...} or checkpointer=..., an object with the methods of mb_loop.Checkpointer, or set checkpoint.save=None."
+    )
+
+
 class CheckpointSaver:
     """Checkpoint schedule of one run.
 

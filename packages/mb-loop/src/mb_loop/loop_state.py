@@ -1,13 +1,15 @@
 """Plain settings and state for use of the loop without a trainer."""
 
+import json
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from mb_loop.state import TrainState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TrainSection:
     """Section `train` for use without a trainer."""
 
@@ -32,7 +34,7 @@ class TrainSection:
     skip_sync_grad_norm_across_mp: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ValidationSection:
     """Section `validation` for use without a trainer."""
 
@@ -46,7 +48,7 @@ class ValidationSection:
     multiple_validation_sets: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CheckpointSection:
     """Section `checkpoint` for use without a trainer."""
 
@@ -56,14 +58,14 @@ class CheckpointSection:
     non_persistent_save_interval: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoggingSection:
     """Section `logger` for use without a trainer."""
 
     log_progress: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DdpSection:
     """Section `ddp` for use without a trainer: no forward pre-hooks."""
 
@@ -71,7 +73,7 @@ class DdpSection:
     overlap_param_gather: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OptimizerSection:
     """Section `optimizer` for use without a trainer: every rank holds the complete state."""
 
@@ -79,30 +81,39 @@ class OptimizerSection:
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModelSection:
     """Section `model` for use without a trainer."""
 
     seq_length: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoopConfig:
     """Configuration for use without a trainer."""
 
     train: TrainSection
-    validation: ValidationSection = ValidationSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    logger: LoggingSection = LoggingSection()
-    ddp: DdpSection = DdpSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    model: ModelSection = ModelSection()
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    logger: LoggingSection = field(default_factory=LoggingSection)
+    ddp: DdpSection = field(default_factory=DdpSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    model: ModelSection = field(default_factory=ModelSection)
     data_parallel_size: int = 1
+
+    def to_yaml(self, path: Path | str) -> None:
+        """Write the settings to a file, as a checkpointer does with each checkpoint. JSON is YAML."""
+        values = asdict(self)
+        Path(path).write_text(json.dumps(values, indent=2, default=lambda value: value.name) + "\n")
 
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """Global state for use without a trainer. `of` takes common settings by name; set any other in `cfg`."""
+    """Global state for use without a trainer. `of` takes common settings by name; set any other in `cfg`.
+
+    >>> state = LoopState.of(train_iters=10)
+    >>> state.cfg.train.manual_gc = True
+    """
 
     cfg: LoopConfig
     train_state: TrainState = field(default_factory=TrainState)

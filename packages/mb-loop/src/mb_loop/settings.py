@@ -128,6 +128,10 @@ class CheckpointSettings(Protocol):
     """Fields that the loop reads from section `checkpoint`."""
 
     @property
+    def save(self) -> str | None:
+        """Folder of the checkpoints; None: nothing is saved."""
+
+    @property
     def save_interval(self) -> int | None:
         """Steps between persistent checkpoints; 0: none, not even at the end."""
 

@@ -9,7 +9,7 @@ from torch.nn import Module
 from mb_loop.assembly import LoopAssembly
 from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import Callback, CallbackManager, normalize_callbacks
-from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of
+from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of, require_checkpointer
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation import StopEvaluation
@@ -88,7 +88,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         pg_collection: losses are averaged over its `dp_cp` group; required when data_parallel_size > 1.
         p2p_communicator: passed to the schedule together with `pg_collection`.
         callbacks: called in order, a single one or several; a manager keeps its `user_state`. None: there are none.
-        checkpointer: writes checkpoints; None: nothing is saved. The loop does not check that a directory is set.
+        checkpointer: writes checkpoints; None: nothing is saved, and `checkpoint.save` must not be set.
         stop_requested: stop request source, called once after each step; must return the same on all ranks. None: with
             `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which
             any rank receives it. That costs one gloo collective per step and no device synchronisation. If a source is
@@ -114,7 +114,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     Raises:
         TrainSettingsError: train_iters is not set or negative, exit_interval is below 1, there is no validation data,
             non-loss data would be collected without a writer, the exit signal cannot be handled, or
-            `checkpointing_context` is unusable.
+            `checkpointing_context` is unusable, or `checkpoint.save` is set and there is no checkpointer.
         DataIteratorError: the data is not an iterator.
         BatchSizeError: the batch sizes of training or evaluation do not divide.
         ParallelSetupError: a parallel run has no group or no schedule.
@@ -149,6 +149,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         rerun_machine=rerun_machine,
     )
     events, checkpointer = build.events, checkpointer_of(checkpointing_context, checkpointer)
+    require_checkpointer(cfg.checkpoint, checkpointer)
     stop = StopRequestSource(cfg.train, stop_requested)
     exits = ExitConditions.of(
         cfg.train,

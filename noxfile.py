@@ -20,6 +20,10 @@ from threading import Timer
 import nox
 import tomllib
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from release import ReleaseError, plan_release
+
 # Tests start hundreds of processes: with compiled modules, each imports torch and Megatron Core in half the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parent / ".nox" / "compiled")
@@ -42,11 +46,14 @@ LIGHT = [
     "mb-loop",
     "mb-launch",
     "mb-verify",
+    "mb-guard",
 ]
 HEAVY = ["mb-host", "mb-data", "mb-models", "mb-checkpoint"]
 PACKAGES = LIGHT + HEAVY
 WITHOUT_MEGATRON = ["mb-host", "mb-data", "mb-checkpoint"]
 """Heavy packages that support the lowest Python without their extra `mcore`, since Megatron Core needs a newer one."""
+TEST_PACKAGES = {"mb-host": ["mcore"], "mb-guard": []}
+"""Packages, with their extras, that the tests of the others may use, and no test of a bare environment."""
 ELSEWHERE = {
     "te": "needs a compiler and CUDA",
 }
@@ -124,6 +131,12 @@ SMOKE_WITH_NEWEST = (
 )
 """Commands of `newest_smoke`: a run, and the proof that one with tensor parallelism and asynchronous saves resumes."""
 
+DEV = ("uv", "run", "--group", "dev")
+"""Start of a command in the workspace's environment, with the tools of developers."""
+
+WHEELS = "wheels"
+"""Folder of `nox -s wheels`."""
+
 IN_PARALLEL = ("--numprocesses=auto", "--dist=loadfile")
 """Options of pytest-xdist: a process per core, each test file in one of them."""
 SLOWEST = ("--durations=15", "--durations-min=4")
@@ -165,8 +178,10 @@ def requirements_of_tests(package: str, *, bare: bool) -> list[str]:
     """Return what the tests of a package need in addition to it; a bare run has no Megatron Core."""
     groups = pyproject(package)["dependency-groups"]
     if bare:
-        return [name for name in groups["test"] if name != "mb-host"]
-    return [requirement("mb-host", ["mcore"]) if name == "mb-host" else name for name in groups["test"]]
+        return [name for name in groups["test"] if name not in TEST_PACKAGES]
+    return [
+        requirement(name, TEST_PACKAGES[name]) if name in TEST_PACKAGES else name for name in groups["test"]
+    ]
 
 
 def usable_extras(package: str) -> list[str]:
@@ -226,16 +241,16 @@ def pythons(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Ruff (rules and format) and the island contract of import-linter."""
-    session.run("uv", "run", "ruff", "check", ".", external=True)
-    session.run("uv", "run", "ruff", "format", "--check", ".", external=True)
-    session.run("uv", "run", "lint-imports", external=True)
+    session.run(*DEV, "ruff", "check", ".", external=True)
+    session.run(*DEV, "ruff", "format", "--check", ".", external=True)
+    session.run(*DEV, "lint-imports", external=True)
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Mypy --strict over every package, the trainer and the wiring of the Protocols."""
     sources = [f"packages/{package}/src" for package in PACKAGES]
-    session.run("uv", "run", "mypy", *sources, "meta/src", "tests/wiring", external=True)
+    session.run(*DEV, "mypy", *sources, "meta/src", "tests/wiring", external=True)
 
 
 BUILT = "MB_WHEELS_ARE_BUILT"
@@ -244,13 +259,14 @@ BUILT = "MB_WHEELS_ARE_BUILT"
 PARALLEL = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
     *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
-    *("lint", "types", "docs", "newest_smoke"),
+    *("lint", "types", "docs", "newest_smoke", "installs"),
     *("integration(architecture)", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
     *(
         "unit(mb-schema)",
         "unit(mb-overlap)",
         "unit(mb-launch)",
         "unit(mb-verify)",
+        "unit(mb-guard)",
         "oldest(mb-data)",
         "oldest_backends",
         "oldest(mb-launch, extras)",
@@ -297,6 +313,34 @@ def build(session: nox.Session) -> None:
         silent=True,
     )
     session.log("built %s", ", ".join(path.name for path in wheels))
+
+
+@nox.session(venv_backend="none", requires=["build"])
+def wheels(session: nox.Session) -> None:
+    """Copy the wheel of every package into wheels/, for `pip install --find-links wheels mb-metrics`."""
+    shutil.rmtree(ROOT / WHEELS, ignore_errors=True)
+    shutil.copytree(DIST, ROOT / WHEELS)
+    session.log("wheels of %s are in %s", ", ".join(PACKAGES), ROOT / WHEELS)
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def installs(session: nox.Session) -> None:
+    """The lines of the page "Install" with pip itself: one package of the clone, editable, and by name from wheels."""
+    session.install("pip", "hatchling", "editables")
+    pip = ["python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    check = ["python", "-c", "import mb_metrics; mb_metrics.Metrics([])"]
+    ways = (
+        ["./packages/mb-schema", "./packages/mb-metrics"],
+        ["-e", "./packages/mb-schema", "-e", "./packages/mb-metrics"],
+        ["--find-links", str(DIST), "mb-metrics"],
+    )
+    for way in ways:
+        session.run(*pip, *way)
+        session.run(*check)
+        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "mb-metrics", "mb-schema")
+    # all packages: torch is not installed, so without what they require
+    session.run(*pip, "--no-deps", "--no-build-isolation", "-r", "editable.txt")
+    session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *PACKAGES, "mb-trainer")
 
 
 @nox.session(requires=["build"])
@@ -409,7 +453,7 @@ def docs(session: nox.Session) -> None:
     quiet = {"NO_MKDOCS_2_WARNING": "1"}
     # not --quiet, which would hide warnings from --strict
     build = ["mkdocs", "build", "--strict", "--config-file", "meta/mkdocs.yml"]
-    session.run("uv", "run", "--group", "docs", *build, env=quiet, external=True)
+    session.run(*DEV, "--group", "docs", *build, env=quiet, external=True)
     pages = [
         "README.md",
         *in_repository("packages/*/README.md"),
@@ -420,7 +464,7 @@ def docs(session: nox.Session) -> None:
     # pytest collects a module by its dir(), which imports the lazy names and with them Megatron Core
     run = "import mb_host, pytest, sys; mb_host.install(); sys.exit(pytest.main(sys.argv[1:]))"
     doctest = ["python", "-c", run, "--doctest-modules", "--doctest-glob=*.md"]
-    session.run("uv", "run", *doctest, *pages, *modules, "meta/src/mb_trainer/__init__.py", external=True)
+    session.run(*DEV, *doctest, *pages, *modules, "meta/src/mb_trainer/__init__.py", external=True)
 
 
 def in_repository(pattern: str) -> list[str]:
@@ -486,7 +530,7 @@ def newest(session: nox.Session) -> None:
     }
     wheels = [requirement(package, extras[package]) for package in names]
     tests = {name for package in names for name in pyproject(package)["dependency-groups"]["test"]}
-    further = sorted(name for name in tests if name != "mb-host")
+    further = sorted(name for name in tests if name not in TEST_PACKAGES)
     session.install(WITHOUT_CONSTRAINTS, "--upgrade", *wheels, *further, "import-linter")
     session.run("python", "-c", VERSIONS)
     failed = []
@@ -525,9 +569,43 @@ def imports(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """Release one package: `nox -s release -- mb-metrics [VERSION] [--dry-run]`; see the page "Releases"."""
+    names = [each for each in session.posargs if each != "--dry-run"]
+    if len(names) not in (1, 2):
+        session.error("name one package: nox -s release -- mb-metrics [VERSION] [--dry-run]")
+    tags = {*session.run("git", "tag", "--list", external=True, silent=True).split()}
+    try:
+        planned = plan_release(names[0], root=ROOT, tags=tags, version=names[1] if names[1:] else None)
+    except ReleaseError as error:
+        session.error(str(error))
+    session.log(
+        "%s: %s", planned.tag, ", ".join(str(file.relative_to(ROOT)) for file in planned.files) or "as it is"
+    )
+    if "--dry-run" in session.posargs:
+        return
+    if session.run("git", "status", "--porcelain", external=True, silent=True).strip():
+        session.error(
+            "the working tree has changes. Commit them first, so that the tag contains what was checked."
+        )
+    for file, text in planned.files.items():
+        file.write_text(text)
+    part = "integration(trainer)" if names[0] == "mb-trainer" else f"unit({names[0]})"
+    needed = ["integration_environment", part] if names[0] == "mb-trainer" else [part]
+    for check in ["build", "lint", "integration_environment", "integration(architecture)", *needed]:
+        session.run(*DEV, "nox", "--sessions", check, external=True)
+    if planned.files:
+        session.run(
+            "git", "commit", "--all", "--quiet", "--message", f"{planned.tag}: release", external=True
+        )
+    session.run("git", "tag", planned.tag, external=True)
+    session.log("tagged %s; its wheel is in %s", planned.tag, DIST)
+
+
+@nox.session(venv_backend="none")
 def dependencies(session: nox.Session) -> None:
     """Print each declared dependency with its bounds, and which sessions test them."""
-    session.run("uv", "run", "python", "tests/dependency_bounds.py", external=True)
+    session.run(*DEV, "python", "tests/dependency_bounds.py", external=True)
 
 
 @nox.session(venv_backend="none")
@@ -538,8 +616,7 @@ def quick(session: nox.Session) -> None:
     # some tests are parametrized by sets, whose order all processes must share
     environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     session.run(
-        "uv",
-        "run",
+        *DEV,
         "pytest",
         *IN_PARALLEL,
         "-m",
@@ -555,13 +632,13 @@ def quick(session: nox.Session) -> None:
 def bench(session: nox.Session, package: str) -> None:
     """Run the benchmarks of a package and print their tables."""
     for script in sorted((ROOT / "packages" / package).glob("benchmarks/bench_*.py")):
-        session.run("uv", "run", "python", str(script), external=True)
+        session.run(*DEV, "python", str(script), external=True)
 
 
 @nox.session(venv_backend="none")
 def verify(session: nox.Session) -> None:
     """Prove for a table of layouts, some under load, that a resume is exact; words after -- choose rows."""
-    script = ["uv", "run", "python", "tests/verify_resume.py"]
+    script = [*DEV, "python", "tests/verify_resume.py"]
     session.run(*script, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
@@ -579,14 +656,14 @@ def drill(session: nox.Session) -> None:
     ]
     layout = "model.tensor_model_parallel_size=2"
     options = session.posargs or ["--minutes=60"]
-    session.run("uv", "run", *run, layout, *options, env={"OMP_NUM_THREADS": "1"}, external=True)
+    session.run(*DEV, *run, layout, *options, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(venv_backend="none")
 def matrix(session: nox.Session) -> None:
     """Run the further rows of the tables of layouts, which the default checks leave out; about ten minutes."""
     tests = ["pytest", "-m", "matrix", "tests", *(f"packages/{package}/tests" for package in HEAVY)]
-    session.run("uv", "run", *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+    session.run(*DEV, *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -594,7 +671,7 @@ def faults(session: nox.Session) -> None:
     """Make trouble at every file operation of a save and a load, where the tests take a part; about an hour."""
     tests = "packages/mb-checkpoint/tests/test_faults.py"
     every = {"OMP_NUM_THREADS": "1", "MB_ALL_FAULTS": "1"}
-    session.run("uv", "run", "pytest", tests, *session.posargs, env=every, external=True)
+    session.run(*DEV, "pytest", tests, *session.posargs, env=every, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -609,4 +686,4 @@ def mutations(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run the checks that need a CUDA device; elsewhere they are skipped with the reason."""
     tests = ["tests/gpu", "packages/mb-metrics/tests"]
-    session.run("uv", "run", "pytest", "-m", "gpu", *tests, *session.posargs, external=True)
+    session.run(*DEV, "pytest", "-m", "gpu", *tests, *session.posargs, external=True)

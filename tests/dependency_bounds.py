@@ -18,6 +18,7 @@ LOWEST_OF_ALL = (
     "mb-loop",
     "mb-launch",
     "mb-verify",
+    "mb-guard",
 )
 """Packages whose required dependencies `oldest` installs at their lowest, without extras."""
 LOWEST_WITH_EXTRAS = ("mb-data", "mb-launch", "mb-trainer")

@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (*sorted(path.name for path in (ROOT / "packages").glob("mb-*")), "mb-trainer")
 KINDS = ("Functions", "Classes", "Protocols", "Constants", "Errors")
 
+GROUND = "mb_schema"
+"""Package whose names others have too; its page documents them."""
+
 DOCUMENTED_ELSEWHERE = {"cli", "config", "rules"}
 """Modules whose content is among the commands, fields and rules."""
 
@@ -55,7 +58,7 @@ def api_page(package: str) -> str:
         lines += ["", "| further modules | |", "|---|---|"]
         lines += [f"| [`{path}`](#{path}) | {cell(module_summary(path))} |" for path in modules]
     for kind, members in groups.items():
-        documented = [member for member in members if member.path]
+        documented = [member for member in members if member.path.startswith(f"{module}.")]
         if documented:
             lines += ["", f"## {kind}", ""]
         for member in documented:
@@ -110,6 +113,8 @@ def public_homes(module: str) -> dict[str, str]:
 
 def find_name(module: str, home: str, name: str) -> PublicName:
     """Return a public name, following imports to the definition; the path is empty for one that the module computes."""
+    if home.startswith(f"{GROUND}."):
+        return find_name(GROUND, home.removeprefix(f"{GROUND}."), name)
     tree = parse(f"{module}.{home}" if home else module)
     path = f"{module}.{home}"
     for node, following in with_following(tree.body):
@@ -124,7 +129,7 @@ def find_name(module: str, home: str, name: str) -> PublicName:
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in assigned_names(node):
             summary = docstring_of(following)
             return PublicName(name=name, path=f"{path}.{name}", kind="Constants", summary=paragraph(summary))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (module, GROUND):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     inner = (node.module or "").removeprefix(module).removeprefix(".")

@@ -10,6 +10,7 @@ from api_pages import cell
 import mb_checkpoint.cli
 import mb_config.cli
 import mb_data.cli
+import mb_guard.cli
 import mb_launch.cli
 import mb_metrics.cli
 import mb_trainer.cli
@@ -23,6 +24,7 @@ APPS = {
     "mb-metrics": mb_metrics.cli.app,
     "mb-launch": mb_launch.cli.app,
     "mb-verify": mb_verify.cli.app,
+    "mb-guard": mb_guard.cli.app,
 }
 
 

@@ -106,14 +106,15 @@ def packages() -> None:
         ("mb-overlap", "communication overlap", "presets, rules"),
         ("mb-launch", "ranks, groups, seeds", "Slurm"),
         ("mb-verify", "proof of an exact", "resume"),
+        ("mb-guard", "known faults of", "Megatron Core"),
         ("mb-host", "Megatron Core", "without a GPU"),
         ("mb-schema", "rules, sections, secrets", "the ground of all others"),
     )
     for number, (name, *lines) in enumerate(parts):
-        row, column = divmod(number, 4)
-        drawn.box((20 + 208 * column, 118 + 86 * row), (196, 72), name, *lines)
-    for column in range(4):
-        drawn.arrow((118 + 208 * column, 76), (118 + 208 * column, 116))
+        row, column = divmod(number, 5)
+        drawn.box((20 + 166 * column, 118 + 86 * row), (156, 72), name, *lines)
+    for column in range(5):
+        drawn.arrow((98 + 166 * column, 76), (98 + 166 * column, 116))
     drawn.text((740, 318), "no arrow between", size=12, colour=MUTED)
     drawn.text((740, 334), "any two of the others", size=12, colour=MUTED)
     drawn.text(

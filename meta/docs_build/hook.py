@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from api_pages import api_pages
 from command_pages import command_pages
+from copied_code import mark_prompts
 from field_pages import field_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -32,5 +33,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to source files lead to their pages."""
-    return rewrite_links(markdown, page.file.src_uri)
+    """Let links to source files lead to their pages, and the copy button copy code without prompts."""
+    return mark_prompts(rewrite_links(markdown, page.file.src_uri))

@@ -99,7 +99,18 @@ TABLE = [
         "K02",
         "model.recompute_modules=[core_attn]",
     ),
-    ("model.cuda_graph_impl=full_iteration", 1, "V127", "model.cuda_graph_impl=none"),
+    (
+        "model.cuda_graph_impl=full_iteration rerun_state_machine.check_loss_immediately=true",
+        1,
+        "V127",
+        "rerun_state_machine.check_loss_immediately=false",
+    ),
+    (
+        "model.cuda_graph_impl=full_iteration ddp.check_for_nan_in_grad=true",
+        1,
+        "V127a",
+        "ddp.check_for_nan_in_grad=false",
+    ),
     ("optimizer.optimizer_cuda_graph=true", 1, "T39", "optimizer.optimizer_cuda_graph=false"),
     # precision and wrapper
     ("model.bf16=true model.fp16=true", 1, "V145", "model.bf16=false model.fp16=false"),

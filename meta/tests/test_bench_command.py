@@ -20,4 +20,4 @@ def test_a_run_is_as_long_as_the_measurement_and_saves_nothing(tmp_path):
 def test_a_recipe_that_does_not_exist_is_bad_input():
     done = CliRunner().invoke(app, ["bench", "no_such_recipe", "--steps", "2"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "error: no_such_recipe: is no recipe and no YAML file." in done.stderr
+    assert "error: no_such_recipe: is neither a recipe nor a YAML file." in done.stderr

@@ -50,7 +50,7 @@ def test_recipes_are_listed_one_a_line():
 
 
 CANNOT_BE_READ = [
-    (["gpt_tinny"], "gpt_tinny: is no recipe and no YAML file. Nearest: gpt_tiny"),
+    (["gpt_tinny"], "gpt_tinny: is neither a recipe nor a YAML file. Nearest: gpt_tiny"),
     (["missing.yaml"], "missing.yaml"),
     (["train.train_itres=5"], "train.train_itres: no such field; did you mean train.train_iters"),
     (["trian.train_iters=5"], "did you mean train"),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shlex
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -20,24 +21,16 @@ PAGES = [ROOT / "README.md", ROOT / "meta" / "README.md", *sorted((ROOT / "meta"
 RUNS = ("pretrain", "finetune", "check", "plan", "verify-resume")
 REJECTED = ("global_batch_size=7",)
 """Parts of commands that show a rejection."""
-ELSEWHERE = (
-    "inprocess_restart.active_world_size=",
-    "$STEP",
-    "--import",
-    ".py:",
-    ".yaml",
-    "...",
-    "dataset.dataset_root=",
-)
-"""Parts of commands that need files or programs which a tutorial writes before."""
+ELSEWHERE = ("inprocess_restart.active_world_size=", "$STEP", "...", "--import", ".py:", "imported/")
+"""Parts of commands that need what a page only describes, or a program; `test_own_project.py` runs those."""
 SECTIONS = [
     (field.name, [item for item in get_args(kind) or (kind,) if dataclasses.is_dataclass(item)])
     for field in dataclasses.fields(ConfigContainer)
     for kind in [get_type_hints(ConfigContainer)[field.name]]
     if field.name != "env_vars"
 ]
-OF_THE_MACHINE = {"CK41", "CK53", "L02", "V053"}
-"""Rules on what this machine lacks: weights and text that a tutorial has made before, extras, a GPU."""
+OF_THE_MACHINE = {"CK41", "CK53", "D99", "D120", "L02", "V053", "V064", "V244"}
+"""Rules on what this machine lacks: weights, text and tokenizers of earlier commands of a page, extras, a GPU."""
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -49,6 +42,15 @@ def commands(page: Path) -> list[list[str]]:
         for line in lines
         if line.startswith("mb ")
     ]
+
+
+def files(page: Path) -> dict[str, str]:
+    """Return the files that a page shows, by the name in their first line: `# chat.yaml`."""
+    blocks = re.findall(
+        r"^```(?:yaml|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    named = {block: re.match(r"# ([\w/]+\.(?:yaml|py))\b", block) for block in blocks}
+    return {found[1]: block for block, found in named.items() if found}
 
 
 COMMANDS = {
@@ -80,6 +82,8 @@ def test_the_options_of_a_command_exist(words):
 @pytest.mark.parametrize("words", CHECKED.values(), ids=CHECKED)
 def test_a_run_is_not_rejected(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name, text in files(page_of(words)).items():
+        Path(name).write_text(text)
     arguments = check_arguments(words)
     result = CliRunner().invoke(app, ["check", *arguments, "--json"])
     assert result.exit_code != 2, result.output
@@ -88,6 +92,11 @@ def test_a_run_is_not_rejected(words, tmp_path, monkeypatch):
     }
     shown = any(part in word for part in REJECTED for word in words)
     assert bool(rejecting - OF_THE_MACHINE) == shown, result.output
+
+
+def page_of(words: list[str]) -> Path:
+    """Return the page with a command."""
+    return next(ROOT / name.partition(": ")[0] for name, each in COMMANDS.items() if each is words)
 
 
 def test_every_metric_of_a_run_is_documented():
@@ -108,9 +117,38 @@ def test_the_fields_of_the_pages_exist():
         for page in PAGES
         if page.name != "torchtitan.md"  # whose settings have names of the same form
         for section, field in named.findall(page.read_text(encoding="utf-8"))
-        if field not in fields[section] | {"json", "py", "jsonl"}
+        if field not in fields[section] | {"bin", "json", "py", "jsonl"}
     ]
     assert unknown == []
+
+
+def test_copied_code_has_no_prompts():
+    """The site hides prompts and output while it copies; what Pygments marks as neither is Python or shell."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.token import Generic
+
+    blocks = []
+    for page in [*PAGES, *sorted(ROOT.glob("packages/*/README.md"))]:
+        marked = copied_code().mark_prompts(page.read_text(encoding="utf-8"))
+        assert not re.search(r"^```(python|sh|text)?\n(>>>|\$) ", marked, re.MULTILINE), page
+        blocks += re.findall(r"^```(pycon|console)\n(.*?)^```", marked, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 70
+    for language, block in blocks:
+        tokens = get_lexer_by_name(language).get_tokens(block)
+        code = "".join(
+            text for kind, text in tokens if kind not in Generic.Prompt and kind not in Generic.Output
+        )
+        assert ">>> " not in code
+        if language == "pycon":
+            compile(code.partition("Traceback")[0], "block", "exec")
+
+
+def copied_code():
+    """Return the module of the site's build that marks prompts."""
+    spec = spec_from_file_location("copied_code", ROOT / "meta" / "docs_build" / "copied_code.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_arguments(words: list[str]) -> list[str]:

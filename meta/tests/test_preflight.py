@@ -157,9 +157,32 @@ def test_a_recipe_for_gpus_is_refused_here_and_passes_for_the_gpu_that_is_named(
     assert mb(*words, "--gpu", "h100").exit_code == 0
 
 
-def test_missing_data_is_reported_but_is_no_error():
-    result = mb("check", "dataset.sources=[nowhere]")
-    assert (result.exit_code, "on this machine: dataset.sources: nowhere" in result.stderr) == (0, True)
+MISSING = {
+    "sources": ["dataset.sources=[nowhere]"],
+    "key": ["dataset.sources=[text.jsonl]", "dataset.json_key=body"],
+    "data_path": ["--config", "pairs.yaml"],
+    "answers": ["sft_tiny", "dataset.dataset_root=nowhere"],
+}
+
+
+@pytest.mark.parametrize("words", MISSING.values(), ids=MISSING)
+def test_missing_data_is_an_error_on_the_machine_that_is_checked(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n' * 9)
+    (tmp_path / "pairs.yaml").write_text(
+        "base: gpt_tiny\ndataset: {_target_: GPTDatasetConfig, seq_length: 256, data_path: nowhere,\n"
+        "  reset_position_ids: false, reset_attention_mask: false, eod_mask_loss: false}\n"
+    )
+    result = mb("check", *words)
+    assert (result.exit_code, "error D120  dataset" in result.stdout) == (1, True)
+    other = mb("check", *words, "--gpu", "h100")
+    assert "D120" not in other.stdout
+    assert "on this machine: " in other.stderr or other.exit_code == 1  # the weights of sft_tiny
+
+
+def test_data_that_is_there_passes(tmp_path):
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n' * 9)
+    assert mb("check", f"dataset.sources=[{tmp_path / 'text.jsonl'}]").exit_code == 0
 
 
 @pytest.mark.parametrize(

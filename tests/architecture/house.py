@@ -46,6 +46,7 @@ PACKAGES = [
     Package(module="mb_models"),
     Package(module="mb_launch"),
     Package(module="mb_verify"),
+    Package(module="mb_guard"),
     Package(module="mb_host"),
 ]
 

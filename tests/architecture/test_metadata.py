@@ -1,5 +1,6 @@
 """Metadata of the distributions, as a package index shows it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,16 @@ def test_classifiers_name_the_pythons_from_the_lowest_on(project):
     assert found == list(range(lowest, found[-1] + 1))
     assert "Typing :: Typed" in table["classifiers"]
     assert list((folder / "src").glob("*/py.typed"))
+
+
+def test_a_readme_has_no_links_into_the_clone(project):
+    """It is the page of a wheel, which has neither the documentation nor the other packages."""
+    folder, _ = project
+    links = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text())
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_editable_installation_has_all_packages():
+    lines = (ROOT / "editable.txt").read_text().splitlines()[1:]
+    folders = {f"-e ./{file.parent.relative_to(ROOT)}" for file in PROJECTS}
+    assert (set(lines), lines[0]) == (folders, "-e ./packages/mb-schema")

@@ -12,6 +12,8 @@ from runs import train_here
 
 READERS = ("item", "cpu", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
 """Methods that return when the device has computed the value."""
+MAKERS = ("tensor", "as_tensor")
+"""Functions of torch that wait for the device if they are given one: they copy from pageable memory."""
 ONLY_WITHOUT_A_GPU = (
     "mb_host/tensors.py",
     "optim/optimizer.py",  # torch's AdamW in place of a fused one
@@ -41,12 +43,27 @@ class RecordReads:
         if step == FIRST:
             for name in READERS:
                 self._patches.enter_context(mock.patch.object(torch.Tensor, name, self._recorded(name)))
+            for name in MAKERS:
+                self._patches.enter_context(mock.patch.object(torch, name, self._recorded_with_device(name)))
+
+    def _recorded_with_device(self, name):
+        make = getattr(torch, name)
+
+        def recorded(*arguments, **options):
+            if options.get("device") is not None:
+                self._count(sys._getframe(1))
+            return make(*arguments, **options)
+
+        return recorded
+
+    def _count(self, frame):
+        self.files["/".join(Path(frame.f_code.co_filename).parts[-2:])] += 1
 
     def _recorded(self, name):
         read = getattr(torch.Tensor, name)
 
         def recorded(tensor, *arguments, **options):
-            self.files["/".join(Path(sys._getframe(1).f_code.co_filename).parts[-2:])] += 1
+            self._count(sys._getframe(1))
             return read(tensor, *arguments, **options)
 
         return recorded
@@ -67,6 +84,14 @@ def test_a_step_reads_no_number_from_the_device(settings, expected, overrides, t
     )
     found = {file: count for file, count in reads.files.items() if not file.endswith(ONLY_WITHOUT_A_GPU)}
     assert found == expected
+
+
+def test_a_step_with_a_log_line_and_the_report_of_memory_reads_only_copies_on_the_host(overrides, tmp_path):
+    reads = RecordReads()
+    train_here([*overrides, *SMALL, "logger.log_interval=3"], tmp_path / "run", callbacks=(reads,))
+    found = {file: count for file, count in reads.files.items() if not file.endswith(ONLY_WITHOUT_A_GPU)}
+    copies = {"mb_loop/deferred_loss_check.py": LAST - FIRST, "mb_metrics/tensors.py": 1}
+    assert found == copies
 
 
 def test_a_check_of_each_microbatch_reads_each_loss(overrides, tmp_path):

@@ -72,8 +72,7 @@ def conversations(folder):
 def command(out, *more):
     return [
         *("finetune", "sft_tiny", "checkpoint.pretrained_checkpoint=qwen3", "dataset.dataset_root=chat"),
-        *("~dataset.dataset_kwargs.prompt_template", "+dataset.dataset_kwargs.chat=true"),
-        "+dataset.dataset_kwargs.use_hf_tokenizer_chat_template=true",
+        "dataset.dataset_kwargs={chat: true, use_hf_tokenizer_chat_template: true}",
         *("dataset.do_test=false", "dataset.seq_length=64", "model.seq_length=64", "train.train_iters=6"),
         *("train.global_batch_size=4", "train.micro_batch_size=2", "validation.eval_iters=1"),
         *("checkpoint.save_interval=3", "optimizer.lr=0.01", "scheduler.lr_warmup_iters=0"),

@@ -44,7 +44,7 @@ def test_an_installed_project_adds_its_recipe_and_sections(installed, tmp_path):
 def test_without_an_installation_the_module_is_imported_by_name(source, tmp_path):
     words = ("check", "sorting_tiny", "dataset.digits=300", "--json")
     unknown = mb(*words, environment=source)
-    assert (unknown.returncode, "sorting_tiny: is no recipe" in unknown.stderr) == (2, True)
+    assert (unknown.returncode, "sorting_tiny: is neither a recipe" in unknown.stderr) == (2, True)
     found = mb(*words, "--import", "own_project.recipes", environment=source)
     assert [problem["id"] for problem in json.loads(found.stdout)["problems"]] == ["OWN1"]
     assert (

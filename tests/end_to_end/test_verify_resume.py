@@ -23,12 +23,14 @@ class ShuffledRandomness(Callback):
 class LostSample(Callback):
     """Reads the sample after instead of the first one, in the first step."""
 
-    def on_train_start(self, context):
-        self._hook = context.model[0].register_forward_pre_hook(self._skip_one)
+    def __init__(self):
+        self._lost = False
 
-    def _skip_one(self, module, inputs):
-        self._hook.remove()
-        return torch.cat([inputs[0][1:], inputs[0][:1]]), *inputs[1:]
+    def on_train_microbatch(self, context):
+        if not self._lost:
+            tokens = context.microbatch["tokens"]
+            tokens.copy_(torch.cat([tokens[1:], tokens[:1]]))
+            self._lost = True
 
 
 class StaleMoment(Callback):
@@ -96,3 +98,20 @@ def test_a_planted_fault_is_found_and_named(recorded, fault, place, category, na
     assert name in first.name
     assert first.position.rank != ALL_RANKS
     assert first.uninterrupted != first.interrupted
+
+
+class NoHooks(Callback):
+    """Removes the hooks of the model, as a replayed CUDA graph calls none."""
+
+    def on_train_step_start(self, context):
+        context.model[0]._forward_pre_hooks.clear()
+
+
+@pytest.mark.slow
+def test_what_a_step_reads_is_recorded_without_a_hook_of_the_model(overrides, tmp_path):
+    recorder = Recorder(tmp_path / "record", rank=0, start=0)
+    words = [*overrides, *SHAPE, "train.train_iters=3"]
+    train_here(words, tmp_path / "run", callbacks=(recorder, NoHooks()))
+    rows = [row.values for row in read_record(tmp_path / "record").rows if row.position.rank == 0]
+    read = [values["samples: tokens of chunk 0"] for values in rows if "losses: lm loss" in values]
+    assert len(set(read)) == len(read) == 3

@@ -27,7 +27,7 @@ FP8 = {
 }
 STEPS = [*TEN_STEPS, "train.global_batch_size=8", "train.micro_batch_size=4", "logger.log_interval=5"]
 STEPS += ["scheduler.lr_warmup_iters=2"]
-GRAPHS = ["model.cuda_graph_warmup_steps=3", "rerun_state_machine.check_for_nan_in_loss=false"]
+GRAPHS = ["model.cuda_graph_warmup_steps=3"]
 
 
 @pytest.fixture

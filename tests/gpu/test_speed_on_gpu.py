@@ -70,7 +70,7 @@ def test_the_loss_of_transformer_engine_is_megatrons(overrides, tmp_path):
 
 @pytest.mark.parametrize("graphs", [GRAPHS, ["model.cuda_graph_impl=full_iteration", GRAPHS[1]]])
 def test_a_save_under_graphs_is_that_of_a_run_without(graphs, overrides, tmp_path):
-    words = [*overrides, *STEPS, "rerun_state_machine.check_for_nan_in_loss=false"]
+    words = [*overrides, *STEPS]
     train_here([*words, *graphs, "train.exit_interval=5"], tmp_path / "run")
     train_here(words, tmp_path / "run", resume_with_changes=True)
     train_here(words, tmp_path / "straight")

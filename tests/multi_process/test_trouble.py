@@ -119,7 +119,7 @@ def test_nproc_inside_torchrun_is_refused(overrides, tmp_path):
         environment={"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
     )
     assert result.returncode == 2
-    assert "--nproc: is given inside torchrun or srun" in result.stderr
+    assert "--nproc: is given inside torchrun, mpirun or srun" in result.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The trainer as the commands of mb-config use it: recipes, rules, facts, run folders and FLOPs. No torch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,14 @@ from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
 from mb_config.problems import explain_equivalent
 from mb_config.program import ConfigProgram
 from mb_config.request import ConfigRequest
-from mb_data.errors import CorpusError, IndexedFormatError, TokenizerError
+from mb_data.errors import DataError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics import model_flops_per_token, read_event_rows
 from mb_metrics.run_folder import RunFolder
 from mb_models.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
-from mb_trainer.data_checks import read_tokenizer_facts, verify_data
+from mb_trainer.data_checks import DATASET, read_tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import RULES, all_checks, all_rules
 from mb_trainer.pretrained import take_checkpoint_settings
@@ -37,7 +38,7 @@ def data_problem(config: ConfigContainer) -> str | None:
     """Return why the data or the tokenizer of a configuration cannot be used on this machine; None if they can."""
     try:
         verify_data(config)
-    except (OSError, CorpusError, IndexedFormatError, TokenizerError, VocabularyError) as error:
+    except (OSError, DataError, VocabularyError) as error:
         return truncate(str(error), MAX_MESSAGE_LENGTH)
     return None
 
@@ -67,7 +68,8 @@ def program() -> ConfigProgram:
     return ConfigProgram(
         name="mb",
         reader=READER,
-        checks=all_checks(),
+        # a run reads its data itself, with the exit code of a file that cannot be read
+        checks=replace(all_checks(), data=(*all_checks().data, DATASET)),
         current_rules=lambda: all_checks().rules,
         rules_by_package=all_rules(),
         gather_facts=target_facts,

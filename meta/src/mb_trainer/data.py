@@ -50,4 +50,16 @@ def batch_settings(config: ConfigContainer) -> BatchSettings:
         eval_global_batch_size=evaluation_batch(config).samples,
         model_chunks=config.model.virtual_pipeline_model_parallel_size,
         seed=config.rng.seed,
+        routed=has_experts(config),
     )
+
+
+def has_experts(config: ConfigContainer) -> bool:
+    """Return whether the model routes tokens to experts."""
+    return bool(getattr(config.model, "num_moe_experts", None))
+
+
+def batch_form(config: ConfigContainer) -> dict[str, bool]:
+    """Return the options of a forward step that the form of the data requires."""
+    forms = {"packed": config.dataset.is_packed, "padded": config.dataset.is_padded and has_experts(config)}
+    return {name: value for name, value in forms.items() if value}

@@ -1,7 +1,13 @@
 """Checks of the data and of the tokenizer that a configuration names. No torch."""
 
 from mb_config.preflight import DataCheck
-from mb_data.data_checks import epoch_facts, tokenizer_facts, tokenizer_size, verify_dataset_files
+from mb_data.data_checks import (
+    dataset_facts,
+    epoch_facts,
+    tokenizer_facts,
+    tokenizer_size,
+    verify_dataset_files,
+)
 from mb_models.vocab import model_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -36,6 +42,11 @@ def read_tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
 _READ = frozenset({"tokenizer", "dataset", "checkpoint"})
 TOKENIZER = DataCheck(
     read=read_tokenizer_facts, facts=frozenset({"tokenizer_entries", "tokenizer_error"}), sections=_READ
+)
+DATASET = DataCheck(
+    read=lambda config: dataset_facts(config.dataset, evaluated=bool(config.validation.eval_iters)),
+    facts=frozenset({"dataset_error"}),
+    sections=frozenset({"dataset"}),
 )
 EPOCH = DataCheck(
     read=lambda config: epoch_facts(config, saved=kept_by_run(config)),

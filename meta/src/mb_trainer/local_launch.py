@@ -4,6 +4,7 @@ import signal
 from collections.abc import Sequence
 from importlib import import_module
 
+import mb_guard
 import mb_host
 from mb_launch import ForkedProgram, LaunchResult, launch_local
 
@@ -33,6 +34,7 @@ def launch_mb(
 def preload() -> None:
     """Import the modules that ranks need. Starts no thread, so that a later fork is safe."""
     mb_host.install()
+    mb_guard.install(quiet=True)
     for module in PRELOADED:
         import_module(module)
 

@@ -20,7 +20,7 @@ from mb_models.families import require_text_family
 from mb_models.generation import all_logits
 from mb_models.peft.loading import load_merged
 from mb_models.perplexity import Perplexity, measure_sets
-from mb_trainer.data import batch_settings, build_datasets
+from mb_trainer.data import batch_form, batch_settings, build_datasets
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.saved_run import SavedRun
 
@@ -78,8 +78,7 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
         sets = last_validation(
             datasets, batch_settings(config), consumed_samples=int(step_state["consumed_valid_samples"])
         )
-        packing = {"packed": True} if config.dataset.is_packed else {}
-        forward_step = family_of(config.model).forward_step(**packing)
+        forward_step = family_of(config.model).forward_step(**batch_form(config))
         return int(step_state["step"]), measure_sets(forward_step, model, sets)
 
 

@@ -41,6 +41,7 @@ from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.restart import restart_fields
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
+from mb_trainer.data import batch_form
 from mb_trainer.machine import first_gpu
 from mb_trainer.pretrained import EXPORT
 from mb_trainer.settle import Job
@@ -186,7 +187,7 @@ class Run:
         return self.job.options.code
 
     def forward_step(self, *, inspect_loss: Callable[[Any], None] | None = None) -> ForwardStep:
-        """Return the user's forward step, or that of the model's family, for packed sequences if the dataset has them.
+        """Return the user's forward step, or that of the model's family, for the form of the dataset's batches.
 
         `inspect_loss` receives the loss of each microbatch.
         """
@@ -195,8 +196,7 @@ class Run:
                 self.code.forward_step, self.state, inspect_loss=inspect_loss
             )
             return own
-        packing = {"packed": True} if self.job.config.dataset.is_packed else {}
-        return self.training_model.forward_step(inspect_loss=inspect_loss, **packing)
+        return self.training_model.forward_step(inspect_loss=inspect_loss, **batch_form(self.job.config))
 
     def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
         """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mb_checkpoint
+import mb_guard
 import mb_host
 import mb_overlap
 from mb_checkpoint.converted_weights import convert_once
@@ -118,7 +119,8 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     convert_once(config.checkpoint.pretrained_checkpoint, command=IMPORT, log=console.print)
     set_overlap_variables(job, environment, console)
     start_flight_recorder(config.dist, log=console.print)
-    mb_host.install()  # before the import of megatron; on a machine with a GPU it only corrects faults of Megatron
+    mb_host.install()  # before the import of megatron; without effect on torch where there is a GPU
+    console.print(mb_guard.install(quiet=True).line())
     build = import_module("mb_trainer.build")  # imports torch, which takes seconds: only after all checks
     if given is None:
         return cast("TrainOutcome", build.run(job, console=console))

@@ -1,5 +1,8 @@
 """Work of the ranks in test_extra_state.py: a norm with extra state, as modules of Transformer Engine have."""
 
+import os
+import pickle
+
 import torch
 from rank_work import new_run
 
@@ -87,3 +90,49 @@ def states_of_another_tracker():
     finally:
         mcore.get_cuda_rng_tracker = own
     return [type(states["model-parallel-rng"]).__name__ for states in (stored, tracker.states)]
+
+
+class NormWithPickledState(torch.nn.RMSNorm):
+    """Norm with the scales of delayed scaling, which it reads as Transformer Engine 2.20 does."""
+
+    kept: object = None
+
+    def get_extra_state(self):
+        return torch.frombuffer(bytearray(pickle.dumps(self.kept)), dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        if not state.numel():
+            return
+        if os.getenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "0") != "1":
+            raise RuntimeError("Refusing to load pickled Transformer Engine extra state")
+        self.kept = pickle.loads(state.numpy().tobytes())
+
+
+class Code:
+    """A pickle that creates a folder when it is read."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def save_scales(section, code):
+    """Save a run whose last norm has scales, with a folder to create among them if there is one."""
+    run = _run({}, section, False)
+    _norm(run).__class__ = NormWithPickledState
+    scales = {"scale_fwd": torch.tensor([2.0, 8.0]), "extra_fp8_variables": {"num_gemms": 1}}
+    _norm(run).kept = scales | ({"amax": Code(code)} if code else {})
+    run.train(1)
+    run.save()
+
+
+def load_scales(section):
+    """Load into such a run; return its scales, the notes, and what the environment has kept."""
+    run = _run({"seed": 99}, section, False)
+    norm = _norm(run)
+    norm.__class__ = NormWithPickledState
+    norm.kept = {"scale_fwd": torch.tensor([1.0])}
+    record = run.load()
+    return norm.kept["scale_fwd"].tolist(), record.notes, [name for name in os.environ if "PICKLE" in name]

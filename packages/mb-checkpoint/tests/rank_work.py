@@ -497,3 +497,12 @@ def legacy_problem(shape, section):
     except (OSError, ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def moved_part(shape, section, steps):
+    """Load into a run with other weights and generators, train and save; return losses, fingerprint, record."""
+    run = new_run({"seed": 99, **shape}, **section)
+    loaded = run.load()
+    losses = run.train(steps)
+    run.save()
+    return losses, run.fingerprint(), loaded

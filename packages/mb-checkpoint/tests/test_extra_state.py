@@ -29,3 +29,21 @@ def test_each_of_grouped_experts_keeps_its_own(one_rank):
 
 def test_random_states_of_another_tracker_are_stored_as_tensors(one_rank):
     assert one_rank.run(work.states_of_another_tracker) == [["Tensor", "Tensor"]]
+
+
+def test_scales_that_are_pickles_of_numbers_are_resumed_without_a_permission_that_remains(one_rank, tmp_path):
+    section = {"save": str(tmp_path), "load": str(tmp_path)}
+    one_rank.run(work.save_scales, section, None)
+    assert one_rank.run(work.load_scales, section) == [([2.0, 8.0], (), [])]
+
+
+def test_scales_that_name_code_start_fresh_unless_they_are_trusted(one_rank, tmp_path):
+    section, made = {"save": str(tmp_path), "load": str(tmp_path)}, tmp_path / "made by a pickle"
+    one_rank.run(work.save_scales, section, str(made))
+    ((scales, notes, _),) = one_rank.run(work.load_scales, section)
+    assert (scales, made.exists()) == ([1.0], False)
+    assert [note.split(", and reading")[0] for note in notes] == [
+        "8-bit scales: those of 1 modules are not only numbers (Refusing to unpickle disallowed class 'posix.mkdir')"
+    ]
+    assert one_rank.run(work.load_scales, {**section, "trust": True}) == [([2.0, 8.0], (), [])]
+    assert made.exists()

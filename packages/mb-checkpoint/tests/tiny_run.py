@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fused_adam
 import numpy as np
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -94,6 +95,8 @@ class Shape:
     seed: int = 1234
     plain: bool = False
     """Use an optimizer of torch itself."""
+    adam: str = "torch"
+    """Implementation of Adam that Megatron finds; see `fused_adam`."""
 
 
 class TinyRun:
@@ -118,6 +121,7 @@ class TinyRun:
         if shape.plain:
             self.optimizer = torch.optim.AdamW(p for chunk in self.model for p in chunk.parameters())
         else:
+            fused_adam.use(shape.adam)
             self.optimizer = get_megatron_optimizer(optimizer_config(shape), self.model)
             self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -313,7 +317,7 @@ def transformer_config(shape):
 
 def optimizer_config(shape):
     """Return Megatron's config of an AdamW with clipping."""
-    return OptimizerConfig(
+    config = OptimizerConfig(
         optimizer="adam",
         lr=1e-2,
         min_lr=1e-4,
@@ -323,7 +327,9 @@ def optimizer_config(shape):
         fp16=shape.fp16,
         params_dtype=dtype_of(shape),
         use_distributed_optimizer=shape.dist_opt or shape.fsdp is not None,
+        **fused_adam.options(shape.adam),
     )
+    return fused_adam.configure(config, shape.adam)
 
 
 def batches(step, microbatches):

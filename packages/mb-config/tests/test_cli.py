@@ -289,8 +289,11 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("check", "model.num_layers=x"), "command line: model.num_layers: expected int or null, not 'x'"),
         (("check", "+model.hidden_dropout=high"), "model.hidden_dropout: expected float, not 'high'"),
         (("check", "modle.num_layers=x"), "modle: no such field; did you mean model?"),
-        (("explain", "V24"), "V24: is no rule. Nearest: V24"),
-        (("explain", "whatever"), "whatever: is no rule. Rules look like V242. `mb-config rules` lists all."),
+        (("explain", "V24"), "V24: is not a rule. Nearest: V24"),
+        (
+            ("explain", "whatever"),
+            "whatever: is not a rule. Rules look like V242. `mb-config rules` lists all.",
+        ),
         (("rules", "--package", "mb-data"), "mb-data: has no rules. Packages with rules: mb-config."),
         (("plan", "train.lr=1"), "train.lr: no such field"),
         (("show", "--section", "trian"), "trian: is no section. Nearest: train."),

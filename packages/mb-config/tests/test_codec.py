@@ -1,6 +1,9 @@
 """Conversion to plain data and back, with an error for every mistake."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field, make_dataclass, replace
+from enum import Enum
+from typing import Any, Final, Protocol, TypedDict
 
 import pytest
 import yaml
@@ -26,7 +29,7 @@ from mb_config import (
     to_dict,
 )
 from mb_config.codec import listed_targets
-from mb_config.yaml_file import read_yaml
+from mb_config.yaml_file import dump_yaml, read_yaml
 
 
 def test_yaml_round_trip_of_a_full_config(make, kinds, bf16, tmp_path):
@@ -213,7 +216,7 @@ def test_provenance_has_file_and_line(make, kinds, tmp_path):
         ("- 1", "expected a mapping at the top level, not list"),
         ("a: 1\nb: 2\na: 3", ":3: a: given twice, first on line 1"),
         ("a: \x00", "invalid YAML"),
-        ("a: 2024-13-45", "invalid YAML: month must be in 1..12"),
+        ("a: !!int x", "invalid YAML: invalid literal for int"),
         ("a: &a [*a]", r":1: a\[0\]: contains itself through an alias"),
         ("a: &a {b: *a}", ":1: a.b: contains itself through an alias"),
         ("a: " + "[" * 2000 + "]" * 2000, ":1: invalid YAML: nested deeper than 64 levels"),
@@ -315,3 +318,77 @@ def test_keys_that_fit_several_classes_need_a_target():
 def test_a_misspelled_key_is_reported_if_only_one_class_has_all_required_fields():
     with pytest.raises(UnknownKeyError, match=r"vehicle\.fule: no such field"):
         from_dict(Garage, {"vehicle": {"wheels": 4, "fule": "gas"}})
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Unchecked(Protocol):
+    def size(self): ...
+
+
+class _Name(TypedDict):
+    name: str
+
+
+class Named(_Name, total=False):
+    sizes: list[int]
+
+
+@dataclass
+class Containers:
+    by_number: dict[int, str] = field(default_factory=dict)
+    by_share: dict[float, str] = field(default_factory=dict)
+    by_colour: dict[Colour, int] = field(default_factory=dict)
+    by_any: dict = field(default_factory=dict)
+    mixed: set[Any] = field(default_factory=set)
+    named: Named = field(default_factory=lambda: {"name": "a"})
+    fixed: Final[int] = 1
+    sized: Unchecked | None = None
+
+
+FULL = Containers(
+    by_number={1: "a", -2: "b"},
+    by_share={0.5: "x"},
+    by_colour={Colour.RED: 3},
+    by_any={1: "a", "1": "b"},
+    mixed={1, "a", 2.5, None},
+    named={"name": "b", "sizes": [1]},
+    fixed=5,
+)
+
+
+def test_containers_survive_plain_data_and_yaml():
+    assert from_dict(Containers, to_dict(FULL)) == FULL
+    assert from_dict(Containers, yaml.safe_load(dump_yaml(to_dict(FULL)))) == FULL
+
+
+def test_keys_survive_json_where_they_are_not_ambiguous():
+    some = replace(FULL, by_any={})
+    assert from_dict(Containers, json.loads(json.dumps(to_dict(some)))) == some
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"by_number": {"one": "a"}}, "by_number.one: expected int, not 'one'"),
+        ({"by_number": {"01": "a"}}, "by_number.01: expected int, not '01'"),
+        ({"by_colour": {"BLUE": 1}}, "by_colour.BLUE: expected Colour, not 'BLUE'"),
+        ({"named": {"sizes": []}}, "named: expected Named, a mapping of name, sizes"),
+        ({"named": {"name": "a", "other": 1}}, "named: expected Named, a mapping of name, sizes"),
+        ({"named": {"name": "a", "sizes": ["b"]}}, r"named.sizes\[0\]: expected int, not 'b'"),
+        ({"fixed": "x"}, "fixed: expected int, not 'x'"),
+    ],
+)
+def test_what_does_not_fit_a_container_is_rejected(data, expected):
+    with pytest.raises(ConfigReadError, match=expected):
+        from_dict(Containers, data)
+
+
+def test_a_key_that_no_file_holds_is_rejected():
+    section = make_dataclass("S", [("free", dict, field(default_factory=dict))])
+    with pytest.raises(WrongTypeError, match="free: expected a key that a file can hold"):
+        to_dict(section({b"a": 3}))
+    with pytest.raises(ConfigReadError, match="a mapping has a key that no file can hold"):
+        to_dict(section({(1, 2): 3}))

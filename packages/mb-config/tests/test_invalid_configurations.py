@@ -102,7 +102,6 @@ TABLE = [
         {"V157"},
         {"dist.use_decentralized_pg": False},
     ),
-    (ROOT, {"V137a"}, {"model.calculate_per_token_loss": True}),
     (
         {**ROOT, "model.calculate_per_token_loss": True, "ddp.average_in_collective": True},
         {"V137b"},
@@ -259,9 +258,16 @@ TABLE = [
     ({GRAPH: "local", MODULES: ["attn"]}, {"V152"}, {GRAPH: "transformer_engine"}),
     ({GRAPH: "full_iteration", MODULES: ["attn"]}, {"V151"}, {MODULES: "full"}),
     (
-        {GRAPH: "full_iteration", MODULES: "full", "rerun_state_machine.check_for_nan_in_loss": True},
+        {
+            GRAPH: "full_iteration",
+            MODULES: "full",
+            "rerun_state_machine.check_for_nan_in_loss": True,
+            "rerun_state_machine.check_for_spiky_loss": False,
+            "rerun_state_machine.check_loss_immediately": True,
+            "rerun_state_machine.rerun_mode": "disabled",
+        },
         {"V127"},
-        {"rerun_state_machine.check_for_nan_in_loss": False},
+        {"rerun_state_machine.check_loss_immediately": False},
     ),
     ({GRAPH: "none", MODULES: "attn"}, {"V150a"}, {GRAPH: "transformer_engine"}),
     (

@@ -2,6 +2,9 @@
 
 import re
 import signal
+from dataclasses import InitVar, dataclass, field
+from enum import Enum
+from typing import Any, NewType, TypedDict
 
 import pytest
 
@@ -20,6 +23,7 @@ from mb_config import (
     runtime_config_update,
     show,
 )
+from mb_config.errors import InterpolationError
 
 
 def after(config, *overrides, **arguments):
@@ -221,3 +225,154 @@ def test_fields_of_a_section_that_was_set_by_name_have_its_origin(make):
     text = show(config, known, origin=True)
     assert re.search(r"\n  bf16: true +# command line\n", text)
     assert re.search(r"\n  fp32: false +# default\n", text)
+
+
+class Colour(Enum):
+    RED = 1
+
+
+Share = NewType("Share", float)
+
+
+@dataclass
+class Layer:
+    a: int = 1
+
+
+class Named(TypedDict):
+    name: str
+    size: int
+
+
+@dataclass
+class Mappings:
+    numbers: dict[str, int] = field(default_factory=lambda: {"old": 1})
+    layers: dict[str, Layer] = field(default_factory=dict)
+    by_number: dict[int, str] = field(default_factory=dict)
+    by_colour: dict[Colour, int] = field(default_factory=dict)
+    lists: dict[str, list[int]] = field(default_factory=dict)
+    deep: dict[str, dict[str, int]] = field(default_factory=dict)
+    named: Named = field(default_factory=lambda: {"name": "a", "size": 1})
+    share: Share = Share(0.5)
+    free: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class WithMappings:
+    s: Mappings = field(default_factory=Mappings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("+s.numbers.k=abc", "int"),
+        ("+s.numbers.k=1.5", "int"),
+        ("s.numbers.old=abc", "int"),
+        ("s.numbers={k: abc}", "int"),
+        ("s.layers={k: {zz: 3}}", "no such field"),
+        ("s.layers={k: 3}", "Layer"),
+        ("+s.by_number.five=a", "int"),
+        ("+s.by_colour.BLUE=1", "Colour"),
+        ("+s.lists.k=[a]", "int"),
+        ("+s.deep.a.b=c", "int"),
+        ("s.named.size=big", "int"),
+        ("s.share=much", "float"),
+    ],
+)
+def test_values_and_keys_of_a_mapping_have_their_types(text, expected):
+    with pytest.raises(ConfigReadError, match=expected):
+        apply_overrides(WithMappings(), [text])
+
+
+def test_a_mapping_of_a_file_has_its_types(tmp_path):
+    (tmp_path / "c.yaml").write_text("s: {numbers: {on: abc}}\n")
+    with pytest.raises(ConfigReadError) as caught:
+        apply_yaml(WithMappings(), tmp_path / "c.yaml")
+    assert "c.yaml:1: s.numbers.True: expected str, not True" in str(caught.value)
+
+
+def test_mappings_receive_converted_values_and_keys():
+    config = WithMappings()
+    texts = [
+        "s.layers={k: {a: 3}}",
+        "+s.by_number.5=x",
+        "+s.by_colour.RED=2",
+        "+s.deep.a.b=1",
+        "s.named.size=2",
+    ]
+    apply_overrides(config, [*texts, "+s.free.a={b: c}", "s.layers.k.a=4"])
+    assert config.s == Mappings(
+        layers={"k": Layer(4)},
+        by_number={5: "x"},
+        by_colour={Colour.RED: 2},
+        deep={"a": {"b": 1}},
+        named={"name": "a", "size": 2},
+        free={"a": {"b": "c"}},
+    )
+
+
+@dataclass(frozen=True)
+class Frozen:
+    a: int = 1
+    inner: Layer = field(default_factory=Layer)
+
+
+@dataclass
+class Computed:
+    a: int = 1
+    b: int = 2
+    start: InitVar[int] = 7
+    twice: int = field(init=False, default=0)
+
+    def __post_init__(self, start):
+        if self.a > self.b:
+            raise ValueError(f"a={self.a} is more than b={self.b}")
+        self.twice = start * 0 + 2 * self.a
+
+
+@dataclass
+class WithFrozen:
+    f: Frozen = Frozen()
+    s: Computed = field(default_factory=Computed)
+
+
+def test_a_frozen_section_is_replaced_and_its_default_stays():
+    config = WithFrozen()
+    apply_overrides(config, ["f.a=5", "f.inner.a=6", "~f.a", "f.a=7"])
+    assert config.f == Frozen(7, Layer(6))
+    assert WithFrozen().f.a == 1
+
+
+def test_a_frozen_configuration_cannot_be_changed_in_place():
+    with pytest.raises(OverrideError, match="a: cannot be changed in place, because Frozen is frozen"):
+        apply_overrides(Frozen(), ["a=2"])
+
+
+def test_computed_fields_follow_and_checks_see_the_last_values():
+    config = WithFrozen()
+    apply_overrides(config, ["s.a=4", "s.b=9"])  # a=4 alone would be refused
+    assert (config.s.a, config.s.twice) == (4, 8)
+    with pytest.raises(ConfigReadError, match="s: a=10 is more than b=9"):
+        apply_overrides(config, ["s.a=10"])
+
+
+def test_computed_fields_follow_a_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("s: {a: 2}\nf: {a: 3}\n")
+    config = WithFrozen()
+    apply_yaml(config, tmp_path / "c.yaml")
+    assert (config.s.twice, config.f.a) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:HOME}/x", "${oc.env:USER,me}", "${s.b}", "a/${HOME}", "${now:%Y}", "[a, '${HOME}']"]
+)
+def test_an_interpolation_is_not_taken_as_text(text):
+    with pytest.raises(InterpolationError, match=r"s.free.k.*: contains \$\{.*, which is not resolved"):
+        apply_overrides(WithMappings(), [f"+s.free.k={text}"])
+
+
+@pytest.mark.parametrize("text", ["Q: ${input}", "costs 5$ {a}", "\\${HOME}"])
+def test_other_dollars_are_text(text):
+    config = WithMappings()
+    apply_overrides(config, [f"+s.free.k='{text}'"])
+    assert config.s.free == {"k": text}

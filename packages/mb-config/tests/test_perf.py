@@ -77,6 +77,9 @@ def test_a_dense_model_on_hopper(make_fast):
         "model.apply_rope_fusion": True,
         "model.bias_activation_fusion": True,
         "model.bias_dropout_fusion": True,
+        "model.cuda_graph_impl": "full_iteration",
+        "model.use_te_rng_tracker": True,
+        "rng.te_rng_tracker": True,
         "ddp.use_distributed_optimizer": True,
         "optimizer.use_distributed_optimizer": True,
         "optimizer.use_precision_aware_optimizer": True,
@@ -84,7 +87,6 @@ def test_a_dense_model_on_hopper(make_fast):
         "train.manual_gc": True,
         "train.manual_gc_interval": 100,
         "env_vars.TORCH_NCCL_HIGH_PRIORITY": 1,
-        "env_vars.TORCH_NCCL_AVOID_RECORD_STREAMS": 1,
         "env_vars.NCCL_NVLS_ENABLE": 0,
         "env_vars.PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN": 20,
@@ -148,8 +150,13 @@ def test_the_precision_of_each_generation(make_fast, perf, precision):
 @pytest.mark.parametrize(
     ("gpu", "model", "graphs"),
     [
-        ("h100", {}, (None, None)),
-        ("h100", {"hidden_size": 1024}, ("transformer_engine", None)),
+        ("h100", {}, ("full_iteration", None)),
+        ("h100", {"hidden_size": 1024}, ("full_iteration", None)),
+        ("h100", {"hidden_size": 1024, "pipeline_model_parallel_size": 2}, ("transformer_engine", None)),
+        ("h100", {"hidden_size": 1024, "cuda_graph_modules": ["attn"]}, ("transformer_engine", None)),
+        ("h100", {"recompute_granularity": "selective"}, (None, None)),
+        ("h100", {"fp16": True}, (None, None)),
+        ("a100", {}, (None, None)),
         ("b200", {}, ("full_iteration", None)),
         ("b200", {"pipeline_model_parallel_size": 2}, (None, None)),
         ("b200", {"num_moe_experts": 8}, ("transformer_engine", ["attn", "moe_router", "moe_preprocess"])),
@@ -163,8 +170,23 @@ def test_graphs_by_generation_and_kind_of_model(make_fast, gpu, model, graphs):
     found = changed(make_fast(perf=gpu, **model), gpu=gpu)
     assert (found.get("model.cuda_graph_impl"), found.get("model.cuda_graph_modules")) == graphs
     assert found.get("model.use_te_rng_tracker", False) is (graphs[0] is not None)
-    inspected = found.get("rerun_state_machine.check_for_nan_in_loss", True)
-    assert inspected is True  # this container has no such section
+    assert not any("check_for" in path for path in found)  # the check of the loss is kept
+
+
+@pytest.mark.parametrize("own", ["model.cuda_graph_impl", "model.use_te_rng_tracker", "rng.te_rng_tracker"])
+def test_without_graphs_nothing_is_taken_of_what_only_graphs_need(make_fast, own):
+    provenance = Provenance({own: "command line"})  # with the value of the default: none, false
+    found = changed(make_fast(perf="h100", hidden_size=1024), provenance=provenance)
+    assert not [path for path in found if "graph" in path or "rng" in path]
+    assert found["model.cross_entropy_loss_fusion"]
+
+
+@pytest.mark.parametrize("check", [{"check_for_nan_in_grad": True}, {"check_for_large_grads": True}], ids=str)
+def test_a_gradient_that_is_read_at_once_is_an_obstacle_to_a_graph_of_the_whole_step(make_fast, check):
+    config = make_fast(perf="h100")
+    for name, value in check.items():
+        setattr(config.ddp, name, value)
+    assert "model.cuda_graph_impl" not in changed(config)
 
 
 def test_experts_use_grouped_products_and_exchange_their_tokens(make_fast):

@@ -98,7 +98,7 @@ def test_a_module_that_cannot_be_imported_is_one_error_with_the_line(registry, w
 
 
 def test_what_is_no_recipe_is_named():
-    with pytest.raises(RegistrationError, match=r"x: 3 is no recipe\. Give a function"):
+    with pytest.raises(RegistrationError, match=r"x: 3 is not a recipe\. Give a function"):
         as_recipe(3, source="x")
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
-from mb_config.request import PlainReader, RecipeReader, UnknownRecipeError
+from mb_config.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
 from mb_config.run_estimate import estimate_run
 
 
@@ -41,14 +41,16 @@ def test_without_a_name_the_default_is_read(reader):
 
 def test_an_unknown_name_has_the_nearest_recipe(reader):
     with pytest.raises(
-        UnknownRecipeError, match=r"tinny: is no recipe .* Nearest: tiny; `trainer recipes` lists all"
+        UnknownRecipeError, match=r"tinny: is neither a recipe .* Nearest: tiny; `trainer recipes` lists all"
     ):
         reader.read(["tinny"])
     with pytest.raises(
-        UnknownRecipeError, match=r"xyz: is no recipe and no YAML file\. `trainer recipes` lists all"
+        UnknownRecipeError, match=r"xyz: is neither a recipe nor a YAML file\. `trainer recipes` lists all"
     ):
         reader.read(["xyz"])
-    with pytest.raises(UnknownRecipeError, match=r"tinny: is no recipe and no YAML file\. An override has"):
+    with pytest.raises(
+        UnknownRecipeError, match=r"tinny: is neither a recipe nor a YAML file\. An override has"
+    ):
         RecipeReader(container=reader.container).read(["tinny"])
 
 
@@ -170,6 +172,28 @@ def test_recipe_and_command_line_may_name_any_class(strict, make, tmp_path):
     file.write_text("base: tiny\ntrain: {micro_batch_size: 4}\n")
     assert named.read([str(file)]).config.logger.name == "theirs.Logger"
     assert strict.read(["logger.name=theirs.Logger"]).config.logger.name == "theirs.Logger"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: None, "returns a configuration, and this one returned None. Does it lack a return?"),
+        (lambda: {"train": {}}, "this one returned {'train': {}}. Return a ConfigContainer."),
+        (lambda size: None, "has a parameter without a default (missing a required argument: 'size')"),
+        (lambda *, size: None, "has a parameter without a default (missing a required"),
+    ],
+)
+def test_a_function_that_builds_no_configuration_is_one_line(make, build, message):
+    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=build)})
+    with pytest.raises(RecipeResultError) as caught:
+        reader.read(["own"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_with_defaults_is_called_without_arguments(make):
+    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=lambda n=1: make())})
+    assert reader.read(["own"]).name == "own"
 
 
 @pytest.mark.parametrize("start", ["a", "itself"])

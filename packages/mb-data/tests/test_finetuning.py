@@ -354,7 +354,10 @@ def test_batches_are_padded_to_their_longest_sample_or_a_given_length(config):
         "labels": ((2, 32), torch.int64),
         "loss_mask": ((2, 32), torch.float32),
         "position_ids": ((2, 32), torch.int64),
+        "padding_mask": ((2, 32), torch.bool),
     }
+    assert batch["padding_mask"].logical_not().sum(1).tolist() == [8, 23]
+    assert not batch["padding_mask"][1, :23].any()
     assert batch["loss_mask"].sum(1).tolist() == [5, 6]
     assert batch["tokens"][0, 8:].unique().tolist() == [END]
     assert batch["position_ids"][1].tolist() == list(range(32))
@@ -475,6 +478,8 @@ def test_samples_of_a_batch_are_concatenated(config):
         for name, each in sample.items():
             assert torch.equal(batch[name][0, start : start + length], each)
         assert batch["position_ids"][0, start : start + length].tolist() == list(range(length))
+        assert not batch["padding_mask"][0, start : start + length].any()
+    assert batch["padding_mask"].sum() == total - sum(lengths)
     assert batch["loss_mask"].sum() == sum(float(each["loss_mask"].sum()) for each in samples)
     assert config.is_packed
 

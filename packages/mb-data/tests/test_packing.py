@@ -82,10 +82,12 @@ def test_a_pack_has_sample_boundaries_and_positions_restart(config):
     assert rest["cu_seqlens"].tolist() == [0, 5, 8, 20]
     assert rest["max_seqlen"] == 12  # the padding
     assert rest["loss_mask"].tolist() == [1] * 8 + [0] * 12
+    assert rest["padding_mask"].tolist() == [False] * 8 + [True] * 12
     assert {name: each.dtype for name, each in pack.items()} == {
         "tokens": torch.int64,
         "labels": torch.int64,
         "loss_mask": torch.float32,
+        "padding_mask": torch.bool,
         "position_ids": torch.int64,
         "cu_seqlens": torch.int32,
         "max_seqlen": torch.int32,
@@ -99,6 +101,7 @@ def test_samples_are_padded_to_a_multiple_and_cu_seqlens_to_equal_length(config)
     )
     _, valid, _ = build(config)
     borders = [valid[position]["cu_seqlens"].tolist() for position in range(len(valid))]
+    assert valid[0]["padding_mask"].tolist() == [*[False] * 9, *[True] * 3, *[False] * 5, *[True] * 3]
     assert borders[0] == [0, 12, 20, 20, 20, 20]
     assert {len(each) for each in borders} == {6}
     assert all(border % 4 == 0 for each in borders for border in each)

@@ -79,6 +79,19 @@ def test_stages_between_the_first_and_the_last_read_nothing():
     assert reads == [True, False, True]
 
 
+def test_every_stage_of_a_model_with_experts_reads_padding():
+    class Padded(Numbers):
+        is_padded = True
+
+    datasets = build_run_datasets(Padded(), CONTEXT)
+    middle = DataRanks(pipeline_rank=1, pipeline_size=3)
+    reads = [
+        datasets.loaders(BatchSettings(micro_batch_size=2, routed=routed), ranks=middle).iterators().train
+        for routed in (True, False)
+    ]
+    assert [each is not None for each in reads] == [True, False]
+
+
 def test_each_model_chunk_has_an_iterator():
     datasets = build_run_datasets(Numbers(), CONTEXT)
     first, second = datasets.loaders(BatchSettings(micro_batch_size=2, model_chunks=2)).iterators().train

@@ -1,8 +1,6 @@
 """Functions that run on a rank for the tests of the patches."""
 
-import gc
 import inspect
-import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from host_gpt import Trainer
 from host_layouts import Layout
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
@@ -106,24 +103,6 @@ def patched_afterwards(root: str, optimizer_format: str) -> list[object]:
     patch_megatron()  # a second call has no effect
     assert patched == [vars(owner)[name] for owner, name in targets]
     return [failure, sorted(names), resumed(root, optimizer_format, None)]
-
-
-def is_leaked(layout: Layout, fault: str | None) -> bool:
-    """Train a model, delete it, and return whether it is still alive."""
-    with without(fault) if fault else nullcontext():
-        trainer = Trainer(layout)
-    trainer.step(0)
-    model = weakref.ref(trainer.chunks[0])
-    del trainer
-    RotaryEmbedding.forward.cache_clear()  # a cache that pools clear between runs
-    gc.collect()
-    return model() is not None
-
-
-def threads_of_a_run(layout: Layout) -> int:
-    """Train a model and return the number of threads of this process."""
-    Trainer(layout).step(0)
-    return len([*Path("/proc/self/task").iterdir()])
 
 
 def unequal_parts(fault: str | None) -> tuple[list[float], list[float]]:

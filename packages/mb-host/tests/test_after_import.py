@@ -27,6 +27,14 @@ def test_the_callback_runs_before_the_importer_continues(finder):
     assert VALUE == 2
 
 
+def test_two_hooks_on_one_module_are_both_called(finder):
+    finder({"fresh_module": lambda module: setattr(module, "VALUE", 2)})
+    finder({"fresh_module": lambda module: setattr(module, "OTHER", 3)})
+    from fresh_module import OTHER, VALUE
+
+    assert (VALUE, OTHER) == (2, 3)
+
+
 def test_other_modules_and_missing_ones_are_unaffected(finder):
     finder({"fresh_module_that_is_not_there": lambda module: None})
     import fresh_module

@@ -39,6 +39,11 @@ RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_di
         ({"env": ["1A=2"]}, "env: '1A' is no variable"),
         ({"env": ["HF_TOKEN=hello"]}, r"env: 'HF_TOKEN=\*\*\*' looks like a secret.*write --env HF_TOKEN"),
         ({"sbatch": ["exclusive"]}, "sbatch: 'exclusive' is no option of sbatch"),
+        ({"sbatch": ["--comment=a#b"]}, "sbatch: '--comment=a#b' is no option of sbatch"),
+        (
+            {"sbatch": ["--comment='a'"]},
+            "is no option of sbatch. Write --NAME or --NAME=VALUE, without spaces, quotes",
+        ),
     ],
 )
 def test_bad_values_are_rejected(values, message):
@@ -54,7 +59,10 @@ def test_bad_values_are_rejected(values, message):
         ({"command": ["x", "--token", "abc"]}, "command: --token looks like a secret"),
         ({"command": ["x", "AKIAABCDEFGHIJKLMNOP"]}, "command: AKIA... looks like a secret"),
         ({"folder": Path("/my run")}, "run folder: '/my run' has a space"),
-        ({"work_dir": Path("/a,b")}, "working directory: '/a,b' has a space or one of"),
+        ({"work_dir": Path("/a,b")}, "working directory: '/a,b' has a space, a quote or one of"),
+        ({"folder": Path("/runs/run#1")}, "run folder: '/runs/run#1' has a space, a quote or one of % "),
+        ({"folder": Path("/it's")}, "run folder: .* has a space, a quote or one of % "),
+        ({"work_dir": Path('/a"b')}, "working directory: '/a\"b' has a space, a quote"),
     ],
 )
 def test_bad_runs_are_rejected(values, message):

@@ -135,5 +135,66 @@ def test_torchrun_sets_the_number_of_local_processes(text, number):
 
 def test_an_option_that_starts_processes_is_rejected_inside_a_launcher():
     require_single_process({}, option="--nproc")
-    with pytest.raises(WorldError, match=r"^--nproc: is given inside torchrun or srun"):
-        require_single_process({"RANK": "0", "WORLD_SIZE": "1"}, option="--nproc")
+    with pytest.raises(WorldError, match=r"^--nproc: is given inside torchrun, mpirun or srun"):
+        require_single_process({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, option="--nproc")
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "9",
+    "OMPI_COMM_WORLD_SIZE": "16",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+}
+HYDRA = {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8"}
+"""As the process managers of Open MPI 4 and of MPICH 4 set them for rank 9 of 16 on the second of two nodes."""
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA])
+def test_mpirun_sets_rank_and_world(environment):
+    assert read_world(environment) == World(rank=9, world_size=16, local_rank=1)
+    assert is_launched(environment)
+    # within an allocation, mpirun starts one daemon on each node with srun: these are its numbers, not the ranks'
+    daemon = {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    assert read_world({**daemon, **environment}) == World(rank=9, world_size=16, local_rank=1)
+    assert read_world({**environment, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}).rank == 3
+
+
+def test_several_processes_of_mpirun_need_an_address():
+    with pytest.raises(
+        WorldError, match=r"MASTER_ADDR and MASTER_PORT: are not set.* \(mpirun: -x MASTER_ADDR"
+    ):
+        require_address(read_world(OPEN_MPI), OPEN_MPI)
+    assert read_local_world_size(OPEN_MPI) == 8
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA])
+def test_one_process_of_mpirun_is_a_single_process(environment):
+    one = {name: "1" if name.endswith("_SIZE") else "0" for name in environment}
+    assert read_world(one) == World()
+    assert not is_launched(one)
+
+
+def test_tasks_of_srun_that_use_mpi_are_those_of_srun():
+    """`srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE, and no local rank."""
+    assert read_world({**SRUN, "PMI_RANK": "1", "PMI_SIZE": "2"}) == read_world(SRUN)
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "1"}])
+def test_a_container_with_one_process_is_a_single_process(environment):
+    assert read_world(environment) == World()
+    assert not is_launched(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "LOCAL_RANK"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "MPI_LOCALRANKID"),
+    ],
+)
+def test_several_processes_without_a_local_rank_are_an_error(environment, name):
+    with pytest.raises(
+        WorldError, match=rf"^{name}: is not set, but .*Set {name}=0 if each node or pod has one"
+    ):
+        read_world(environment)

@@ -96,3 +96,15 @@ def test_a_step_reads_no_tensor_on_the_host_but_the_copy_of_the_one_before():
         for _ in range(16):
             check.inspect(torch.tensor(2.0))
     assert reads.count == 0
+
+
+def test_the_flag_is_changed_in_place_so_that_a_replayed_graph_changes_it():
+    check = mb_loop.DeferredLossCheck()
+    check.inspect(torch.tensor(2.0))  # the warm-up of a graph
+    flag = check._flag
+    check.inspect(torch.tensor(NAN))
+    assert check._flag is flag
+    flag.fill_(True)  # what a replay does, without a call of `inspect`
+    check.on_train_step_end(context(1))
+    with pytest.raises(NonFiniteLossError):
+        check.on_train_step_end(context(2))

@@ -34,14 +34,28 @@ def test_what_is_logged_is_recorded(accelerator, recorder):
     assert recorder.closed == 1
 
 
-def test_a_step_is_required(accelerator):
-    with pytest.raises(
-        ValueError, match=r"no step is given \(step=None\).*accelerator\.log\(values, step=step\)"
-    ):
-        accelerator.log({"loss": 1.0})
+def test_without_a_step_each_call_is_the_next_one(accelerator, recorder):
+    accelerator.log({"loss": 3.0}, step=4)
+    accelerator.log({"loss": 2.0})
+    accelerator.log({"loss": 1.0})
+    accelerator.end_training()
+    assert [(row.step, row.values["loss"]) for row in recorder.rows] == [(4, 3.0), (5, 2.0), (6, 1.0)]
 
 
-def test_a_text_is_no_metric(accelerator):
-    accelerator.log({"note": "text"}, step=1)
-    with pytest.raises(TypeError, match="'note' is a str"):
-        accelerator.end_training()
+def test_what_cannot_be_recorded_is_left_out_with_a_line(accelerator, recorder, caplog):
+    """Accelerate's own trackers for TensorBoard and W&B take text, and values of an earlier step."""
+    accelerator.log({"loss": 2.0, "note": "text", "list": [1]}, step=2)
+    accelerator.log({"val": 3.0, "loss": 9.0}, step=1)
+    accelerator.end_training()
+    assert [(row.step, row.values["loss"], row.values["val"]) for row in recorder.rows] == [(2, 2.0, 3.0)]
+    assert caplog.messages == ["metrics: list, note not recorded: no numbers"]
+
+
+def test_metrics_of_a_recorded_step_are_left_out_with_a_line(recorder, caplog):
+    tracker = AccelerateTracker(metrics := Metrics([recorder], log_interval=2))
+    tracker.log({"loss": 2.0}, step=2)
+    tracker._logger.flush()
+    tracker.log({"val": 3.0}, step=1)
+    metrics.close()
+    assert recorder.steps == [2]
+    assert caplog.messages == ["metrics: val not recorded: of step 1, which came after step 2"]

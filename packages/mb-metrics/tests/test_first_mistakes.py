@@ -1,6 +1,8 @@
 """What people write first: a single sink, a value without a name, a function as a sink, a wrong precision."""
 
 import io
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 
@@ -14,6 +16,7 @@ from mb_metrics import (
     peak_tflops,
     read_jsonl,
 )
+from mb_metrics.recorded_steps import split_device_values
 
 
 def test_a_single_sink_needs_no_list():
@@ -104,3 +107,41 @@ def test_metrics_called_step_and_time_do_not_replace_those_of_the_record(tmp_pat
     (row,) = read_jsonl(path)
     assert (row["step"], row["time"], row["metric/step"], row["metric/time"]) == (1, 5.0, 0.25, 7.0)
     JsonlSink(path, resume_step=1).close()
+
+
+@pytest.mark.parametrize("value", [True, 2, 1.5, Decimal("1.5"), Fraction(3, 2)])
+def test_every_kind_of_number_is_a_metric(value):
+    assert recorded(value) == float(value)
+
+
+@pytest.mark.parametrize("kind", ["bool_", "float32", "float16", "int8", "array", "one-element array"])
+def test_numbers_of_numpy_are_metrics(kind):
+    numpy = pytest.importorskip("numpy")
+    makers = {"array": lambda: numpy.array(1.0), "one-element array": lambda: numpy.array([[1.0]])}
+    assert recorded(makers.get(kind, lambda: getattr(numpy, kind)(1))()) == 1.0
+
+
+@pytest.mark.parametrize("value", [1j, "1", b"1", [1.0], object()])
+def test_other_values_are_no_metrics(value):
+    with pytest.raises(TypeError, match="a metric is a number, or a tensor or array with one element"):
+        recorded(value)
+
+
+def test_an_array_of_several_or_of_complex_numbers_is_no_metric():
+    numpy = pytest.importorskip("numpy")
+    for value in (numpy.ones(2), numpy.array(1j), numpy.array("a")):
+        with pytest.raises(TypeError, match="a metric is a number"):
+            recorded(value)
+
+
+def test_a_complex_tensor_is_no_metric():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"'x' is complex\. A metric is a real number"):
+        recorded(torch.tensor(1 + 1j))
+
+
+def recorded(value):
+    """Return what a step with a value holds."""
+    numbers, packed = split_device_values({"x": value})
+    assert packed == []
+    return numbers["x"]

@@ -59,7 +59,7 @@ def test_what_a_module_logs_is_recorded(recorder, tmp_path):
     rows = {row.step: row.values for row in recorder.rows}
     assert [step for step in rows if "train/loss" in rows[step]] == [2, 4, 6, 8, 10, 12]
     assert [step for step in rows if "val/loss" in rows[step]] == [6, 12]
-    assert [step for step in rows if "test/loss" in rows[step]] == [13]
+    assert [step for step in rows if "test/loss" in rows[step]] == [12]
     assert rows[2]["lr-SGD"] == pytest.approx(0.01)
     assert rows[4]["batch-size"] == 1.0
     assert recorder.closed == 1
@@ -81,9 +81,12 @@ def test_rows_are_written_at_a_checkpoint_and_when_training_fails(recorder, tmp_
     assert (seen, recorder.steps) == ([1, 2], [1, 2, 3])
 
 
-def test_a_step_is_required(recorder):
-    with Metrics([recorder]) as metrics, pytest.raises(ValueError, match=r"no step is given \(step=None\)"):
-        LightningLogger(metrics).log_metrics({"loss": 1.0})
+def test_without_a_step_each_call_is_the_next_one(recorder):
+    with Metrics([recorder]) as metrics:
+        logger = LightningLogger(metrics)
+        logger.log_metrics({"loss": 2.0})
+        logger.log_metrics({"loss": 1.0})
+    assert [(row.step, row.values["loss"]) for row in recorder.rows] == [(1, 2.0), (2, 1.0)]
 
 
 def test_settings_of_a_model_are_not_metrics(recorder):
@@ -99,3 +102,16 @@ def test_a_validation_before_training_adds_to_the_first_step(recorder, tmp_path)
         run.fit(Line(), DATA)
     assert recorder.steps == list(range(1, 13))
     assert {"val/loss", "train/loss"} <= set(recorder.rows[0].values)
+
+
+def test_a_test_by_another_trainer_belongs_to_the_last_step_and_another_fit_continues(recorder, tmp_path):
+    """Lightning's documentation advises a test with a trainer of one device; each trainer counts steps from 0."""
+    with Metrics([recorder], log_interval=4) as metrics:
+        logger = LightningLogger(metrics)
+        trainer(logger, tmp_path, log_every_n_steps=1).fit(Line(), DATA)
+        trainer(logger, tmp_path).test(Line(), DATA, verbose=False)
+        trainer(logger, tmp_path).validate(Line(), DATA, verbose=False)
+        trainer(logger, tmp_path, log_every_n_steps=1).fit(Line(), DATA)
+    rows = {row.step: row.values for row in recorder.rows}
+    assert [step for step in rows if "train/loss" in rows[step]] == [*range(1, 25)]
+    assert [step for step in rows if {"test/loss", "val/loss"} <= rows[step].keys()] == [12]

@@ -84,13 +84,13 @@ def test_throughput_is_averaged_over_its_window(recorder, clock):
 
 def test_mean_losses_leave_skipped_steps_out_and_keep_negative_and_nan(recorder):
     metrics = Metrics([recorder], log_interval=4)
-    metrics.record(1, {"a": -1.0, "b": 1.0, "memory/x": 5.0, "learning-rate": 1.0})
-    metrics.record(2, {"a": math.inf, "b": math.inf}, skipped=True)
-    metrics.record(3, {"a": -3.0, "b": math.nan})
+    metrics.record(1, {"a": -1.0, "b loss": 1.0, "memory/x": 5.0, "learning-rate": 1.0})
+    metrics.record(2, {"a": math.inf, "b loss": math.inf}, skipped=True)
+    metrics.record(3, {"a": -3.0, "b loss": math.nan})
     metrics.record(4, {"a": -2.0})
     (interval,) = recorder.intervals
     assert interval.mean_losses["a"] == -2.0
-    assert math.isnan(interval.mean_losses["b"])
+    assert math.isnan(interval.mean_losses["b loss"])
     assert (interval.skipped_steps, interval.nonfinite_steps, len(interval.mean_losses)) == (1, 2, 2)
 
 

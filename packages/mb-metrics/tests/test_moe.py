@@ -88,6 +88,13 @@ def test_a_rank_without_experts_reports_what_there_is():
     assert found == {"load_balancing_loss": torch.tensor(0.0)}
 
 
+def test_the_layers_of_a_hybrid_include_those_of_its_multi_token_prediction():
+    hybrid = MODEL | {"hybrid_layer_pattern": "M*E-/*E/*E", "moe_per_layer_logging": True}
+    found = expert_metrics(hybrid, Tracker(), microbatches=1, pp_group=None, dp_group=None)
+    assert [*found][-1] == "moe/load_balancing_loss_layer_5"  # as on stages whose tracker has the six layers
+    assert FlopsModelShape(hybrid).prediction_depths == 2
+
+
 def test_predictions_come_under_their_names():
     class Predictions:
         def track_mtp_metrics(self, loss_scale, iteration, writer):

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from mb_metrics import BRIDGE_ALIASES, Metrics, mlflow_name
 from mb_metrics.names import (
+    different_mlflow_names,
     find_grad_norm,
     find_learning_rate,
     find_validation,
+    is_averaged,
     is_loss,
     is_training_loss,
     is_validation_loss,
@@ -107,6 +109,30 @@ NORMS = ("grad-norm", "grad_norm", "train/grad_norm", "gradient_norm")
 @pytest.mark.parametrize("name", [*RATES, *NORMS, "epoch", "iter", "moe/z_loss_layer_0", "memory/loss"])
 def test_names_that_are_no_loss(name):
     assert not is_loss(name)
+    assert not is_averaged(name)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "kl", "temperature", "ratio", "reward", ""])
+def test_other_metrics_are_averaged_and_are_no_losses(name):
+    assert (is_loss(name), is_averaged(name)) == (False, True)
+
+
+SAME = ("acc%", "acc#", "acc(1)", "acc_1_", "reward@1", "reward_at_1", "a/b/c", "a/b_c", "x" * 250, "x" * 251)
+
+
+def test_two_metrics_are_two_series_of_mlflow():
+    """MLflow's own rule: word characters, "/", "." , "-", " " and ":", at most 250 of them."""
+    found = different_mlflow_names(SAME, {})
+    assert len({*found.values()}) == len(SAME)
+    assert all(re.fullmatch(r"[/\w.\- :]{1,250}", name) for name in found.values())
+    assert [found[name] for name in ("acc%", "acc(1)", "reward@1", "a/b/c")] == [
+        "acc_",
+        "acc_1_",
+        "reward_at_1",
+        "a/b_c",
+    ]
+    # later steps keep the names of the first ones
+    assert different_mlflow_names(reversed(SAME), found) == found
 
 
 def test_the_learning_rate_and_the_gradient_norm_are_found_by_their_usual_names():

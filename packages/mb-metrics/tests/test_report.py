@@ -20,8 +20,9 @@ from mb_metrics.report.run_history import RunConfiguration
 from mb_metrics.report.run_reader import read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration
 from mb_metrics.report.run_statistics import compute_run_statistics, run_status
-from mb_metrics.report.series import Bucket, Series, envelope
+from mb_metrics.report.series import Bucket, Series, envelope, mean_of
 from mb_metrics.report.time_split import split_time
+from mb_metrics.watch import watch_text
 
 NOW = BEGIN + 1000
 
@@ -88,7 +89,7 @@ def test_run_statistics(full_run):
     )
     assert found["saves"] == {"count": 1, "seconds": 2.0, "longest": 2.0}
     assert found["warnings"] == [
-        "The loss was NaN or infinite in one step, first in step 5.",
+        "lm loss was NaN or infinite in one step, first in step 5.",
         "The optimizer skipped one step, first step 5.",
         "warning: <b>",
     ]
@@ -455,3 +456,34 @@ def test_a_report_shows_no_secret_of_the_configuration_or_the_log(tmp_path):
     assert "OPENAI_API_KEY" in page
     assert "Ring" in page
     assert "c0ffee-in-clear" not in page
+
+
+@pytest.mark.parametrize("name", ["loss", "grad-norm", "x/y"])
+def test_values_near_the_largest_float_are_shown(name, tmp_path):
+    rows = [
+        {"step": step, "time": float(step), name: sign * 1.7e308}
+        for step, sign in enumerate((1, 1, 1, -1), 1)
+    ]
+    run = read_run(write_run(tmp_path, rows))
+    statistics = compute_run_statistics(run, now=NOW)
+    assert json.dumps(statistics.as_json(), allow_nan=False)
+    assert "</html>" in report_html([run], now=NOW)
+    assert watch_text(run, now=NOW)
+    assert mean_of([1.7e308] * 4) == pytest.approx(1.7e308)
+
+
+def test_the_metric_that_was_not_finite_is_named(tmp_path):
+    rows = [{"step": step, "time": float(step), "lm loss": 2.0, "ratio": "Infinity"} for step in (1, 2)]
+    assert compute_run_statistics(read_run(write_run(tmp_path / "a", rows)), now=NOW).nonfinite_steps == 0
+    rows = [{**each, "z_loss": "NaN"} for each in rows]
+    warnings = compute_run_statistics(read_run(write_run(tmp_path / "b", rows)), now=NOW).warnings
+    assert warnings[0] == "z_loss was NaN or infinite in 2 steps, first in step 1."
+
+
+def test_speed_and_step_time_are_of_the_same_steps(tmp_path):
+    """A rate over a long window has other steps than the median; 100 tokens in steps of 2 s are 50 a second."""
+    rates = {"throughput/tokens_per_sec": 10.0, "throughput/batches_per_sec": 0.1}
+    rows = [{"step": step, "time": 2.0 * step, "lm loss": 2.0, **rates} for step in range(1, 10)]
+    found = compute_run_statistics(read_run(write_run(tmp_path, rows)), now=NOW)
+    assert found.step_seconds.median == 2.0
+    assert found.tokens_per_second == pytest.approx(50.0)

@@ -9,6 +9,7 @@ from sample_runs import BEGIN, event, row, steady, write_run
 from mb_metrics import JsonlSink, Metrics
 from mb_metrics.report.run_history import DiscardedSteps
 from mb_metrics.report.run_reader import RunNotFoundError, RunReader, read_run, read_run_from_log
+from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.run_events import RunEvent, parse_event
 
 
@@ -134,3 +135,33 @@ def test_lines_that_are_no_event(line):
 def test_an_event_keeps_what_it_does_not_know():
     found = parse_event('{"event": "save", "time": 5, "step": 3, "seconds": 0.5, "to": "x"}')
     assert found == RunEvent(kind="save", time=5.0, step=3, seconds=0.5, details={"to": "x"})
+
+
+def test_a_mark_within_a_metrics_file_is_a_restart(tmp_path):
+    """A loop that a signal stopped at step 25 closed its file; the resumed one appends to it, an hour later."""
+    path = tmp_path / "metrics.jsonl"
+    rows = steady(1, 25, 1)
+    stop = {"step": 25, "time": rows[-1]["time"], "end": "finished"}
+    later = steady(26, 30, 3_600)
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*rows, stop, *later]))
+    statistics = compute_run_statistics(read_run(path), now=later[-1]["time"] + 1e6)
+    assert (statistics.restarts, statistics.steps, statistics.status) == (1, 30, "silent")
+    assert statistics.seconds["stopped"] == pytest.approx(later[0]["time"] - rows[-1]["time"] - 1.0)
+    assert statistics.goodput == pytest.approx(1.0)
+    assert statistics.anomalies == ()
+    reader = RunReader(path)
+    reader.poll()
+    path.write_text(path.read_text() + json.dumps({**stop, "step": 30, "time": later[-1]["time"]}) + "\n")
+    reader.poll()
+    assert [each.kind for each in reader.run().events] == ["stop", "resume", "stop"]
+    assert reader.run().closed
+
+
+def test_a_metric_without_a_name_is_neither_learning_rate_nor_norm(tmp_path):
+    run = read_run(write_run(tmp_path, [{"step": 1, "time": 1.0, "": 3.0, "lm loss": 1.0}]))
+    assert (run.learning_rate, run.grad_norm, run.losses) == (None, None, ("lm loss",))
+
+
+def test_a_run_without_a_loss_shows_its_first_metric(tmp_path):
+    run = read_run(write_run(tmp_path, [{"step": 1, "time": 1.0, "lr": 3.0, "reward": 1.0, "kl": 2.0}]))
+    assert run.losses == ("reward",)

@@ -78,3 +78,17 @@ def test_a_file_without_later_steps_is_not_modified(tmp_path):
     run(tmp_path, range(4, 5), resume_step=3)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_files_of_other_writers_are_not_changed(tmp_path):
+    """The writer of torch has steps of its own, here samples."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="needs torch")
+    with tensorboard.SummaryWriter(str(tmp_path)) as host:
+        for step in range(20):
+            host.add_scalar("host/epoch", step, 100 * step)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    run(tmp_path, range(1, 4))
+    run(tmp_path, range(1, 3), resume_step=0)
+    assert {file: file.read_bytes() for file in before} == before
+    assert len(scalars(tmp_path)["host/epoch"]) == 20
+    assert [step for step, _ in scalars(tmp_path)["lm loss"]] == [1, 2]

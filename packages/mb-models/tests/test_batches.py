@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from mb_models import Batch, BatchError, get_batch
+from mb_models import Batch, BatchError, GPTForwardStep, get_batch
 
 CPU = torch.device("cpu")
 
@@ -68,3 +70,27 @@ def test_unsupported_batches_are_rejected(data, last, message):
 
 def test_a_batch_error_is_a_value_error():
     assert issubclass(BatchError, ValueError)
+
+
+def test_padding_is_read_where_it_is_and_on_every_stage_if_required():
+    padding = torch.zeros(2, 8, dtype=torch.bool)
+    read = {"device": CPU, "first_stage": False}
+    assert kept(get_batch(iter([sample(padding_mask=padding)]), last_stage=True, **read)) == {
+        "labels_BS",
+        "loss_mask_BS",
+        "padding_mask_BS",
+    }
+    data = iter([sample(padding_mask=padding)])
+    assert kept(get_batch(data, last_stage=False, padded=True, **read)) == {"padding_mask_BS"}
+    with pytest.raises(BatchError, match="lacks padding_mask"):
+        get_batch(iter([sample()]), last_stage=True, padded=True, **read)
+
+
+def test_padding_that_intermediate_stages_would_not_read_is_rejected():
+    groups = SimpleNamespace(cp=None, pp=SimpleNamespace(size=lambda: 3))
+    chunk = torch.nn.Linear(1, 1)
+    chunk.pre_process, chunk.post_process, chunk.mtp_process, chunk.vp_stage = True, False, False, None
+    chunk.pg_collection, chunk.config = groups, SimpleNamespace(num_moe_experts=4)
+    data = iter([sample(padding_mask=torch.zeros(2, 8, dtype=torch.bool))])
+    with pytest.raises(BatchError, match=r"holds a padding_mask.*GPTForwardStep\(padded=True\)"):
+        GPTForwardStep()(data, chunk)

@@ -228,7 +228,7 @@ def test_invalid_arguments_are_rejected(arguments):
 
 @pytest.mark.parametrize("watcher", [None, StubWatcher, lambda step: None])
 def test_what_is_no_watcher_is_rejected(watcher):
-    with pytest.raises(StopSetupError, match="is no watcher"):
+    with pytest.raises(StopSetupError, match="is not a watcher"):
         AgreedStop(watcher)
 
 

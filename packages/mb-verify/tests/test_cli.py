@@ -48,3 +48,24 @@ def test_equal_and_different_records_have_their_exit_codes(tmp_path, invoke):
 def test_a_record_that_cannot_be_read_is_exit_code_2(tmp_path, invoke):
     ended = invoke(tmp_path, tmp_path)
     assert (ended.exit_code, "has recorded no step" in ended.output) == (2, True)
+
+
+def test_a_difference_before_the_interruption_is_reported(tmp_path, invoke):
+    written(tmp_path / "a", steps=range(4))
+    written(tmp_path / "b", steps=range(3), state={**STATE, "parameters: weight": "x{step}"})
+    written(tmp_path / "b", steps=range(2, 4), start=1)
+    assert (
+        "This is before the interruption, so the resume is not at fault."
+        in invoke(tmp_path / "a", tmp_path / "b").output
+    )
+
+
+@pytest.mark.parametrize(("text", "why"), [("{]", "is damaged"), ("[]", "is no part of a record")])
+def test_a_damaged_record_is_named(tmp_path, invoke, text, why):
+    written(tmp_path / "a", steps=range(2))
+    (tmp_path / "a" / "rank-0.0.jsonl").write_text(text + "\n")
+    ended = invoke(tmp_path / "a", tmp_path / "a")
+    assert (ended.exit_code, ended.output.count("\n")) == (2, 1)
+    assert (
+        f"rank-0.0.jsonl: {why}" in ended.output or f"rank-0.0.jsonl: has a line that {why}" in ended.output
+    )

@@ -1,5 +1,6 @@
 """Two records: what is equal, and which difference is reported."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from written_records import STATE, STEP, compared, written
 from mb_verify import (
     Difference,
     Interruption,
+    RecordFile,
     RecordPosition,
     VerificationError,
     compare,
@@ -201,3 +203,64 @@ def test_a_record_without_values_of_the_kind_compared_is_an_error(tmp_path):
 def test_a_folder_without_a_record_is_an_error(tmp_path):
     with pytest.raises(VerificationError, match="the run has recorded no step"):
         read_record(tmp_path)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("equal", [NAN, -0.0, 0.1 + 0.2, float("inf"), 3, True, None, "nan"])
+def test_a_value_equals_itself_bit_for_bit(equal, tmp_path):
+    assert compare(recorded(tmp_path / "a", equal), recorded(tmp_path / "b", equal)).equal
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (0.3, 0.1 + 0.2), (NAN, None)])
+def test_values_with_other_bits_differ(one, other, tmp_path):
+    verdict = compare(recorded(tmp_path / "a", one), recorded(tmp_path / "b", other))
+    assert (verdict.first.uninterrupted, verdict.first.interrupted) == (str(one), str(other))
+
+
+def recorded(folder, loss):
+    record = RecordFile(folder)
+    record.start(0)
+    record.step(1, {"losses: loss": loss})
+    return read_record(folder)
+
+
+@pytest.mark.parametrize("number", [NAN, -0.0, 0.1 + 0.2])
+def test_numbers_of_older_records_are_compared_in_the_same_way(number, tmp_path):
+    for name in "ab":
+        row = {"kind": "step", "step": 1, "values": {"losses: loss": number}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-0.0.jsonl").write_text(json.dumps(row) + "\n")
+    assert compare(read_record(tmp_path / "a"), read_record(tmp_path / "b")).equal
+
+
+def test_a_stream_that_is_neither_seeded_nor_used_is_not_compared(tmp_path):
+    """A nanoGPT loop seeds torch only: numpy's stream differs in each process, and nothing draws from it."""
+    written(tmp_path / "a", steps=range(4), state={**STATE, "random streams: numpy": "one"})
+    written(tmp_path / "b", steps=range(3), state={**STATE, "random streams: numpy": "two"})
+    written(tmp_path / "b", steps=range(2, 4), start=1, state={**STATE, "random streams: numpy": "three"})
+    verdict = compare(read_record(tmp_path / "a"), read_record(tmp_path / "b"))
+    assert (verdict.equal, verdict.loaded_equal, verdict.unseeded) == (True, True, ("numpy",))
+    assert verdict_as_text(verdict, Interruption(steps=3, step=2)).splitlines()[-1] == (
+        "not compared: numpy, which was not seeded, and from which neither run drew"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [
+        ("seeded", "seeded", "lost"),  # the checkpoint lacks it
+        ("drawn{step}", "drawn{step}", "lost"),
+        ("drawn{step}", "other", "other"),
+        ("one", "drawn{step}", "two"),
+    ],
+)
+def test_a_stream_that_was_seeded_or_used_is_compared(first, second, third, tmp_path):
+    name = "random streams: numpy"
+    written(tmp_path / "a", steps=range(4), state={**STATE, name: first})
+    written(tmp_path / "b", steps=range(3), state={**STATE, name: second})
+    written(tmp_path / "b", steps=range(2, 4), start=1, state={**STATE, name: third})
+    verdict = compare(read_record(tmp_path / "a"), read_record(tmp_path / "b"))
+    assert (verdict.equal, verdict.first.name, verdict.unseeded) == (False, "numpy", ())
+    assert verdict.differs_before_interruption is (second != first)

@@ -112,3 +112,30 @@ def test_values_without_a_category_or_a_start_are_rejected(tmp_path):
 def test_a_missing_folder_is_no_record(tmp_path):
     with pytest.raises(VerificationError, match="absent: no such folder"):
         read_record(tmp_path / "absent")
+
+
+def test_a_second_start_has_the_next_number(tmp_path):
+    for first in (0, 3):
+        record = RecordFile(tmp_path)
+        record.start(first)
+        record.step(first + 1, {"losses: loss": "1"})
+    assert read_record(tmp_path).started_at == (0, 3)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0.0.jsonl", "rank-0.1.jsonl"]
+
+
+def test_a_start_is_recorded_once(tmp_path):
+    RecordFile(tmp_path, start=0).start(0)
+    with pytest.raises(
+        VerificationError, match=r"rank-0.0.jsonl: this start was recorded before, .* MB_VERIFY_START"
+    ):
+        RecordFile(tmp_path, start=0).start(3)
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, 1j, b"a"])
+def test_a_value_is_text_or_a_number(tmp_path, value):
+    record = RecordFile(tmp_path)
+    record.start(0)
+    with pytest.raises(
+        VerificationError, match=r"'losses: loss' is a \w+, which is neither text nor a number"
+    ):
+        record.step(1, {"losses: loss": value})

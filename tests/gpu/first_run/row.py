@@ -18,7 +18,6 @@ LAYER_GRAPHS = ("model.cuda_graph_impl=transformer_engine", "model.cuda_graph_wa
 WHOLE_GRAPH = (
     "model.cuda_graph_impl=full_iteration",
     "model.cuda_graph_warmup_steps=3",
-    "rerun_state_machine.check_for_nan_in_loss=false",
 )
 WITHOUT_TENSORBOARD = "logger.tensorboard_dir=null"
 """Setting of each run, because a bare machine may lack TensorBoard."""

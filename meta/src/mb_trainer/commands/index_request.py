@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+import mb_guard
 import mb_host
 from mb_config.program import read_for_sections
 from mb_data import IndexRequest
@@ -37,6 +38,7 @@ def read_index_request(
         verify_data(config)
         if "megatron.core" not in sys.modules:
             mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch
+            mb_guard.install(quiet=True)
         sections = import_module("mb_trainer.data")  # imports torch, which takes seconds: after all checks
         found.append(
             IndexRequest(

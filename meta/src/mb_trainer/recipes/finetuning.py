@@ -19,11 +19,7 @@ def sft_tiny() -> ConfigContainer:
         tokenizer_type="HuggingFaceTokenizer", tokenizer_model=tokenizer.as_posix()
     )
     config.model.vocab_size = 4096
-    config.dataset = SumsFinetuningConfig(
-        seq_length=config.model.seq_length,
-        dataset_kwargs={"prompt_template": "Q: {input}\nA: {output}"},
-        num_workers=0,
-    )
+    config.dataset = SumsFinetuningConfig(seq_length=config.model.seq_length, num_workers=0)
     config.checkpoint.pretrained_checkpoint = BASE
     config.train.train_iters, config.train.global_batch_size, config.train.micro_batch_size = 200, 32, 32
     config.validation.eval_interval, config.validation.eval_iters = 50, 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from megatron.core.utils import unwrap_model
 
-from mb_checkpoint import main_params, mcore
+from mb_checkpoint import extra_state, main_params, mcore
 from mb_checkpoint.collectives import gather, read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.layout import LEGACY_FILE, LEGACY_OPTIMIZER, legacy_ranks
@@ -105,8 +105,10 @@ class LegacyRestorer(StateRestorer):
         self._compare_schedules()
         if with_optimizer:
             optimizer = read_on_all_ranks(self._path, lambda: self._matched_optimizer(weights))
-        for chunk, (values, _) in zip(unwrap_model(list(ctx.model)), weights, strict=True):
-            chunk.load_state_dict(values, strict=False)
+        names = mcore.section_names(ctx.model)
+        found = {name: values for name, (values, _) in zip(names, weights, strict=True)}
+        with extra_state.permitted():
+            mcore.load_model_sections(ctx.model, self._without_code(found), strict=False)
         if with_optimizer:
             mcore.load_optimizer_section(own, self._fitted(optimizer))
             if mcore.distributed_parts(own):

@@ -4,7 +4,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.local_shards import same_local_shards
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.mcore_param_remainders import complete_main_params, either_main_params
+from mb_checkpoint.mcore_step_counts import synchronize_hybrid, with_step_counts
 from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
 from mb_checkpoint.megatron_lm import layout_of
 from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
@@ -85,15 +87,39 @@ def optimizer_section(
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     if isinstance(optimizer, Optimizer):
         optimizer = TorchOptimizerState(optimizer)
-    with same_local_shards():
-        return optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
+    complete = metadata.get(SHARDING_KEY) == "fully_reshardable"
+    with same_local_shards(), complete_main_params(distributed_parts(optimizer) if complete else []):
+        section = optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
+    return _without_classes(section)
 
 
-def load_optimizer_section(optimizer: Any, loaded: dict[str, Any]) -> None:
-    """Load the optimizer state of `optimizer_section`."""
-    (TorchOptimizerState(optimizer) if isinstance(optimizer, Optimizer) else optimizer).load_state_dict(
-        loaded
-    )
+def _without_classes(entry: Any) -> Any:
+    """Return an optimizer section without the classes that HybridDeviceOptimizer has among the settings of its groups.
+
+    A checkpoint that names a class is rejected when it is read; this run's optimizer has its own.
+    """
+    if isinstance(entry, Mapping):
+        return {key: _without_classes(each) for key, each in entry.items() if not isinstance(each, type)}
+    if isinstance(entry, list):
+        return [_without_classes(each) for each in entry]
+    if isinstance(entry, ShardedObject):
+        entry.data = _without_classes(entry.data)
+    return entry
+
+
+@torch.no_grad()  # main parameters in float32 are leaves that require gradients, and are written in place
+def load_optimizer_section(optimizer: Any, loaded: dict[Any, Any]) -> None:
+    """Load the optimizer state of `optimizer_section`, also that of another implementation of Adam."""
+    parts = [part for part in optimizer_parts(optimizer) if has_state(part)]
+    if len(parts) == 1:
+        loaded = with_step_counts(parts[0], loaded)
+    else:
+        loaded = {**loaded, **{n: with_step_counts(part, loaded[n]) for n, part in enumerate(parts)}}
+    target = TorchOptimizerState(optimizer) if isinstance(optimizer, Optimizer) else optimizer
+    with either_main_params([part for part in distributed_parts(optimizer) if has_state(part)]):
+        target.load_state_dict(loaded)
+    for part in parts:
+        synchronize_hybrid(part)
 
 
 _MAY_BE_STUBS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
@@ -247,6 +273,8 @@ class CheckpointContents:
     """Global shape of each stored tensor; None if unknown."""
     objects: frozenset[str]
     """Unique keys of the stored objects."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Type of each stored tensor; empty if unknown."""
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -280,7 +308,7 @@ def read_contents(directory: Path) -> CheckpointContents:
     index = read_index(directory)
     with quiet(), weights_only(directory, classes=_SAFE):
         common = load_common_state_dict(str(directory))
-    return CheckpointContents(common=common, shapes=index.shapes, objects=index.objects)
+    return CheckpointContents(common=common, shapes=index.shapes, objects=index.objects, dtypes=index.dtypes)
 
 
 def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -67,7 +67,8 @@ def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
             f"{key}: {own.get(key)} here, {stored.get(key)} in the checkpoint" for key in different
         )
         raise CheckpointScheduleError(_schedule_message(f"a parameter group has another schedule ({shown})"))
-    merged = {**stored, **{key: value for key, value in own.items() if key not in COUNTED & stored.keys()}}
+    kept = {"step"} | COUNTED & stored.keys()  # the count of an earlier load is not that of this checkpoint
+    merged = {**stored, **{key: value for key, value in own.items() if key not in kept}}
     return merged | ({key: stored[key] for key in SCHEDULE if key in stored} if policy == "stored" else {})
 
 

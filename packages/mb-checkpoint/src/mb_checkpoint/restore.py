@@ -12,6 +12,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.mcore_param_remainders import request_stored_types
 from mb_checkpoint.param_groups import (
     Policy,
     describe,
@@ -81,9 +82,10 @@ class StateRestorer:
         if exact:
             requested = main_params.in_float32(requested)
         if with_optimizer:
-            requested["optimizer"] = mcore.optimizer_section(
+            optimizer = mcore.optimizer_section(
                 ctx.optimizer, all_sections, self._groups, metadata, is_loading=True
             )
+            requested["optimizer"] = request_stored_types(optimizer, self._contents.dtypes)
             self._leave_groups_out(requested["optimizer"])
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
@@ -166,7 +168,10 @@ class StateRestorer:
         ctx = self._ctx
         if with_optimizer:
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
-        mcore.load_model_sections(ctx.model, loaded, strict=ctx.strict and ctx.adapter_key_filter is None)
+        sections = self._without_code({name: loaded[name] for name in mcore.section_names(ctx.model)})
+        with extra_state.permitted():
+            strict = ctx.strict and ctx.adapter_key_filter is None
+            mcore.load_model_sections(ctx.model, sections, strict=strict)
         if with_optimizer:
             mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
         elif mcore.has_state(ctx.optimizer):
@@ -179,6 +184,17 @@ class StateRestorer:
                 self._leave("random state: stored for another number of replicas; this run keeps its own")
             else:
                 restore_rng_state(state, mcore.MegatronRng())
+
+    def _without_code(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return weights whose scales may be unpickled; note those that may not."""
+        kept, reasons = extra_state.reject_code(sections, self._path)
+        if reasons:
+            self._leave(
+                f"8-bit scales: those of {len(reasons)} modules are not only numbers ({reasons[0]}), and reading them "
+                "could execute code; they start fresh. If you trust their author, pass --trust with the folder, or set "
+                "checkpoint.trust=true"
+            )
+        return kept
 
     def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the optimizer state for the parameter groups of this run; note settings that change."""

@@ -39,7 +39,7 @@ def explain(program: ConfigProgram, name: str) -> int:
     if text is None:
         near = get_close_matches(name.lower(), known, n=3)
         hint = f"Nearest: {', '.join(known[key].id for key in near)}." if near else "Rules look like V242."
-        raise UnknownRuleError(f"{name}: is no rule. {hint} `{program.name} rules` lists all.")
+        raise UnknownRuleError(f"{name}: is not a rule. {hint} `{program.name} rules` lists all.")
     print(text)
     return DONE
 

@@ -6,6 +6,7 @@ type, and reports no path. The data is therefore checked before it is passed on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
@@ -20,6 +21,7 @@ from dataclasses_json import DataClassJsonMixin
 from mb_config.errors import (
     ConfigReadError,
     ConsentError,
+    InterpolationError,
     MaskedValueError,
     MissingKeyError,
     TargetError,
@@ -36,6 +38,10 @@ from mb_schema.secrets import is_masked, leaf, masked
 T = TypeVar("T")
 TARGET = "_target_"
 NO_TARGETS: Mapping[str, type] = MappingProxyType({})
+_INTERPOLATION = re.compile(
+    r"(?<!\\)\$\{\s*(?:[a-z_][\w.]*:[^}]*|[A-Za-z_]\w*(?:\.\w+)+|[A-Z_][A-Z0-9_]*)\s*\}"
+)
+"""Interpolation of OmegaConf (a resolver or another field) or a variable of a shell; not `{input}` of a template."""
 
 
 CONSENT = "consent"
@@ -68,7 +74,10 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
         ConfigReadError: If the data contains itself.
     """
     reject_deep_nesting(section)
-    data = DataClassJsonMixin.to_dict(section)
+    try:
+        data = DataClassJsonMixin.to_dict(section)
+    except TypeError as error:  # a key becomes a list
+        raise ConfigReadError(f"a mapping has a key that no file can hold ({error})") from error
     return _ConfigWriter(secrets=secrets, defaults=defaults).section(section, data, path="")
 
 
@@ -172,6 +181,8 @@ class ConfigReader:
         """
         if is_masked(value):
             raise MaskedValueError(path=path)
+        if isinstance(value, str) and (found := _INTERPOLATION.search(value)):
+            raise InterpolationError(found[0], path=path)
         if type(value) in (list, tuple):
             items = enumerate(value)
             return type(value)(self.unmasked(item, path=f"{path}[{index}]") for index, item in items)
@@ -294,7 +305,8 @@ class _ConfigWriter:
         inner = _inner(annotation)
         if isinstance(value, Mapping):
             return {
-                str(key): self.item(v, data[key], inner, path=join(path, key)) for key, v in value.items()
+                _plain_key(key, path=path): self.item(v, data[key], inner, path=join(path, key))
+                for key, v in value.items()
             }
         if isinstance(value, list | tuple):
             pairs = enumerate(zip(value, data, strict=True))
@@ -312,10 +324,22 @@ class _ConfigWriter:
             return value.name
         plain = str(value) if isinstance(value, PurePath) else value
         if isinstance(plain, set | frozenset):
-            plain = sorted(plain)
+            members = [self._leaf(member, path=path) for member in plain]
+            plain = sorted(members, key=lambda member: (type(member).__name__, member))
         elif plain is not None and not isinstance(plain, bool | int | float | str):
             raise WrongTypeError(value, "a value that a file can hold", path=path)
         return plain if self.secrets else masked(leaf(path), plain)
+
+
+def _plain_key(key: object, *, path: str) -> object:
+    """Return the key of a mapping as a file holds it: the name of an enum member, any other plain value unchanged."""
+    if isinstance(key, Enum):
+        return key.name
+    if isinstance(key, PurePath):
+        return str(key)
+    if key is not None and not isinstance(key, bool | int | float | str):
+        raise WrongTypeError(key, "a key that a file can hold", path=path)
+    return key
 
 
 def join(path: str, key: object) -> str:

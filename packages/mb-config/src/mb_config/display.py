@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-import yaml
-
 from mb_config.codec import TARGET, join, to_dict
 from mb_config.provenance import Provenance
+from mb_config.yaml_file import dump_value
 
 
 def show(
@@ -78,10 +77,10 @@ def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[s
     for key, value in data.items():
         here = join(path, key)
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{key}:", None
+            yield f"{indent}{dump_value(key)}:", None
             yield from _rows(value, path=here, depth=depth + 1)
         else:
-            yield f"{indent}{key}: {_inline(value)}", here
+            yield f"{indent}{dump_value(key)}: {dump_value(value)}", here
 
 
 def _computed(config: Any, known: Provenance, *, origin: bool, path: str = "") -> Iterator[str]:
@@ -89,11 +88,6 @@ def _computed(config: Any, known: Provenance, *, origin: bool, path: str = "") -
     for item in fields(config):
         value, here = getattr(config, item.name), join(path, item.name)
         if not item.init and value is not None:
-            yield f"# {here}: {_inline(value)}" + (f"  # {known.origin(here)}" if origin else "")
+            yield f"# {here}: {dump_value(value)}" + (f"  # {known.origin(here)}" if origin else "")
         elif is_dataclass(value) and not isinstance(value, type):
             yield from _computed(value, known, origin=origin, path=here)
-
-
-def _inline(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
-    return text.removesuffix("...\n").strip()

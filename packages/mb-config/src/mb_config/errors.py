@@ -72,6 +72,18 @@ class MissingKeyError(ConfigKeyError, KeyError):
     __str__ = ConfigReadError.__str__
 
 
+class InterpolationError(ConfigReadError):
+    """A value that refers to a variable or to another field, which is not resolved."""
+
+    def __init__(self, text: str, *, path: str = "", origin: str = "") -> None:
+        super().__init__(
+            f"contains {text}, which is not resolved, because a configuration reads no variables and no other fields. "
+            'Write the value, or let the shell insert it, as in "checkpoint.save=$HOME/run"',
+            path=path,
+            origin=origin,
+        )
+
+
 class WrongTypeError(ConfigReadError, TypeError):
     """A value that does not match the type of its field."""
 

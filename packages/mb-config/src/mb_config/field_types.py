@@ -16,7 +16,7 @@ from mb_schema.value_types import (
     options,
 )
 
-__all__ = ["Nested", "dataclasses_of", "describe", "fit", "hints", "is_open", "options"]
+__all__ = ["Nested", "dataclasses_of", "describe", "fit", "fit_key", "hints", "is_open", "options"]
 
 
 def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:
@@ -27,5 +27,17 @@ def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None)
     """
     try:
         return value_types.fit(value, annotation, path=path, nested=nested)
+    except MismatchError as error:
+        raise WrongTypeError(error.value, error.expected, path=error.path) from None
+
+
+def fit_key(key: Any, annotation: Any, *, path: str) -> Any:
+    """Return the key of a mapping converted to its type, as `mb_schema.value_types.fit_key` does.
+
+    Raises:
+        WrongTypeError: If the key does not match.
+    """
+    try:
+        return value_types.fit_key(key, annotation, path=path)
     except MismatchError as error:
         raise WrongTypeError(error.value, error.expected, path=error.path) from None

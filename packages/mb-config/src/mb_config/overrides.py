@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_origin, is_typeddict
 
 from mb_config.codec import NO_TARGETS, TARGET, ConfigReader, join, target_name
 from mb_config.errors import (
@@ -17,11 +19,12 @@ from mb_config.errors import (
     raise_errors,
 )
 from mb_config.field_suggestions import section_fields, unknown_key_error
-from mb_config.field_types import hints, is_open, options
+from mb_config.field_types import fit_key, hints, is_open, options
 from mb_config.message_text import truncate_repr
 from mb_config.override_text import Override, parse_plain
 from mb_config.precision_recipes import get_mixed_precision_config
 from mb_config.provenance import Provenance
+from mb_config.section import unrecorded
 from mb_config.shell_line import reject_spaced
 from mb_config.yaml_file import YamlFile, read_yaml
 from mb_schema.secrets import is_masked, masked
@@ -31,6 +34,7 @@ SectionFactories = Mapping[str, Callable[[str], object]]
 
 SECTION_FACTORIES: SectionFactories = MappingProxyType({"mixed_precision": get_mixed_precision_config})
 COMMAND_LINE = "command line"
+_INIT_ONLY = dataclasses._FIELD_INITVAR  # type: ignore[attr-defined]
 
 
 def apply_overrides(
@@ -46,7 +50,8 @@ def apply_overrides(
     `a.b=c` changes a field; a section that is None is created with its defaults. `a.b={c: d}` sets keys of a
     field that is a mapping, which may be new. `+a.b=c` adds a field or key that is
     not set, and `++a.b=c` changes or adds. `~a.b` deletes: an optional field becomes None, another field its default,
-    and the key of a mapping is removed.
+    and the key of a mapping is removed. Sections of frozen classes are replaced by changed copies. At the end,
+    `__post_init__` of each changed section runs again: it checks the new values, and computes others from them.
 
     Args:
         config: A dataclass of sections.
@@ -65,14 +70,48 @@ def apply_overrides(
     reject_spaced(texts)
     # Errors of all overrides are collected in the reader, so that one run reports them together.
     reader = ConfigReader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
+    changed: dict[str, Any] = {}
     for text in texts:
-        editor = _SectionEditor(reader=reader, section_factories=section_factories, provenance=record)
+        editor = _SectionEditor(
+            reader=reader, section_factories=section_factories, provenance=record, changed=changed
+        )
         try:
             editor.apply(config, parse_plain(text) or _parse_with_hydra(text))
         except ConfigReadError as error:
             reader.note(error)
+    _initialise_again(changed, reader=reader)
     raise_errors(reader.errors)
     return record
+
+
+def _initialise_again(changed: Mapping[str, Any], *, reader: ConfigReader) -> None:
+    """Call `__post_init__` of the changed sections, innermost first: it checks fields and computes others from them."""
+    if reader.errors:  # it would see fields without the values that were rejected
+        return
+    for path, section in sorted(changed.items(), key=lambda item: -item[0].count(".") - bool(item[0])):
+        initialise = getattr(section, "__post_init__", None)
+        parameters = init_only_values(type(section)) if initialise is not None else None
+        if initialise is None or parameters is None:
+            continue
+        try:
+            with unrecorded(section):
+                initialise(*parameters)
+        except ConfigReadError as error:
+            reader.note(error)
+        except (TypeError, ValueError) as error:
+            reader.note(ConfigReadError(str(error), path=path))
+
+
+def init_only_values(cls: Any) -> list[Any] | None:
+    """Return the defaults of the InitVars of a dataclass; None if one of them has no default."""
+    names = [name for name, item in cls.__dataclass_fields__.items() if item._field_type is _INIT_ONLY]
+    return [getattr(cls, name) for name in names] if all(hasattr(cls, name) for name in names) else None
+
+
+def is_frozen(section: Any) -> bool:
+    """Return whether an object is of a frozen dataclass."""
+    parameters = getattr(type(section), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
 
 
 def _parse_with_hydra(text: str) -> Override:
@@ -112,10 +151,42 @@ def merge_yaml(
 ) -> None:
     """Merge the data of a file that has been read into `config` in place; see `apply_yaml`."""
     reader = ConfigReader(root=config, targets=targets, locate=file.locate, is_file=True)
-    _SectionEditor(
+    editor = _SectionEditor(
         reader=reader, section_factories=section_factories, provenance=provenance, adding=True
-    ).merge(config, file.data, path="")
+    )
+    editor.merge(config, file.data, path="")
+    _initialise_again(editor.changed, reader=reader)
     raise_errors(reader.errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappingTypes:
+    """Types of the keys and values of a field that is a mapping."""
+
+    key: Any = Any
+    values: Any = Any
+    """Type of every value; for a TypedDict, the type of each key's value by key."""
+    free: bool = False
+    """Whether keys may be new without a "+"."""
+
+    @classmethod
+    def of(cls, annotation: Any, *, free: bool = False) -> MappingTypes:
+        """Return the types of a field or of a value that is a mapping itself."""
+        for option in options(annotation):
+            if is_typeddict(option):
+                return cls(key=str, values=hints(option), free=free)
+            origin = get_origin(option)
+            if isinstance(origin, type) and issubclass(origin, Mapping):
+                key, values = get_args(option)
+                return cls(key=key, values=values, free=free)
+        return cls(free=free)
+
+    def value(self, key: Any) -> Any:
+        """Return the type of the value of a key."""
+        return self.values.get(key, Any) if isinstance(self.values, dict) else self.values
+
+
+ANY_MAPPING = MappingTypes()
 
 
 @dataclass(kw_only=True)
@@ -128,6 +199,8 @@ class _SectionEditor:
     adding: bool = False
     text: str | None = None
     path: str = field(default="", init=False)
+    changed: dict[str, Any] = field(default_factory=dict)
+    """Path of each section whose fields were set, to the section."""
     mapping: str | None = field(default=None, init=False)
     """Path of the field to which an override assigns a mapping, whose keys may be new."""
 
@@ -147,14 +220,16 @@ class _SectionEditor:
             data = {key: data}
         self.merge(config, data, path="")
 
-    def merge(self, target: Any, data: Mapping[str, Any], *, path: str, free: bool = False) -> None:
+    def merge(
+        self, target: Any, data: Mapping[str, Any], *, path: str, types: MappingTypes = ANY_MAPPING
+    ) -> None:
         """Set the values of `data` in a section or a mapping. Errors are collected; remaining values are still set."""
         for key, value in data.items():
             try:
                 if is_masked(value):
                     self._leave_hidden(join(path, key))
                 elif isinstance(target, dict):
-                    self._set_key(target, key, value, path=join(path, key), free=free)
+                    self._set_key(target, key, value, path=join(path, key), types=types)
                 elif key != TARGET:
                     self._set_field(target, key, value, path=join(path, key))
             except ConfigReadError as error:
@@ -174,15 +249,18 @@ class _SectionEditor:
         annotation = hints(type(section))[key]
         current = self._expand(section, key, value, path=path)
         if isinstance(value, Mapping) and self._goes_into(current, value):
-            self.merge(current, value, path=path, free=is_open(annotation))
+            if is_frozen(current):
+                current = copy(current)  # the default of a field is shared
+                self.assign(section, key, current, path=path)
+            self.merge(current, value, path=path, types=MappingTypes.of(annotation, free=is_open(annotation)))
             return
         if isinstance(value, str) and path in self.section_factories:
             made = self._made_from_name(value, path=path)
             value = value if str in options(annotation) else made
-            setattr(section, key, value)
+            self.assign(section, key, value, path=path)
         else:
             read = self._read(value, annotation, path=path)
-            setattr(section, key, self.reader.unmasked(read, path=path))
+            self.assign(section, key, self.reader.unmasked(read, path=path), path=path)
         self._note(path, value)
 
     def _made_from_name(self, name: str, *, path: str) -> Any:
@@ -193,18 +271,38 @@ class _SectionEditor:
         except ValueError as error:  # of a factory in another package
             raise ConfigReadError(str(error)) from error
 
-    def _set_key(self, target: dict[str, Any], key: str, value: Any, *, path: str, free: bool) -> None:
+    def _set_key(
+        self, target: dict[Any, Any], key: Any, value: Any, *, path: str, types: MappingTypes
+    ) -> None:
+        key = fit_key(key, types.key, path=path)
+        value_type = types.value(key)
         is_spelled_out = self.mapping is not None and path.startswith(f"{self.mapping}.")
-        if key not in target and not (self.adding or free or is_spelled_out):
+        if key not in target and not (self.adding or types.free or is_spelled_out):
             error = unknown_key_error(path, target, self.reader.root)
             error.message += f"; write +{path}=... to add it"
             raise error
         current = target.get(key)
-        if isinstance(current, dict) and isinstance(value, Mapping):
-            self.merge(current, value, path=path, free=free)
+        if isinstance(value, Mapping) and self._goes_into(current, value):
+            if is_frozen(current):
+                current = target[key] = copy(current)
+            self.merge(current, value, path=path, types=MappingTypes.of(value_type, free=types.free))
             return
-        target[key] = self.reader.unmasked(value, path=path)
+        target[key] = self.reader.unmasked(self._read(value, value_type, path=path), path=path)
         self._note(path, value)
+
+    def assign(self, section: Any, name: str, value: Any, *, path: str) -> None:
+        """Set a field of a section, which is a copy if its class is frozen, and note the section as changed."""
+        above = path.rpartition(".")[0]
+        if not is_frozen(section):
+            setattr(section, name, value)
+        elif above:
+            object.__setattr__(section, name, value)
+        else:
+            raise OverrideError(
+                f"cannot be changed in place, because {type(section).__name__} is frozen; make that class mutable",
+                path=path,
+            )
+        self.changed[above] = section
 
     def _read(self, value: Any, annotation: Any, *, path: str) -> Any:
         """Return the value converted to the type of the field. On a command line, 123 is also accepted as text."""
@@ -221,7 +319,7 @@ class _SectionEditor:
         current = getattr(section, key)
         if isinstance(current, str) and isinstance(value, Mapping) and path in self.section_factories:
             current = self.section_factories[path](current)
-            setattr(section, key, current)
+            self.assign(section, key, current, path=path)
         return current
 
     def _goes_into(self, current: Any, value: Mapping[str, Any]) -> bool:
@@ -255,7 +353,7 @@ class _SectionEditor:
         if isinstance(owner, dict):
             del owner[key]
         else:
-            setattr(owner, key, _emptied(owner, key, path=override.path))
+            self.assign(owner, key, _emptied(owner, key, path=override.path), path=override.path)
         self.provenance.note(override.path, COMMAND_LINE)
 
 

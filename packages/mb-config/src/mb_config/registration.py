@@ -54,7 +54,7 @@ def as_recipe(value: object, *, source: str) -> Recipe:
         return value
     if not callable(value) or isinstance(value, type):
         raise RegistrationError(
-            f"{source}: {value!r} is no recipe. Give a function that returns a configuration, or a Recipe."
+            f"{source}: {value!r} is not a recipe. Give a function that returns a configuration, or a Recipe."
         )
     return Recipe(build=value, summary=(value.__doc__ or "").strip().partition("\n")[0])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,12 @@ from mb_schema.rules import NOTHING, value_at
 
 class UnknownRecipeError(ConfigReadError, LookupError):
     """A name that is neither a recipe nor a file."""
+
+    __str__ = ConfigReadError.__str__
+
+
+class RecipeResultError(ConfigReadError, TypeError):
+    """A function of a recipe that cannot be called, or that returns no configuration."""
 
     __str__ = ConfigReadError.__str__
 
@@ -236,7 +243,7 @@ class RecipeReader:
         near = get_close_matches(name, self.recipes, n=3)
         nearest = f" Nearest: {', '.join(near)};" if near else ""
         listed = f"{nearest} `{self.list_command}` lists all." if self.recipes else ""
-        return f"{name}: is no recipe and no YAML file.{listed} An override has the form section.field=value."
+        return f"{name}: is neither a recipe nor a YAML file.{listed} An override has the form section.field=value."
 
     def _without_unreadable(self, path: Path, error: ConfigReadError) -> ConfigContainer:
         """Read a file without its unreadable settings.
@@ -299,7 +306,27 @@ class PlainReader:
 
 
 def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:
+    """Return the configuration of a recipe.
+
+    Raises:
+        RecipeResultError: The function of the recipe has a parameter without a default, or returns no configuration.
+    """
+    try:
+        signature(recipe.build).bind()
+    except TypeError as error:
+        raise RecipeResultError(
+            f"{source}: the function of a recipe is called without arguments, and this one has a parameter without a "
+            f"default ({error}). Give it a default, or name a function that calls it."
+        ) from None
+    except ValueError:  # a builtin, whose signature Python does not know
+        pass
     config = recipe.build()
+    if not callable(getattr(config, "sections", None)):
+        missing = " Does it lack a return?" if config is None else ""
+        raise RecipeResultError(
+            f"{source}: the function of a recipe returns a configuration, and this one returned {config!r:.60}."
+            f"{missing} Return a ConfigContainer."
+        )
     provenance = Provenance.of(config, origin=source)
     known = recipe if isinstance(recipe, Recipe) else None
     return ConfigRequest(name=name, config=config, recipe=known, provenance=provenance)

@@ -19,7 +19,7 @@ _MAX_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that reads `1e-3` as a number (text in YAML 1.1) and limits the nesting."""
+    """Safe loader that reads `1e-3` as a number (text in YAML 1.1), a date as text, and limits the nesting."""
 
     _depth = 0
 
@@ -34,12 +34,23 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that quotes the text which `_Loader` would read as a number, and no other."""
+
+
+_TAG = "tag:yaml.org,2002:"
+_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [each for each in resolvers if each[0] != f"{_TAG}timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789."))
+# values that no section holds and no file of this package can contain
+_NO_VALUES = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs")}
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NO_VALUES
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +107,7 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     except ConfigFileError:
         raise
-    except ValueError as error:  # a value in the form of a nonexistent date
+    except ValueError as error:  # a value that is not of its tag, such as `!!int a`
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     if data is None:
         data = {}
@@ -106,8 +117,15 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """Return YAML text with the keys in the given order."""
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=110)
+    """Return YAML text with the keys in the given order; `parse_yaml` reads the same data from it."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def dump_value(value: Any) -> str:
+    """Return a value, or a key, as YAML on one line."""
+    width = float("inf")
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=width)
+    return text.removesuffix("...\n").strip()
 
 
 @dataclass(kw_only=True)

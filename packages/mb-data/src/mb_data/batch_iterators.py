@@ -66,6 +66,9 @@ class BatchSettings:
     model_chunks: int = 1
     """Model chunks of this rank; more than 1 under an interleaved pipeline."""
 
+    routed: bool = False
+    """The model has experts, so intermediate pipeline stages read the padding of a section that pads."""
+
     seed: int = 1234
     """Seed of the cyclic order and of the workers' random number generators."""
 
@@ -108,7 +111,8 @@ class BatchIterators:
     def _iterate(
         self, dataset: Any, consumed_samples: int, micro_batch_size: int, global_batch_size: int | None
     ) -> Any:
-        if dataset is None or not (self.ranks.reads_data or self.section.is_packed):
+        on_all_stages = self.section.is_packed or (self.section.is_padded and self.settings.routed)
+        if dataset is None or not (self.ranks.reads_data or on_all_stages):
             return None
         if self.settings.round_down and global_batch_size:
             step = micro_batch_size * self.ranks.data_parallel_size

@@ -1,5 +1,6 @@
 """Checks of the files that data sections name, before anything is built. No torch."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,6 +83,22 @@ def tokenizer_facts(
         return {"tokenizer_entries": tokenizer_size(section, dataset, saved=saved)}
     except (OSError, TokenizerError) as error:
         return {"tokenizer_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
+
+
+def dataset_facts(dataset: Any, *, evaluated: bool) -> dict[str, object]:
+    """Return `dataset_error`, the reason why the files of a dataset section cannot be read; empty if they can.
+
+    Arguments as for `verify_dataset_files`. The section is not changed.
+    """
+    if not isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig):
+        return {}
+    section = deepcopy(dataset)
+    try:
+        section.finalize()
+        verify_dataset_files(section, evaluated=evaluated)
+    except (OSError, DataError) as error:
+        return {"dataset_error": truncate(str(error), MAX_MESSAGE_LENGTH)}
+    return {}
 
 
 def epoch_facts(config: RunSections, *, saved: Path | None = None) -> dict[str, object]:

@@ -103,7 +103,9 @@ class FinetuningDataset:
         return int(self.samples.starts[number + 1] - self.samples.starts[number] - 1)
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a micro-batch with `position_ids`, in which all samples have the same length: tensors of shape [B, S].
+        """Return a micro-batch in which all samples have the same length, with `position_ids`: tensors of shape [B, S].
+
+        `padding_mask` (bool) is True behind the end of a sample, so that routers of experts leave padding out.
 
         With `pack_multiple` the samples are concatenated: tensors of shape [1, S], with `cu_seqlens` [1, samples + 1],
         the start of each sample and S, and `max_seqlen` [1], the length of the longest, as in `PackedDataset`.
@@ -113,6 +115,8 @@ class FinetuningDataset:
         longest = max(len(sample["tokens"]) for sample in samples)
         length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
         batch = {"position_ids": torch.arange(length).repeat(len(samples), 1)}
+        ends = torch.tensor([len(sample["tokens"]) for sample in samples])
+        batch["padding_mask"] = batch["position_ids"] >= ends[:, None]
         for name, value in (
             ("tokens", self._padding_token),
             ("labels", self._padding_token),
@@ -130,10 +134,12 @@ class FinetuningDataset:
             "tokens": torch.full((1, int(boundaries[-1])), self._padding_token),
             "labels": torch.full((1, int(boundaries[-1])), self._padding_token),
             "loss_mask": torch.zeros(1, int(boundaries[-1])),
+            "padding_mask": torch.ones(1, int(boundaries[-1]), dtype=torch.bool),
         }
         for start, sample in zip(boundaries, samples, strict=False):
             for name, each in sample.items():
                 batch[name][0, start : start + len(each)] = each
+            batch["padding_mask"][0, start : start + len(sample["tokens"])] = False
         sizes = np.diff(boundaries)
         return {
             **batch,

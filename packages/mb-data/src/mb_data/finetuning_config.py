@@ -125,6 +125,11 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
         return self.packed_sequence_specs is not None or self.pack_sequences_in_batch
 
     @property
+    def is_padded(self) -> bool:
+        """True: samples have different lengths."""
+        return True
+
+    @property
     def options(self) -> FinetuningOptions:
         """Options of the conversion from lines to samples."""
         return read_options(self.dataset_kwargs)
@@ -165,3 +170,11 @@ class SumsFinetuningConfig(FinetuningDatasetConfig):
 
     largest: int = 19
     """Largest addend; the smallest is 0."""
+
+    @property
+    def options(self) -> FinetuningOptions:
+        """Options of the conversion from lines to samples; without `chat`, a template of questions is the default."""
+        given = dict(self.dataset_kwargs or {})
+        if not given.get("chat"):
+            given.setdefault("prompt_template", "Q: {input}\nA: {output}")
+        return read_options(given)

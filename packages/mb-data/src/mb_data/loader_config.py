@@ -58,3 +58,8 @@ class DataloaderConfig(StrictFields):
     def is_packed(self) -> bool:
         """True if a sample holds several sequences; every pipeline stage then reads their boundaries."""
         return False
+
+    @property
+    def is_padded(self) -> bool:
+        """True if a micro-batch holds `padding_mask`, which routers of experts on every pipeline stage read."""
+        return False

@@ -20,7 +20,8 @@ from mb_data.first_fit import PackIndex
 class PackedDataset:
     """Map-style dataset of packs, each a dictionary of tensors.
 
-    Shape [S]: `tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float32). `cu_seqlens` (int32, [sequences +
+    Shape [S]: `tokens`, `labels`, `position_ids` (int64) `loss_mask` (float32) and `padding_mask`
+    (bool, True where there is no sample). `cu_seqlens` (int32, [sequences +
     1]) contains the start of each sequence, and S. `max_seqlen` (int32, []) is the length of the longest sequence.
     Position ids restart at 0 in every sequence. The remainder of a pack after the last sample is a sequence of padding
     whose loss mask is 0.
@@ -91,6 +92,7 @@ class PackedDataset:
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),
             "labels": np.full(self._pack_size, self._padding_token, np.int64),
             "loss_mask": np.zeros(self._pack_size, np.float32),
+            "padding_mask": np.ones(self._pack_size, np.bool_),
         }
         boundaries = [0]
         for member in self.packs.members[start:end]:
@@ -105,6 +107,7 @@ class PackedDataset:
                 ids[1:],
                 loss_mask,
             )
+            arrays["padding_mask"][sequence] = False
             boundaries.append(boundaries[-1] + -(-len(loss_mask) // self._multiple) * self._multiple)
         if boundaries[-1] < self._pack_size:
             boundaries.append(self._pack_size)

@@ -325,6 +325,17 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=1,
     ),
+    rule(
+        "D120",
+        ("dataset.dataloader_type", "facts.dataset_error"),
+        lambda kind, error: (
+            None if error is None else f"the files of the dataset cannot be read ({error.rstrip('.')})"
+        ),
+        why="a run opens them before its first step",
+        fix="Correct the path or the file. For a check of another machine, name its GPU, as in --gpu h100.",
+        fails=("single", "dataset.sources: nowhere does not exist."),
+        passes=("single", None),
+    ),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
     *fim_rules.RULES,

@@ -71,6 +71,7 @@ def run_batch_settings(
     eval_global_batch_size: int | None = None,
     model_chunks: int | None = None,
     seed: int = 1234,
+    routed: bool = False,
 ) -> BatchSettings:
     """Return the batch sizes of a run.
 
@@ -80,6 +81,7 @@ def run_batch_settings(
         eval_global_batch_size: Sequences of one evaluation batch after rounding; None: that of `validation`.
         model_chunks: Model chunks of this rank under an interleaved pipeline; None: one.
         seed: Seed of the cyclic order and of the workers' random number generators.
+        routed: The model has experts, which leave padding out of their balance.
     """
     wanted = validation.eval_global_batch_size if eval_global_batch_size is None else eval_global_batch_size
     return BatchSettings(
@@ -91,4 +93,5 @@ def run_batch_settings(
         eval_iters=validation.eval_iters or 0,
         model_chunks=model_chunks or 1,
         seed=seed,
+        routed=routed,
     )

@@ -134,17 +134,26 @@ def verify_sources(config: TextCorpusConfig) -> None:
     Raises:
         DataPathError: A source does not exist.
         CorpusError: No file contains text, or there are fewer documents than splits.
-        BadDocumentError: The format of a file is not supported.
+        BadDocumentError: The format of a file is not supported, or its first row has no text at `json_key`.
     """
     needed = 1 + len(_held_out_splits(config))
     read = filter(None, (_read_source(path, name, config) for path, name in _source_paths(config)))
     first = []
     for file in read:
         first.append(file)
+        if file.has_rows:
+            _read_first_row(file, config)
         if file.has_rows or len(first) == needed:
             return
     files, _ = read_sources(config)
     DocumentSplits.of((file.name for file in files), config)
+
+
+def _read_first_row(file: SourceFile, config: TextCorpusConfig) -> None:
+    """Read the text of the first row of a file, which fails if it has another key or column."""
+    for chunk in read_chunks([file.path], chunk_bytes=1, columns=[config.json_key]):
+        if any(decode_texts(chunk, json_key=config.json_key)):
+            return
 
 
 def split_documents(files: Sequence[SourceFile], config: TextCorpusConfig) -> DocumentSplits:

@@ -20,11 +20,14 @@ class AfterImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the other finders, with a loader that calls the callback."""
+        """Return the spec of the finders behind this one, with a loader that calls the callback.
+
+        Finders before it may be hooks that called this one.
+        """
         if name not in self.callbacks:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
                 _call_after_exec(spec.loader, callback=self.callbacks[name])
                 return spec

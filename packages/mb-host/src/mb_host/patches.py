@@ -11,7 +11,6 @@ the optimizer patches depend on which packages can be imported, not on the devic
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -176,27 +175,6 @@ def _summed(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
     return total
 
 
-def weak_backward_hooks(make_hook: Function) -> Function:
-    """Let backward hooks of data parallelism reference their wrapper weakly, so that unused models are freed.
-
-    An autograd graph keeps these hooks alive, invisibly to Python's garbage collector: the distributed optimizer's main
-    parameters are views with a graph, and the dispatcher of a mixture of experts stores the probabilities of the last
-    step. Without the patch such models are never freed, nor are the threads of their process groups.
-    """
-
-    @functools.wraps(make_hook)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = weakref.ref(self)
-
-        def hook(*gradients: Any) -> None:
-            if (owner := wrapper()) is not None:
-                make_hook(owner, *args, **kwargs)(*gradients)
-
-        return hook
-
-    return patched
-
-
 def onednn_products(function: Function) -> Function:
     """Compute the products of linear layers with oneDNN, about twice as fast where MKL does not use AVX-512."""
 
@@ -258,12 +236,6 @@ PATCHES: tuple[Patch, ...] = (
         wrap=reduce_rotary_key_gradient,
         module="megatron.core.transformer.multi_latent_attention",
         target="MLASelfAttention._qkv_down_projection",
-        needed=lambda module: True,
-    ),
-    Patch(
-        wrap=weak_backward_hooks,
-        module="megatron.core.distributed.distributed_data_parallel",
-        target="DistributedDataParallel._make_backward_post_hook",
         needed=lambda module: True,
     ),
     _of_exchange(gather_uneven_parts, target="_gather_along_first_dim"),

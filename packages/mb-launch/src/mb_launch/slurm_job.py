@@ -116,8 +116,9 @@ class SlurmJob:
                     f"Set it in the shell that submits, and write --env {name}: sbatch passes it by name.",
                 )
         for option in self.sbatch:
-            if re.fullmatch(r"--[a-z][a-z-]*(=\S+)?", option) is None:
-                raise _bad("sbatch", option, "is no option of sbatch", "Write --NAME or --NAME=VALUE.")
+            if re.fullmatch(r"""--[a-z][a-z-]*(=[^\s#'"]+)?""", option) is None:
+                fix = "Write --NAME or --NAME=VALUE, without spaces, quotes and #."
+                raise _bad("sbatch", option, "is no option of sbatch", fix)
 
 
 _MAX_SIGNAL_SECONDS = 65_535
@@ -164,10 +165,10 @@ class SlurmRun:
                 "variable of the service in the shell that submits, and pass it with --env NAME."
             )
         for name, path in (("run folder", self.folder), ("working directory", self.work_dir)):
-            if re.search(r"[\s%\\,:]", str(path)):
+            if re.search(r"""[\s%\\,:#'"]""", str(path)):
                 raise SlurmJobError(
-                    f"{name}: {str(path)!r} has a space or one of % \\ , : in it, which Slurm interprets. Choose "
-                    "another folder."
+                    f"{name}: {str(path)!r} has a space, a quote or one of % \\ , : # in it, which Slurm interprets. "
+                    "Choose another folder."
                 )
 
     @property

@@ -1,4 +1,4 @@
-"""Rank, world size and rendezvous address of this process, as torchrun or srun set them. The standard library only."""
+"""Rank, world size and rendezvous address of this process, as its launcher set them. The standard library only."""
 
 import re
 from collections.abc import Mapping
@@ -42,15 +42,27 @@ class LauncherVariables:
 
 
 def launcher_variables(environment: Mapping[str, str]) -> LauncherVariables | None:
-    """Return the variables of the launcher, torchrun or srun, that started this process; None for a single process.
+    """Return the variables of the launcher that started this process: torchrun, mpirun or srun; None for one process.
 
     Slurm sets its variables in an sbatch script, in a step of one task and in a shell within an allocation, too. Each
-    of these is a single process: srun counts as the launcher only if it started several tasks in this step.
+    of these is a single process: srun counts as the launcher only if it started several tasks in this step. mpirun
+    takes precedence over srun, with which it starts a daemon on each node of an allocation. A container of one process
+    may have RANK=0 and WORLD_SIZE=1 without LOCAL_RANK, which torchrun always sets.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
-        return LauncherVariables(
-            launcher="torchrun", rank="RANK", world_size="WORLD_SIZE", local_rank="LOCAL_RANK"
-        )
+        numbers = (environment.get("RANK", "0"), environment.get("WORLD_SIZE"))
+        if numbers == ("0", "1") and "LOCAL_RANK" not in environment:
+            return None
+        return TORCHRUN
+    for mpi in MPI:
+        if mpi.rank in environment or mpi.world_size in environment:
+            # srun --mpi=pmi2 sets the variables of PMI in addition to its own
+            srun = None if mpi.local_rank in environment else _srun(environment)
+            return srun or (mpi if environment.get(mpi.world_size) != "1" else None)
+    return _srun(environment)
+
+
+def _srun(environment: Mapping[str, str]) -> LauncherVariables | None:
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     srun = LauncherVariables(
         launcher="srun", rank="SLURM_PROCID", world_size=tasks, local_rank="SLURM_LOCALID"
@@ -59,25 +71,43 @@ def launcher_variables(environment: Mapping[str, str]) -> LauncherVariables | No
     return srun if known and environment.get(tasks, "1") != "1" else None
 
 
+TORCHRUN = LauncherVariables(
+    launcher="torchrun", rank="RANK", world_size="WORLD_SIZE", local_rank="LOCAL_RANK"
+)
+MPI = (
+    LauncherVariables(
+        launcher="mpirun",
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    LauncherVariables(
+        launcher="mpirun", rank="PMI_RANK", world_size="PMI_SIZE", local_rank="MPI_LOCALRANKID"
+    ),
+)
+"""Variables of Open MPI, and of MPICH, Intel MPI and MVAPICH (process management interface)."""
+
+
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun or srun started this process as one of several."""
+    """Return whether torchrun, mpirun or srun started this process as one of several."""
     return launcher_variables(environment) is not None
 
 
 def require_single_process(environment: Mapping[str, str], *, option: str) -> None:
-    """Reject an option that starts processes, if torchrun or srun has started this one.
+    """Reject an option that starts processes, if torchrun, mpirun or srun has started this one.
 
     Raises:
         WorldError: A launcher has started this process as one of several.
     """
     if is_launched(environment):
         raise WorldError(
-            f"{option}: is given inside torchrun or srun, which have started the processes already. Leave it out."
+            f"{option}: is given inside torchrun, mpirun or srun, which have started the processes already. Leave it "
+            "out."
         )
 
 
 def read_world(environment: Mapping[str, str]) -> World:
-    """Read rank, world size and local rank as torchrun or srun set them; a single process if neither did.
+    """Read rank, world size and local rank as torchrun, mpirun or srun set them; a single process if none did.
 
     Raises:
         WorldError: A variable is set but is not a number, the rank is outside the world, or Slurm's list of nodes
@@ -125,8 +155,8 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 
 
 def read_local_world_size(environment: Mapping[str, str]) -> int | None:
-    """Return the number of processes that torchrun or `launch_local` started on this machine; None if unknown."""
-    text = environment.get("LOCAL_WORLD_SIZE", "")
+    """Return the number of processes that the launcher started on this machine; None if unknown."""
+    text = environment.get("LOCAL_WORLD_SIZE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
     return int(text) if text.isdecimal() else None
 
 
@@ -142,7 +172,8 @@ def require_address(world: World, environment: Mapping[str, str]) -> None:
         raise WorldError(
             f"{' and '.join(missing)}: {verb} not set, and without them {world.world_size} processes cannot find each "
             "other. Start them with torchrun, or with srun, which sets nodes (SLURM_STEP_NODELIST) and job "
-            "(SLURM_JOB_ID), or set MASTER_ADDR to the node of rank 0 and MASTER_PORT to a free port there."
+            "(SLURM_JOB_ID), or set MASTER_ADDR to the node of rank 0 and MASTER_PORT to a free port there (mpirun: -x "
+            "MASTER_ADDR=... -x MASTER_PORT=...)."
         )
 
 
@@ -191,6 +222,12 @@ def first_host(nodes: str, *, variable: str) -> str:
 
 def _read_number(environment: Mapping[str, str], name: str, variables: LauncherVariables) -> int:
     text = environment.get(name)
+    if text is None and name == variables.local_rank and variables.rank in environment:
+        raise WorldError(
+            f"{name}: is not set, but {variables.rank} and {variables.world_size} are, so the device of this process "
+            f"is unknown. Set {name}=0 if each node or pod has one process, as some operators of Kubernetes start "
+            "them; torchrun sets it itself."
+        )
     if text is None or not text.isdecimal():
         raise WorldError(
             f"{name}: must be a whole number, is {text!r}. Reading it as rank 0 would start a second leader. Set it as "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mb_loop.attention_logits import AttentionLogits
-from mb_loop.callbacks import CallbackManager, EventDispatcher
+from mb_loop.callbacks import CallbackManager, EventDispatcher, observed
 from mb_loop.errors import DataExhaustedError, TrainSettingsError
 from mb_loop.evaluation import StopEvaluation, run_evaluation
 from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
@@ -53,6 +53,7 @@ class LoopAssembly:
     ) -> ForwardBackwardRunner:
         """Return the forward-backward passes on training data, which the rerun machine can repeat."""
         machine = self.rerun_machine
+        train_data_iterator = observed(train_data_iterator, self.events)
         if machine is not None:
             train_data_iterator = machine.begin(self.state.train_state.step, train_data_iterator)
         return ForwardBackwardRunner(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,6 +20,7 @@ EventName = Literal[
     "on_data_init_start",
     "on_train_start",
     "on_train_step_start",
+    "on_train_microbatch",
     "on_before_optimizer_step",
     "on_train_step_end",
     "on_train_step_skipped",
@@ -80,6 +81,12 @@ class CallbackContext:
     total_loss_dict: Mapping[str, float] | None = None
     """Losses of a complete evaluation (on_eval_end, on_test_end)."""
 
+    microbatch: Any = None
+    """Microbatch as the data iterator returned it (on_train_microbatch)."""
+
+    chunk: int | None = None
+    """Number of the model chunk that reads it (on_train_microbatch)."""
+
     result: StepResult | None = None
     """Complete result of the step (on_train_step_end)."""
 
@@ -111,6 +118,13 @@ class Callback:
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Called before a step, except for steps of `iterations_to_skip`."""
+
+    def on_train_microbatch(self, context: CallbackContext) -> None:
+        """Called for each microbatch that is read from the training data, also of skipped steps, on ranks that read it.
+
+        It is what was read, before it is copied to the device or split over ranks, and once if the step is repeated.
+        Unlike a hook of the model, it is called in each step if CUDA graphs are replayed.
+        """
 
     def on_before_optimizer_step(self, context: CallbackContext) -> None:
         """Called before the optimizer step: gradients are reduced over ranks, but neither unscaled nor clipped.
@@ -270,6 +284,8 @@ class EventDispatcher:
         total_loss_dict: Mapping[str, float] | None = None,
         save: SaveResultLike | None = None,
         checkpoint_work: CheckpointWork | None = None,
+        microbatch: Any = None,
+        chunk: int | None = None,
     ) -> None:
         """Fire an event. Builds no context if the event has no listeners."""
         listeners = self.manager._listeners[event]
@@ -290,6 +306,37 @@ class EventDispatcher:
             saved_step=None if save is None else save.step,
             save=save,
             checkpoint_work=checkpoint_work,
+            microbatch=microbatch,
+            chunk=chunk,
         )
         for listener in listeners:
             listener(context)
+
+
+class ObservedIterator:
+    """Data iterator that fires `on_train_microbatch` for each microbatch."""
+
+    def __init__(self, iterator: Iterator[Any], events: EventDispatcher, *, chunk: int) -> None:
+        self._iterator, self._events, self._chunk = iterator, events, chunk
+
+    def __iter__(self) -> ObservedIterator:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next microbatch, after the event."""
+        microbatch = next(self._iterator)
+        self._events("on_train_microbatch", microbatch=microbatch, chunk=self._chunk)
+        return microbatch
+
+
+def observed(data_iterator: Any, events: EventDispatcher) -> Any:
+    """Return an iterator, or a list of those of several chunks, whose microbatches are events if anything listens."""
+    if not events.manager.has_listeners("on_train_microbatch"):
+        return data_iterator
+    if isinstance(data_iterator, list):
+        return [
+            None if each is None else ObservedIterator(each, events, chunk=number)
+            for number, each in enumerate(data_iterator)
+        ]
+    return None if data_iterator is None else ObservedIterator(data_iterator, events, chunk=0)

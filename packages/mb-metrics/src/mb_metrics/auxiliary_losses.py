@@ -57,7 +57,7 @@ def build_auxiliary_losses(
 ) -> AuxiliaryLosses:
     """Return the reader of Megatron's trackers. Imports Megatron only for a model that writes to them."""
     shape = FlopsModelShape(model)
-    experts, predictions = shape.flag("num_moe_experts"), shape.flag("mtp_num_layers")
+    experts, predictions = shape.flag("num_moe_experts"), shape.prediction_depths
     trackers: Any = import_module("mb_metrics.mcore") if experts or predictions else None
     return AuxiliaryLosses(
         model=model,

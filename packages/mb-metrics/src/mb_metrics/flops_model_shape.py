@@ -43,6 +43,12 @@ class FlopsModelShape:
         """Return True if a field is defined and true."""
         return bool(self.value(name))
 
+    @property
+    def prediction_depths(self) -> int:
+        """Depths of multi-token prediction; those of a hybrid are the parts of its pattern after `/`."""
+        pattern = self.value("hybrid_layer_pattern")
+        return str(pattern).count("/") if pattern else int(self.value("mtp_num_layers") or 0)
+
     def size(self, name: str, default: int | None = None) -> int:
         """Return a field that is a positive integer.
 

@@ -38,7 +38,7 @@ class MemoryReport:
 
     The first line has the weights, gradients and optimizer state of the rank with the maximum, and the activations of
     the first stage if a formula is known for them. The second line, of each first data-parallel rank, has the memory
-    allocated on its GPU. Collective over the world at the end of these intervals.
+    allocated on its GPU. Collective over the world at the start, and never in a step, which it would make wait.
 
     Args:
         log_interval: Steps between reports.
@@ -70,6 +70,11 @@ class MemoryReport:
         self._memory_keys = memory_keys
         self._print_line = print_line
         self._left = REPORTS
+        self._weight_bytes: float | None = None
+
+    def on_train_start(self, context: MetricsContext) -> None:
+        """Agree on the weights of the rank with the maximum. Collective over the world."""
+        self._weight_bytes = self._largest_weight_bytes()
 
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Print the lines if they are due."""
@@ -77,9 +82,11 @@ class MemoryReport:
         if result is None or not self._left or result.step % self._log_interval:
             return
         self._left -= 1
+        if self._weight_bytes is None:  # the loop fires no start
+            self._weight_bytes = self._largest_weight_bytes()
         self._print_line(
             theoretical_memory_line(
-                weights=self._largest_weight_bytes(), activations=self._activation_bytes(result.samples)
+                weights=self._weight_bytes, activations=self._activation_bytes(result.samples)
             )
         )
         report = report_memory(self._memory_keys)
@@ -88,16 +95,18 @@ class MemoryReport:
             self._print_line(memory_line(report, rank=rank, steps=result.step))
 
     def _largest_weight_bytes(self) -> float:
-        """Return the maximum over all ranks."""
+        """Return the maximum over all ranks; synchronizes with the device if there are several."""
         parameters = [parameter for chunk in self._chunks for parameter in chunk.parameters()]
         own = weight_and_optimizer_bytes(
             parameters,
             optimizer_shards=self._sharding.optimizer_shards,
             gradient_bytes=self._sharding.gradient_bytes,
         )
-        largest = torch.tensor(own / self._sharding.model_shards, device=parameters[0].device)
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        own /= self._sharding.model_shards
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return own
+        largest = torch.tensor(own, dtype=torch.float64, device=parameters[0].device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.item()
 
     def _activation_bytes(self, samples: int) -> float | None:

@@ -73,7 +73,7 @@ def expert_metrics(
         device: Device of the values on a rank without experts.
     """
     shape = FlopsModelShape(model)
-    length = shape.size("num_layers", 1) + (shape.value("mtp_num_layers") or 0)
+    length = shape.size("num_layers", 1) + shape.prediction_depths
     layers = expert_layers(shape)
     found: dict[str, Tensor] = {}
     for name in tracked_names(shape):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from hashlib import sha256
 
 LEARNING_RATE = "learning-rate"
 BATCH_SIZE = "batch-size"
@@ -32,6 +33,9 @@ GLOBAL_BATCH_SIZE = "throughput/global_batch_size"
 MICRO_BATCH_SIZE = "throughput/micro_batch_size"
 PEAK_MEMORY = "memory/mem-max-allocated-gigabytes"
 
+LONGEST_MLFLOW_NAME = 250
+"""Characters of a name that every store of MLflow accepts."""
+
 BRIDGE_ALIASES: Mapping[str, str] = {
     TFLOPS_PER_DEVICE: "throughput/tflops_per_device",
     "memory/mem-alloc-retries": "memory/mem-alloc-retires",
@@ -60,7 +64,7 @@ NOT_LOSSES = frozenset(
         FAILED_SAVES,
     }
 )
-"""Names without "/" that are not losses."""
+"""Names without "/" that are neither losses nor averaged."""
 
 
 ADDED_BY_METRICS = frozenset(
@@ -92,6 +96,7 @@ _LEARNING_RATE = re.compile(
     rf"(?:(?:{_TRAINING}|optimizer|optim)[/_])?(?:lr|learning[-_ ]rate)|lr-\w+(?:/pg\d+)?", re.IGNORECASE
 )
 _GRAD_NORM = re.compile(rf"(?:(?:{_TRAINING}|optimizer|optim)[/_])?grad(?:ient)?[-_ ]norm", re.IGNORECASE)
+_LOSS_WORD = re.compile(r"loss|error|objective|perplexity|cross[-_ ]?entropy|nll|elbo", re.IGNORECASE)
 _COUNTER = re.compile(r"epochs?|iters?|iterations?|steps?|global_step", re.IGNORECASE)
 
 
@@ -117,11 +122,20 @@ def is_grad_norm(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_loss(name: str) -> bool:
-    """Return True if a metric is treated as a loss: averaged, shown on the console, checked for NaN.
+    """Return True if a metric is a loss: checked for NaN, and plotted as a loss in reports.
 
-    A name without "/" is a loss, except `NOT_LOSSES`, counters ("epoch", "step"), the usual names of the learning rate
-    and of the gradient norm, and the acceptance rates of multi-token prediction. A name with "/" is a loss if it is a
-    usual name of the training or validation loss ("train/loss", "eval/loss").
+    A name without "/" is a loss if it contains "loss", "error" or another usual word. A name with "/" is a loss if it
+    is a usual name of the training or validation loss ("train/loss", "eval/loss").
+    """
+    return is_averaged(name) and ("/" in name or _LOSS_WORD.search(name) is not None)
+
+
+@lru_cache(maxsize=4096)
+def is_averaged(name: str) -> bool:
+    """Return True if a console shows the mean of a metric over the log interval, as it does for losses.
+
+    Each name without "/" except `NOT_LOSSES`, counters ("epoch", "step"), the usual names of the learning rate and of
+    the gradient norm, and the acceptance rates of multi-token prediction; with "/", the usual names of the loss.
     """
     if "/" in name:
         return is_training_loss(name) or is_validation_loss(name)
@@ -162,6 +176,25 @@ def has_samples_axis(name: str) -> bool:
         FAILED_SAVES,
     )
     return "/" not in name and name not in without_twin
+
+
+def different_mlflow_names(recorded: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the MLflow name of each metric; a name that another metric has already gets the hash of its own.
+
+    Args:
+        recorded: Names of metrics.
+        known: Names of metrics that have an MLflow name, to that name.
+    """
+    found = dict(known)
+    taken = {written: name for name, written in known.items()}
+    for name in recorded:
+        if name not in found:
+            written = mlflow_name(name)[:LONGEST_MLFLOW_NAME]
+            if written in taken:
+                digest = sha256(name.encode()).hexdigest()[:8]
+                written = f"{written[: LONGEST_MLFLOW_NAME - 9]}_{digest}"
+            found[name] = taken[written] = written
+    return found
 
 
 def mlflow_name(name: str) -> str:

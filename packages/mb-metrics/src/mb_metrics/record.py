@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_loss
+from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_averaged, is_loss
 from mb_metrics.throughput import ThroughputRates
 
 _LARGEST_EXPONENT = 20.0
@@ -69,8 +69,8 @@ class LogInterval:
 
     @property
     def mean_losses(self) -> dict[str, float]:
-        """Mean of each loss over the steps that were not skipped, or over all steps if every step was skipped."""
-        return self.means(is_loss)
+        """Mean of each loss and other averaged metric over the steps that were not skipped, or over all if all were."""
+        return self.means(is_averaged)
 
     def means(self, selects: Callable[[str], bool]) -> dict[str, float]:
         """Return the mean of each selected metric, over the same steps as `mean_losses`."""

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from numbers import Real
@@ -94,11 +95,13 @@ def split_device_values(values: Mapping[Any, Value]) -> tuple[dict[str, float], 
             numbers[name] = math.nan
         elif value is None:
             continue
-        elif isinstance(value, Real):
+        elif isinstance(value, (Real, Decimal)):
             numbers[name] = float(value)
+        elif (number := _only_element(value)) is not None:
+            numbers[name] = number
         else:
             raise TypeError(
-                f"metrics: {name!r} is a {type(value).__name__}; a metric is a number or a torch tensor with one "
+                f"metrics: {name!r} is a {type(value).__name__}; a metric is a number, or a tensor or array with one "
                 "element. Convert it or leave it out."
             )
     unnamed = [name for name in numbers if not isinstance(name, str)]
@@ -107,6 +110,15 @@ def split_device_values(values: Mapping[Any, Value]) -> tuple[dict[str, float], 
             f"metrics: {unnamed[0]!r:.50} is a {type(unnamed[0]).__name__}, but a name of a metric is text. Pass a str."
         )
     return numbers, [*_tensors().pack(tensors), *vectors] if tensors else vectors
+
+
+def _only_element(value: Any) -> float | None:
+    """Return the number in an array or a scalar of NumPy, or of a library with its interface; None for others."""
+    item = getattr(value, "item", None)
+    if getattr(value, "size", None) != 1 or not callable(item):
+        return None
+    number = item()
+    return float(number) if isinstance(number, (Real, Decimal)) else None
 
 
 class RankReduction:

@@ -31,7 +31,7 @@ def pack(values: Mapping[str, Tensor]) -> list[PackedScalars]:
     groups: dict[_Kind, dict[str, Tensor]] = {}
     device = dtype = None
     for name, value in values.items():
-        if value.numel() != 1 or hasattr(value, "full_tensor"):
+        if value.numel() != 1 or hasattr(value, "full_tensor") or value.is_complex():
             raise _invalid_scalar_error(name, value)
         if value.dtype is not dtype or value.device != device:  # usually identical for all values
             device, dtype = value.device, value.dtype
@@ -66,6 +66,10 @@ def _invalid_scalar_error(name: str, value: Tensor) -> Exception:
         return ValueError(
             f"metrics: {name!r} has shape {tuple(value.shape)}. A metric is a single number. Reduce it first, for "
             "example with .mean()."
+        )
+    if value.is_complex():
+        return TypeError(
+            f"metrics: {name!r} is complex. A metric is a real number. Pass .abs(), .real or .imag."
         )
     return TypeError(
         f"metrics: {name!r} is distributed over ranks ({type(value).__name__}). Gathering it is a collective, which "

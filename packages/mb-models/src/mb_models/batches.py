@@ -16,12 +16,14 @@ from mb_models.errors import BatchError
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
 PACKED_KEYS = ("cu_seqlens", "max_seqlen")
+PADDING_KEY = "padding_mask"
 _FIELDS = {
     "tokens": "tokens_BS",
     "labels": "labels_BS",
     "loss_mask": "loss_mask_BS",
     "position_ids": "position_ids_BS",
     "attention_mask": "attention_mask_B1SS",
+    PADDING_KEY: "padding_mask_BS",
 }
 """Key of a microbatch to the field of a batch."""
 
@@ -35,6 +37,8 @@ class Batch:
     loss_mask_BS: torch.Tensor | None = None
     position_ids_BS: torch.Tensor | None = None
     attention_mask_B1SS: torch.Tensor | None = None
+    padding_mask_BS: torch.Tensor | None = None
+    """True for padding, which routers of experts leave out; required on every stage if there is any."""
     packed_seq_params: PackedSeqParams | None = None
     """Boundaries of packed sequences; required on every stage."""
 
@@ -48,6 +52,7 @@ def get_batch(
     cp_group: torch.distributed.ProcessGroup | None = None,
     mtp_process: bool = False,
     packed: bool = False,
+    padded: bool = False,
 ) -> Batch:
     """Read the next microbatch; keep inputs on the first stage, and labels and loss mask on the last.
 
@@ -58,6 +63,8 @@ def get_batch(
     With `packed`, a microbatch is a single row of concatenated sequences, with `cu_seqlens` [1, sequences + 1], the
     offset of each sequence and the end of the last, and `max_seqlen` [1], the length of the longest. Every stage then
     reads the boundaries, because attention in each layer must stay within a sequence.
+    With `padded`, a microbatch holds `padding_mask`, which every stage reads for its routers; without, a stage that
+    reads takes it if it is there.
     Under context parallelism each rank keeps the two slices of every sequence that balance causal attention (zigzag
     order), also of every packed sequence; the boundaries remain those of the complete sequences. Not collective; does
     not synchronise with the device.
@@ -70,9 +77,14 @@ def get_batch(
     """
     only_stage = first_stage and last_stage
     first_stage, last_stage = first_stage or mtp_process, last_stage or mtp_process
-    if not (first_stage or last_stage or packed):
+    if not (first_stage or last_stage or packed or padded):
         return Batch()
-    keys = (*FIRST_STAGE_KEYS * first_stage, *LAST_STAGE_KEYS * last_stage, *PACKED_KEYS * packed)
+    keys = (
+        *FIRST_STAGE_KEYS * first_stage,
+        *LAST_STAGE_KEYS * last_stage,
+        *(PADDING_KEY,) * padded,
+        *PACKED_KEYS * packed,
+    )
     microbatch = next_microbatch(
         data_iterator,
         keys,
@@ -80,10 +92,11 @@ def get_batch(
         remedy="Use a dataset that yields them.",
     )
     _check(microbatch, only_stage=only_stage, packed=packed)
+    optional = [key for key in ("attention_mask", PADDING_KEY) if key in microbatch and key not in keys]
+    keys = (*keys, *optional)
     if packed:
         return _packed(microbatch, keys, device=device, cp_group=cp_group)
-    wanted = [*keys, "attention_mask"] if "attention_mask" in microbatch else keys
-    parts = to_device(microbatch, wanted, device=device)
+    parts = to_device(microbatch, keys, device=device)
     if cp_group is not None and cp_group.size() > 1:
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
         whole = {**parts, "cu_seqlens": None}

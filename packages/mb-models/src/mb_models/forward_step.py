@@ -6,11 +6,13 @@ Shapes: B sequences of a microbatch, S tokens of a sequence, on this context-par
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.batches import get_batch
+from mb_models.errors import BatchError
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """Sum of token losses, number of tokens (int), and logged metrics: name -> tensor([sum, number])."""
@@ -48,6 +50,12 @@ class GPTForwardStep:
     inspect_loss: Callable[[torch.Tensor], None] | None = None
     packed: bool = False
     """Microbatches are packed sequences, whose boundaries all stages read."""
+    padded: bool = False
+    """Microbatches have a `padding_mask`, which all stages read: padding is left out of the balancing of experts.
+
+    Only padding is left out. Other tokens that the loss mask leaves out, such as prompts, are routed like all others,
+    so they count in the balancing losses, the z-loss and the expert bias.
+    """
 
     def __call__(
         self,
@@ -63,7 +71,8 @@ class GPTForwardStep:
         expert exchange).
 
         Raises:
-            mb_models.errors.BatchError: see `mb_models.batches.get_batch`.
+            mb_models.errors.BatchError: see `mb_models.batches.get_batch`; or the microbatch has a `padding_mask` that
+                intermediate stages would not read.
             ValueError: `return_schedule_plan` is set for a model that has none.
         """
         chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
@@ -77,8 +86,15 @@ class GPTForwardStep:
             cp_group=chunk.pg_collection.cp,
             mtp_process=chunk.mtp_process,
             packed=self.packed,
+            padded=self.padded,
         )
-        packing = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
+        if batch.padding_mask_BS is not None and not self.padded and _has_intermediate_stages(chunk):
+            raise BatchError(
+                "batch: holds a padding_mask, which intermediate pipeline stages do not read, because their routers "
+                "would count padding. Use GPTForwardStep(padded=True), and give every stage an iterator."
+            )
+        optional = {"packed_seq_params": batch.packed_seq_params, "padding_mask": batch.padding_mask_BS}
+        options = {name: value for name, value in optional.items() if value is not None}
         inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
         loss_function = None
         if batch.loss_mask_BS is not None:
@@ -87,10 +103,16 @@ class GPTForwardStep:
             )
         if return_schedule_plan:
             plan = chunk.build_schedule_plan(
-                *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **packing
+                *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options
             )
             return plan, loss_function
-        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **packing), loss_function
+        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options), loss_function
+
+
+def _has_intermediate_stages(chunk: Any) -> bool:
+    return bool(chunk.config.num_moe_experts) and (
+        chunk.pg_collection.pp.size() > 2 or chunk.vp_stage is not None
+    )
 
 
 def gpt_forward_step(

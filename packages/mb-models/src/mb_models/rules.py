@@ -145,6 +145,37 @@ def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) 
     return f"the exchange would mix up microbatches (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
 
 
+def _dropout_on_parts(cp: int | None, hidden: float | None, attention: float | None) -> str | None:
+    if (cp or 1) == 1 or not (hidden or attention):
+        return None
+    return f"cannot be combined with dropout (hidden {hidden}, attention {attention}, context_parallel_size={cp})"
+
+
+def _graph_of_padding(
+    impl: str | None, modules: str | Sequence[str] | None, experts: int | None, root: object
+) -> str | None:
+    chosen = [modules] if isinstance(modules, str) else list(modules or ())
+    routed = not chosen or {"full", "moe", "moe_router", "moe_preprocess"} & {*chosen}
+    if impl != "transformer_engine" or not experts or root is None or not routed:
+        return None
+    return f"captures routers (cuda_graph_modules={modules}), whose input has padding in fine-tuning"
+
+
+def _mask_without_effect(
+    reset: bool | None, skipped: bool | None, created: bool | None, implementation: str | None
+) -> str | None:
+    if not reset:
+        return None
+    if skipped or not created:
+        return (
+            "has no effect: no mask is passed to the model "
+            f"(skip_getting_attention_mask_from_dataset={skipped}, create_attention_mask={created})"
+        )
+    if implementation == "transformer_engine":
+        return "has no effect: causal attention of Transformer Engine ignores masks"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     rule(
         "G01",
@@ -279,6 +310,52 @@ RULES: tuple[Rule, ...] = (
         fix="Set dataset.inter_document_masking=false.",
         fails=(True,),
         passes=(False,),
+    ),
+    rule(
+        "G53",
+        within("model", "context_parallel_size hidden_dropout attention_dropout"),
+        _dropout_on_parts,
+        why="Megatron draws the same dropout mask on every context-parallel rank, so the parts of a sequence are not "
+        "independent",
+        fix="Set hidden_dropout=0 and attention_dropout=0, or context_parallel_size=1.",
+        fails=(2, 0.1, 0.0),
+        passes=(2, 0.0, 0.0),
+    ),
+    rule(
+        "G54",
+        (
+            *within(
+                "dataset",
+                "reset_attention_mask skip_getting_attention_mask_from_dataset create_attention_mask",
+            ),
+            "model.transformer_impl",
+        ),
+        _mask_without_effect,
+        why="documents of a sequence would attend to previous ones",
+        fix="Set reset_attention_mask=false; or, with transformer_impl=local, create_attention_mask=true and "
+        "skip_getting_attention_mask_from_dataset=false.",
+        fails=(True, True, True, "local"),
+        passes=(True, False, True, "local"),
+    ),
+    rule(
+        "G55",
+        ("dataset.reset_position_ids", "model.position_embedding_type"),
+        lambda reset, kind: (
+            f"has no effect on position_embedding_type={kind}" if reset and kind in ("rope", "yarn") else None
+        ),
+        why="rotary positions count from the start of the sequence, and attention depends on their differences only",
+        fix="Set dataset.reset_position_ids=false.",
+        fails=(True, "rope"),
+        passes=(True, "learned_absolute"),
+    ),
+    rule(
+        "G56",
+        (*within("model", "cuda_graph_impl cuda_graph_modules num_moe_experts"), "dataset.dataset_root"),
+        _graph_of_padding,
+        why="the graph of a router keeps the padding of the batch that it captured",
+        fix="Leave moe, moe_router and moe_preprocess out of cuda_graph_modules, or set cuda_graph_impl=none.",
+        fails=("transformer_engine", ["attn", "moe_router"], 8, "/data"),
+        passes=("transformer_engine", ["attn"], 8, "/data"),
     ),
     *variant_rules.RULES,
     *layer_variant_rules.RULES,

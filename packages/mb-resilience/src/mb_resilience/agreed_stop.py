@@ -82,8 +82,8 @@ class AgreedStop:
         # not read: it may be a property that reads a clock
         if isinstance(watcher, type) or getattr_static(watcher, "received", ...) is ...:
             raise StopSetupError(
-                f"AgreedStop: {watcher!r:.60} is no watcher, because it has no received, so no signal would stop "
-                "the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."
+                f"AgreedStop: {watcher!r:.60} is not a watcher (it has no attribute `received`), so no signal would "
+                "stop the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."
             )
         if not 0 <= rank < world_size or every < 1:
             raise StopSetupError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.lazy import MissingExtraAttributeError as MissingExtraAttributeError
     from mb_schema.lazy import MissingExtraError as MissingExtraError
     from mb_schema.rules import Problem as Problem
@@ -40,6 +41,7 @@ _HOMES = {
     "RuleError": "rules",
     "StrictFields": "sections",
     "UnknownFieldError": "sections",
+    "UnknownGpuError": "gpu_names",
     "check": "rules",
     "explain": "rules",
     "is_secret": "secrets",

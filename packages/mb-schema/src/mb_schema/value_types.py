@@ -9,7 +9,17 @@ from enum import Enum
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from mb_schema.secrets import leaf, masked
 
@@ -127,10 +137,19 @@ def _fit_one(value: Any, choice: Any, *, path: str, nested: Nested | None) -> An
         fits = value is None
     elif origin is Literal:
         fits = any(type(value) is type(member) and value == member for member in get_args(choice))
+    elif origin is Final:
+        return fit(value, *get_args(choice), path=path, nested=nested)
     elif origin is not None:
         return _fit_generic(value, choice, origin, path=path, nested=nested)
+    elif is_typeddict(choice):
+        return _fit_typed_dict(value, choice, path=path, nested=nested)
     elif not isinstance(choice, type):
+        supertype = getattr(choice, "__supertype__", None)  # of a NewType
+        if supertype is not None:
+            return fit(value, supertype, path=path, nested=nested)
         fits = True  # a type variable or another construct that cannot be tested
+    elif getattr(choice, "_is_protocol", False) and not getattr(choice, "_is_runtime_protocol", False):
+        fits = True  # a Protocol that cannot be tested
     else:
         return _fit_class(value, choice, path=path)
     if not fits:
@@ -185,9 +204,35 @@ def _fit_mapping(
 ) -> dict[Any, Any]:
     key_type, value_type = arguments or (Any, Any)
     return {
-        fit(key, key_type, path=f"{path}.{key}"): fit(item, value_type, path=f"{path}.{key}", nested=nested)
+        fit_key(key, key_type, path=f"{path}.{key}"): fit(
+            item, value_type, path=f"{path}.{key}", nested=nested
+        )
         for key, item in value.items()
     }
+
+
+def fit_key(key: Any, annotation: Any, *, path: str) -> Any:
+    """Return the key of a mapping converted to its type; text, as in JSON and on a command line, becomes a number."""
+    try:
+        return fit(key, annotation, path=path)
+    except MismatchError:
+        kinds = [kind for kind in (int, float) if isinstance(key, str) and kind in options(annotation)]
+        for kind in kinds:
+            try:
+                number = kind(key)
+            except ValueError:
+                continue
+            if str(number) == key:
+                return fit(number, annotation, path=path)
+        raise
+
+
+def _fit_typed_dict(value: Any, choice: Any, *, path: str, nested: Nested | None) -> dict[str, Any]:
+    """Return a mapping with the keys of a TypedDict, each value converted to its type."""
+    types = hints(choice)
+    if not isinstance(value, Mapping) or not {*choice.__required_keys__} <= {*value} <= {*types}:
+        raise MismatchError(value, f"{choice.__name__}, a mapping of {', '.join(types)}", path=path)
+    return {key: fit(item, types[key], path=f"{path}.{key}", nested=nested) for key, item in value.items()}
 
 
 def _fit_items(value: Any, choice: Any, origin: type, *, path: str, nested: Nested | None) -> Any:

@@ -13,6 +13,11 @@ from mb_verify.interruption import RunStart
 from mb_verify.run_record import read_record
 from mb_verify.verdict_text import counts_as_data, difference_as_data, verdict_table
 
+NO_RESUME_YET = (
+    "This is before the interruption, so the resume is not at fault. Seed every random stream that is used (random, "
+    "numpy.random, torch), and read the same data in both runs."
+)
+
 app = typer.Typer(
     name="mb-verify",
     help="Proof that a resumed run equals the run that was never interrupted, bit for bit, also under faults.",
@@ -53,6 +58,7 @@ def compare_records(
             "steps": verdict.last_step,
             "ranks": verdict.ranks,
             "resumed_at": list(verdict.resumed_at),
+            "notes": verdict.notes,
             "compared": counts_as_data(verdict),
             "first": difference_as_data(verdict.first, "other"),
         }
@@ -61,7 +67,9 @@ def compare_records(
         end = f"equal, bit for bit: {verdict.last_step} steps"
         if verdict.first is not None:
             end = f"different; first in\n  {verdict.first.describe(str(first), str(second))}"
-        typer.echo("\n".join([*verdict_table(verdict), end]))
+        if verdict.differs_before_interruption:
+            end += f"\n{NO_RESUME_YET}"
+        typer.echo("\n".join([*verdict_table(verdict), end, *verdict.notes]))
     raise typer.Exit(0 if verdict.equal else 1)
 
 

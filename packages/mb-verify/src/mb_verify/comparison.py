@@ -4,6 +4,8 @@ The uninterrupted run is started once. The interrupted run is started, stops, an
 once or several times; these starts are numbered from 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -72,6 +74,8 @@ class Verdict:
     """Last step of the uninterrupted run."""
     resumed_at: tuple[int, ...]
     """Step from which each later start of the interrupted run resumed."""
+    unseeded: tuple[str, ...] = ()
+    """Random streams that were not compared: neither run drew from them, and they differ before the interruption."""
     loaded_equal: bool | None = None
     """Whether the states that the later starts loaded equal those of the uninterrupted run; None: none was recorded."""
 
@@ -79,6 +83,22 @@ class Verdict:
     def equal(self) -> bool:
         """Whether all values are equal."""
         return self.first is None
+
+    @property
+    def differs_before_interruption(self) -> bool:
+        """Whether the first difference is in a step up to the interruption, before a checkpoint was saved."""
+        if self.first is None or self.first.start != 0 or not self.resumed_at:
+            return False
+        position, step = self.first.position, self.resumed_at[0]
+        return position.step < step or (position.step == step and not position.after_step)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each stream that was not compared."""
+        return [
+            f"not compared: {name}, which was not seeded, and from which neither run drew"
+            for name in self.unseeded
+        ]
 
 
 def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: bool = True) -> Verdict:
@@ -106,8 +126,9 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
     counts = {category: CategoryCount(category=category) for category in CATEGORIES}
     differences: list[Difference] = []
     pairs = pair_rows(uninterrupted, interrupted, same_ranks=same_ranks)
+    unseeded = unseeded_streams(pairs, uninterrupted, interrupted)
     for pair in pairs:
-        for full in pair.uninterrupted.keys() | pair.interrupted.keys():
+        for full in (pair.uninterrupted.keys() | pair.interrupted.keys()) - unseeded:
             category, _, name = full.partition(": ")
             count = counts.setdefault(category, CategoryCount(category=category))
             count.compared += 1
@@ -116,15 +137,47 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
             if difference is not None:
                 count.different += 1
                 differences.append(difference)
-    loaded = [pair.uninterrupted == pair.interrupted for pair in pairs if pair.is_loaded_by(interrupted)]
+    loaded = [
+        without(pair.uninterrupted, unseeded) == without(pair.interrupted, unseeded)
+        for pair in pairs
+        if pair.is_loaded_by(interrupted)
+    ]
     return Verdict(
         lines=tuple(count for count in counts.values() if count.compared),
         first=min(map(narrow, differences), key=sort_key) if differences else None,
         ranks=len({position.rank for position in wanted}),
         last_step=max(position.step for position in wanted),
         resumed_at=interrupted.started_at[1:],
+        unseeded=tuple(sorted(full.partition(": ")[2] for full in unseeded)),
         loaded_equal=all(loaded) if loaded else None,
     )
+
+
+def unseeded_streams(pairs: Sequence[RowPair], *runs: RunRecord) -> set[str]:
+    """Return the random streams that differ at the first position of both runs, and never change within a start.
+
+    Nothing drew from such a stream, so it had no part in any value; it differs because it was not seeded.
+    """
+    first = min((pair for pair in pairs if pair.start == 0), key=lambda pair: pair.position, default=None)
+    if first is None:
+        return set()
+    names = {
+        name
+        for name in first.uninterrupted.keys() & first.interrupted.keys()
+        if name.startswith("random streams: ") and first.uninterrupted[name] != first.interrupted[name]
+    }
+    for run in runs:
+        states: dict[tuple[str, int, int], str] = {}
+        for row in run.rows:
+            for name in names & row.values.keys():
+                of_start = states.setdefault((name, row.position.rank, row.start), row.values[name])
+                names = names - {name} if of_start != row.values[name] else names
+    return names
+
+
+def without(values: Values, names: set[str]) -> Values:
+    """Return the values that do not have one of these names."""
+    return {name: value for name, value in values.items() if name not in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

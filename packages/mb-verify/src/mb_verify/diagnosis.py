@@ -39,19 +39,8 @@ class ResumeProof:
             return "equal"
         repeated = self.repetition is None or self.repetition.equal
         return (
-            "not repeatable"
-            if not repeated or differs_before_interruption(self.verdict)
-            else "resume differs"
+            "not repeatable" if not repeated or self.verdict.differs_before_interruption else "resume differs"
         )
-
-
-def differs_before_interruption(verdict: Verdict) -> bool:
-    """Return whether the first difference is in a step up to the interruption, before a checkpoint was saved."""
-    first = verdict.first
-    if first is None or first.start != 0 or not verdict.resumed_at:
-        return False
-    step = verdict.resumed_at[0]
-    return first.position.step < step or (first.position.step == step and not first.position.after_step)
 
 
 def conditions_of(records: Mapping[str, RunRecord]) -> dict[str, Mapping[str, str]]:
@@ -79,7 +68,7 @@ def diagnosis_lines(proof: ResumeProof) -> list[str]:
         lines.append(f"  two uninterrupted runs: {found}")
         if first is not None and first.category == "random streams":
             lines.append(f"  {first.name} may have no seed: seed every random stream, used or not")
-    if differs_before_interruption(proof.verdict):
+    if proof.verdict.differs_before_interruption:
         lines.append("  the first difference is before the interruption")
     return [*lines, *condition_lines(proof.conditions), f"verdict: {MEANINGS[conclusion]}"]
 

@@ -3,7 +3,7 @@
 | variable | meaning |
 |---|---|
 | `MB_VERIFY_RECORD` | folder that receives the record; without it nothing is recorded |
-| `MB_VERIFY_START` | number of the start: 0 for the first (default), one more for each resume |
+| `MB_VERIFY_START` | number of the start: 0, one more for each resume; default: the next one in the folder |
 | `MB_VERIFY_KILL_AFTER` | the last rank kills itself once the checkpoint of this step is complete |
 | `MB_VERIFY_VALUES` | `results`: only losses, gradient norm and learning rate of each step; default: all |
 | `MB_VERIFY_FAULT` | a fault to inject, as JSON: see `mb_verify.fault_callback` |
@@ -37,7 +37,8 @@ class RecordingRequest:
 
     folder: Path
     """Receives the record."""
-    start: int = 0
+    start: int | None = None
+    """Number of the start; None: the next one in the folder."""
     kill_after: int | None = None
     """The last rank kills itself once the checkpoint of this step is complete; None: no kill."""
     tracker: Path | None = None
@@ -68,7 +69,7 @@ class RecordingRequest:
         return cls(
             values="results" if VALUES in environment else "all",
             folder=Path(folder),
-            start=number_of(START, environment) or 0,
+            start=number_of(START, environment),
             kill_after=kill_after,
             tracker=Path(tracker) if tracker else None,
         )

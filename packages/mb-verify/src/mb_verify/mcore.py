@@ -20,11 +20,12 @@ PARALLEL_LISTS = (
 
 
 class MegatronReader:
-    """Reader of one rank's state, with a forward hook on each model chunk that records the sequences it reads.
+    """Reader of one rank's state, and of the microbatches that it reads.
 
     Args:
         context: argument of `on_train_start`: `model` (chunks), `optimizer`, `scheduler` and `state.train_state`;
-            in `on_train_step_end` also `result` (losses, grad_norm, num_zeros_in_grad, learning_rate, skipped).
+            in `on_train_microbatch` also `microbatch` and `chunk`, in `on_train_step_end` `result` (losses, grad_norm,
+            num_zeros_in_grad, learning_rate, skipped).
     """
 
     def __init__(self, context: Any) -> None:
@@ -34,8 +35,6 @@ class MegatronReader:
         groups = get_attr_wrapped_model(context.model[0], "pg_collection")
         self.reads_data = groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
         """Whether this rank is the first of those that read the same sequences."""
-        for number, chunk in enumerate(context.model):
-            chunk.register_forward_pre_hook(self._record_sequences(number), with_kwargs=True)
 
     def state(self, context: Any, *, complete: bool = False) -> dict[str, str]:
         """Return counters, random streams, optimizer state and parameters. Synchronises with the device.
@@ -50,6 +49,15 @@ class MegatronReader:
         if complete or not gathers_late(context):
             values |= self._parameters(context.model)
         return values
+
+    def microbatch(self, context: Any) -> None:
+        """Hash the sequences of a microbatch: of each of its tensors the rows."""
+        batch = context.microbatch
+        named = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        for name, tensor in named:
+            if isinstance(tensor, torch.Tensor):
+                hashes = self._sequences.setdefault(f"{name} of chunk {context.chunk}", [])
+                hashes.append(",".join(map(digest, tensor if tensor.dim() else [tensor])))
 
     def step(self, context: Any) -> dict[str, str]:
         """Return what a step read and computed. Synchronises with the device."""
@@ -67,18 +75,6 @@ class MegatronReader:
 
     def _parameters(self, model: Sequence[Any]) -> dict[str, str]:
         return {f"parameters: {name}": digest(each) for name, each in parameter_names(model).items()}
-
-    def _record_sequences(self, chunk: int) -> Any:
-        def record(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            if not module.training:
-                return
-            labels = named.get("labels", named.get("lm_labels"))  # as Megatron's GPT and T5 name them
-            for name, batch in (("tokens", inputs[0] if inputs else None), ("labels", labels)):
-                if isinstance(batch, torch.Tensor):
-                    hashes = self._sequences.setdefault(f"{name} of chunk {chunk}", [])
-                    hashes.append(",".join(digest(sequence) for sequence in batch))
-
-        return record
 
 
 def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:

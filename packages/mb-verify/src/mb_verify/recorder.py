@@ -20,6 +20,10 @@ class StateReader(Protocol):
         """Return the values held between two steps; `complete`: at the end of a run, where all parameters are there."""
         ...
 
+    def microbatch(self, context: Any) -> None:
+        """Note a microbatch that the data iterator returned, for `step`."""
+        ...
+
     def step(self, context: Any) -> Values:
         """Return the values that a step read and computed."""
         ...
@@ -28,17 +32,18 @@ class StateReader(Protocol):
 class Recorder:
     """Callback that records the state between steps, and the values of each step. Changes no numbers.
 
-    State: counters, random streams, optimizer state, parameters. Step: hashes of the sequences that the model read,
+    State: counters, random streams, optimizer state, parameters. Step: hashes of the sequences that were read,
     losses, gradient norm, learning rate. Copies every tensor to the host at every step.
 
-    It implements the events `on_train_start`, `on_train_step_start`, `on_train_step_end` and `on_train_end`. Of their
-    argument it reads `state.train_state.step` and, at the end, `outcome` (None after a failure); the reader reads the
-    rest.
+    It implements the events `on_train_start`, `on_train_step_start`, `on_train_microbatch`, `on_train_step_end` and
+    `on_train_end`. Of their argument it reads `state.train_state.step` and, at the end, `outcome` (None after a
+    failure); the reader reads the rest.
 
     Args:
         folder: receives `rank-<rank>.<start>.jsonl`.
         rank: rank of this process.
-        start: number of the start of the run; a resumed run has the next one, so that files are never mixed.
+        start: number of the start of the run; a resumed run has the next one, so that files are never mixed. None: see
+            `RecordFile`.
         reader: makes the reader when training starts; None: `mb_verify.mcore.MegatronReader`.
         conditions: returns threads, processor and versions; None: `mb_verify.torch_state.conditions`.
     """
@@ -48,7 +53,7 @@ class Recorder:
         folder: Path,
         *,
         rank: int,
-        start: int,
+        start: int | None,
         reader: Callable[[Any], StateReader] | None = None,
         conditions: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
@@ -70,6 +75,10 @@ class Recorder:
         values = self._started().state(context)
         if values:
             self._file.state(context.state.train_state.step, values)
+
+    def on_train_microbatch(self, context: Any) -> None:
+        """Note a microbatch of the step."""
+        self._started().microbatch(context)
 
     def on_train_step_end(self, context: Any) -> None:
         """Record what the step read and computed."""

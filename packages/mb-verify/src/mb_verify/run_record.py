@@ -11,17 +11,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mb_verify.errors import VerificationError
 
 Values = Mapping[str, str]
 """`"category: name"` -> number or hash. `CATEGORIES` lists the categories."""
 
+RecordedValue = str | bool | int | float | None
+"""Value that a loop may pass; it is recorded as text with all its digits, in which -0.0 is not 0.0, and NaN is NaN."""
+
 ALL_RANKS = -1
 """Rank of a row that describes all ranks together."""
 
 GLOBAL_BATCH = "samples: sequences of the global batch"
 """Name of the sequences that all ranks together read in a step, sorted."""
+
+TOKENS = frozenset({"tokens", "text_enc", "input_ids"})
+"""Tensors of a microbatch with the sequences of a model: of GPT and hybrids, of T5, of Megatron-Bridge's packs."""
 
 INDEPENDENT_OF_RANKS = frozenset({"samples", "counters", "learning rate"})
 """Categories that do not depend on the number of processes that share the work."""
@@ -66,15 +73,19 @@ class RecordFile:
     Args:
         folder: receives `rank-<rank>.<start>.jsonl`; one folder for all ranks and starts of a run.
         rank: rank of this process.
-        start: number of the start of the run, 0 for the first and one more for each resume.
+        start: number of the start of the run, 0 for the first and one more for each resume; None: the next one of this
+            rank, by the files in the folder.
 
     Raises:
-        VerificationError: from `state` and `step`, if `start` was not called, or a name has no category.
+        VerificationError: from `start`, if this start was recorded before; from `state` and `step`, if `start` was not
+            called, a name has no category, or a value is neither text nor a number.
     """
 
-    def __init__(self, folder: Path | str, *, rank: int = 0, start: int = 0) -> None:
-        self._path = Path(folder) / f"rank-{rank}.{start}.jsonl"
+    def __init__(self, folder: Path | str, *, rank: int = 0, start: int | None = None) -> None:
+        number = next_start(Path(folder), rank=rank) if start is None else start
+        self._path = Path(folder) / f"rank-{rank}.{number}.jsonl"
         self._rank = rank
+        self._is_started = False
 
     def start(self, step: int, *, reads_data: bool = True, conditions: Values | None = None) -> None:
         """Record the beginning of a start.
@@ -84,20 +95,26 @@ class RecordFile:
             reads_data: whether this rank is the first of those that read the same sequences.
             conditions: threads, processor and versions; printed where two runs differ.
         """
+        if self._path.exists():
+            raise VerificationError(
+                f"{self._path}: this start was recorded before, and its values would be mixed with those of another. "
+                "Pass the next number (start=None finds it, as does an unset MB_VERIFY_START), or another folder."
+            )
+        self._is_started = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         values = {"rank": str(self._rank), "reads": str(reads_data)}
         self._write("start", step, values, conditions=conditions or {}, process=os.getpid())
 
-    def state(self, step: int, values: Values) -> None:
+    def state(self, step: int, values: Mapping[str, RecordedValue]) -> None:
         """Record the values held after `step` completed steps."""
         self._write("state", step, self._named(values))
 
-    def step(self, step: int, values: Values) -> None:
+    def step(self, step: int, values: Mapping[str, RecordedValue]) -> None:
         """Record the values that step number `step` (from 1) read and computed."""
         self._write("step", step, self._named(values))
 
-    def _named(self, values: Values) -> Values:
-        if not self._path.exists():
+    def _named(self, values: Mapping[str, RecordedValue]) -> Values:
+        if not self._is_started:
             raise VerificationError(f"{self._path}: is not started. Call start() before state() and step().")
         unnamed = [name for name in values if ": " not in name]
         if unnamed:
@@ -105,12 +122,29 @@ class RecordFile:
                 f"{self._path}: {unnamed[0]!r} has no category, so it cannot be compared. Pass what read_torch_step "
                 "and read_torch_state return, or names such as 'losses: loss'."
             )
-        return values
+        others = [name for name, value in values.items() if not isinstance(value, str | int | float | None)]
+        if others:
+            raise VerificationError(
+                f"{self._path}: {others[0]!r} is a {type(values[others[0]]).__name__}, which is neither text nor a "
+                "number. Pass .item() of a tensor or an array with one element, or a hash."
+            )
+        return {name: value_text(value) for name, value in values.items()}
 
     def _write(self, kind: str, step: int, values: Values, **more: Values | int) -> None:
         line = json.dumps({"kind": kind, "step": step, "time": time.time(), "values": values, **more})
         with self._path.open("a") as file:
             file.write(line + "\n")
+
+
+def next_start(folder: Path, *, rank: int) -> int:
+    """Return the number of the next start of a rank: one more than the highest in a folder."""
+    starts = (file.name.split(".")[1] for file in folder.glob(f"rank-{rank}.*.jsonl"))
+    return max((int(start) for start in starts if start.isdecimal()), default=-1) + 1
+
+
+def value_text(value: RecordedValue) -> str:
+    """Return the text of a value; two texts are equal if and only if the values are, bit for bit."""
+    return float.__repr__(value) if isinstance(value, float) else str(value)
 
 
 def read_record(folder: Path | str) -> RunRecord:
@@ -130,7 +164,7 @@ def read_record(folder: Path | str) -> RunRecord:
     for file in sorted(Path(folder).glob("rank-*.*.jsonl")):
         rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
         for line in file.read_text().split("\n")[:-1]:
-            row = json.loads(line)
+            row = parse_line(line, file)
             if row["kind"] == "start":
                 starts[start] = row["step"]
                 conditions[start, rank] = row.get("conditions", {})
@@ -138,7 +172,8 @@ def read_record(folder: Path | str) -> RunRecord:
                     readers.add((rank, start))
                 continue
             position = RecordPosition(row["step"], row["kind"] == "state", rank)
-            rows.append(RecordRow(position=position, values=row["values"], start=start))
+            values = {name: value_text(value) for name, value in row["values"].items()}
+            rows.append(RecordRow(position=position, values=values, start=start))
     if not rows:
         raise VerificationError(f"{folder}: the run has recorded no step. Look for its error above.")
     return RunRecord(
@@ -146,6 +181,21 @@ def read_record(folder: Path | str) -> RunRecord:
         started_at=tuple(starts[start] for start in sorted(starts)),
         conditions=conditions,
     )
+
+
+def parse_line(line: str, file: Path) -> dict[str, Any]:
+    """Parse a line of a record.
+
+    Raises:
+        VerificationError: it is no JSON object of a record.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise VerificationError(f"{file}: is damaged ({error}). Record the run again.") from error
+    if not isinstance(row, dict) or not {"kind", "step", "values"} <= row.keys():
+        raise VerificationError(f"{file}: has a line that is no part of a record. Record the run again.")
+    return row
 
 
 def rows_of_all_ranks(rows: Iterable[RecordRow], readers: set[tuple[int, int]]) -> Iterator[RecordRow]:
@@ -158,7 +208,7 @@ def rows_of_all_ranks(rows: Iterable[RecordRow], readers: set[tuple[int, int]]) 
         values = together.setdefault((row.start, position), {})
         for name, value in row.values.items():
             category = name.partition(": ")[0]
-            if category == "samples" and "tokens" in name:
+            if category == "samples" and name.split()[1] in TOKENS:
                 read = [*values.get(GLOBAL_BATCH, "").split(), *value.replace(",", " ").split()]
                 values[GLOBAL_BATCH] = " ".join(sorted(read))
             elif category in INDEPENDENT_OF_RANKS - {"samples"}:

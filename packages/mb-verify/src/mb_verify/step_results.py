@@ -18,6 +18,9 @@ class StepResultReader:
     def __init__(self, context: Any) -> None:
         self._exact = import_module("mb_verify.torch_state").exact_number
 
+    def microbatch(self, context: Any) -> None:
+        """Do nothing: sequences are no results."""
+
     def state(self, context: Any, *, complete: bool = False) -> dict[str, str]:
         """Return no values: the state is not recorded."""
         return {}

@@ -24,7 +24,7 @@ def verdict_as_text(verdict: Verdict, interruption: Interruption) -> str:
         end = [f"equal, bit for bit: {summary}"]
     else:
         end = [f"different: {summary}; first in", f"  {verdict.first}"]
-    return "\n".join([*verdict_table(verdict), *end])
+    return "\n".join([*verdict_table(verdict), *end, *verdict.notes])
 
 
 def verdict_as_data(verdict: Verdict, interruption: Interruption) -> dict[str, object]:

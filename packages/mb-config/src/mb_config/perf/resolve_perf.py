@@ -42,8 +42,10 @@ def resolve_perf(state: ResolverState, *, resolve: Resolve, facts: Mapping[str, 
         if setting.when(target):
             _apply(state, setting, label)
     _without_recomputation(state, target, label, resolve)
-    for setting in graph_settings(target):
-        _apply(state, setting, label)
+    graphs = graph_settings(target)
+    if all(_agrees(state, setting) for setting in graphs):
+        for setting in graphs:
+            _apply(state, setting, label)
     for setting in _variables(target):
         state.config.env_vars[setting.path] = setting.value
         _note(state, f"env_vars.{setting.path}", None, setting, label)
@@ -76,6 +78,17 @@ def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
             return
         state.set(path, setting.value, rule=label, why=setting.why)
     _note(state, path, old, setting, label)
+
+
+def _agrees(state: ResolverState, setting: FastSetting) -> bool:
+    """Return False if a value of the user rules out graphs, so that nothing is set that only graphs need.
+
+    The captured modules of the user are kept, and captured.
+    """
+    path = setting.path
+    if not state.has(path) or path == "model.cuda_graph_modules":
+        return True
+    return _is_free(state, path) or bool(state.get(path) == setting.value)
 
 
 def _is_free(state: ResolverState, path: str) -> bool:

@@ -65,6 +65,21 @@ class PerfTarget:
         return bool(precision_field(self.config.mixed_precision, "bf16") or self.model("bf16"))
 
     @property
+    def fp16(self) -> bool:
+        """Whether the parameters of the model are FP16, whose losses are scaled."""
+        return bool(precision_field(self.config.mixed_precision, "fp16") or self.model("fp16"))
+
+    @property
+    def reads_losses_at_once(self) -> bool:
+        """Whether the host reads a loss or a gradient within the forward and backward passes."""
+        machine = self.get("rerun_state_machine.rerun_mode") not in (None, "disabled")
+        nan = self.get("rerun_state_machine.check_for_nan_in_loss")
+        immediately = self.get("rerun_state_machine.check_loss_immediately")
+        spiky = self.get("rerun_state_machine.check_for_spiky_loss")
+        gradients = self.get("ddp.check_for_nan_in_grad") or self.get("ddp.check_for_large_grads")
+        return bool(spiky or gradients or (nan and (immediately or machine)))
+
+    @property
     def float32(self) -> bool:
         """Whether no precision is set, so that the model computes in float32."""
         return self.config.mixed_precision is None and not (self.model("bf16") or self.model("fp16"))

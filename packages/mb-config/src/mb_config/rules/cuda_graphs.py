@@ -82,11 +82,26 @@ def _v153(implementation: str | None, modules: object, scope: object) -> str | N
     return f"cannot capture {', '.join(wrong)}, only {', '.join(MODULES)}"
 
 
-def _v127(check_nan: bool | None, *graph: object) -> str | None:
+_CHECKS = "check_for_nan_in_loss check_for_spiky_loss check_loss_immediately rerun_mode"
+
+
+def _v127(
+    nan: bool | None, spiky: bool | None, immediately: bool | None, mode: str | None, *graph: object
+) -> str | None:
     implementation = graph[0] if isinstance(graph[0], str) else None
-    if not check_nan or not full_iteration(implementation, *graph[1:]):
+    machine = mode not in (None, "disabled")
+    at_once = spiky or (nan and (immediately or machine))
+    if not at_once or not full_iteration(implementation, *graph[1:]):
         return None
-    return "cannot be combined with a CUDA graph of the full iteration"
+    how = "by the rerun machine" if machine or spiky else "in its microbatch"
+    return f"each loss is read {how}, within a CUDA graph of the full iteration"
+
+
+def _grad_checks(nan: bool | None, large: bool | None, *graph: object) -> str | None:
+    implementation = graph[0] if isinstance(graph[0], str) else None
+    if not (nan or large) or not full_iteration(implementation, *graph[1:]):
+        return None
+    return "gradients are read before they are reduced, within a CUDA graph of the full iteration"
 
 
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
@@ -220,12 +235,21 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V127",
-        ("rerun_state_machine.check_for_nan_in_loss", *_FIELDS),
+        (*within("rerun_state_machine", _CHECKS), *_FIELDS),
         _v127,
-        why="the check reads the loss on the host, within the graph",
-        fix="Set rerun_state_machine.check_for_nan_in_loss=false.",
-        fails=(True, "full_iteration"),
-        passes=(False, "full_iteration"),
+        why="the host cannot read a value while the step is captured; the usual check reads the loss one step later",
+        fix="Leave check_loss_immediately, check_for_spiky_loss and rerun_mode of the section at their defaults.",
+        fails=(True, False, True, "disabled", "full_iteration"),
+        passes=(True, False, False, "disabled", "full_iteration"),
+    ),
+    rule(
+        "V127a",
+        (*within("ddp", "check_for_nan_in_grad check_for_large_grads"), *_FIELDS),
+        _grad_checks,
+        why="the host cannot read a value while the step is captured",
+        fix="Set ddp.check_for_nan_in_grad=false and ddp.check_for_large_grads=false.",
+        fails=(True, False, "full_iteration"),
+        passes=(False, False, "full_iteration"),
     ),
     rule(
         "T36b",

@@ -23,12 +23,6 @@ def _v129(export: bool | None, *sources: object) -> str | None:
     return "is true, but no Hugging Face model is set"
 
 
-def _v137_tokens(root: object, cp: int | None, per_token: bool | None) -> str | None:
-    if root is None or (cp or 1) == 1 or per_token:
-        return None
-    return f"requires calculate_per_token_loss for fine-tuning with cp={cp}"
-
-
 def _v137_average(root: object, cp: int | None, average: bool | None) -> str | None:
     if root is None or (cp or 1) == 1 or not average:
         return None
@@ -94,15 +88,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set checkpoint.hf_source_path.",
         fails={_EXPORT[0]: True},
         passes={_EXPORT[0]: True, _EXPORT[1]: "/models/llama"},
-    ),
-    rule(
-        "V137a",
-        ("dataset.dataset_root", "model.context_parallel_size", "model.calculate_per_token_loss"),
-        _v137_tokens,
-        why="a rank without answer tokens in its chunk would divide by 0",
-        fix="Set model.calculate_per_token_loss=true.",
-        fails=("/data", 2),
-        passes=("/data", 2, True),
     ),
     rule(
         "V137b",

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from mb_metrics.integrations.step_logger import StepLogger
+from mb_metrics.integrations.step_logger import HostLogger
 from mb_metrics.metrics import Metrics
 from mb_metrics.recorded_steps import Value
 
@@ -16,8 +16,8 @@ from mb_metrics.recorded_steps import Value
 class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
     """Tracker for `Accelerator(log_with=AccelerateTracker(metrics))` that records to `Metrics`.
 
-    `accelerator.log(values, step=step)` adds metrics to a step, and `accelerator.end_training()` closes the metrics.
-    Accelerate calls the tracker on the main process only.
+    `accelerator.log(values, step=step)` adds metrics to a step, and the next one without `step`;
+    `accelerator.end_training()` closes the metrics. Accelerate calls the tracker on the main process only.
 
     Args:
         metrics: Recorder of the steps.
@@ -38,7 +38,7 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
         start_step: int = 0,
     ) -> None:
         super().__init__()
-        self._logger = StepLogger(metrics, samples=samples, tokens=tokens, start_step=start_step)
+        self._logger = HostLogger(metrics, samples=samples, tokens=tokens, start_step=start_step)
 
     @property
     def tracker(self) -> Metrics:
@@ -49,16 +49,7 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
         """Do nothing: sinks for trackers take the configuration of a run as `config=`."""
 
     def log(self, values: Mapping[str, Value], step: int | None = None, **_others: Any) -> None:
-        """Add metrics to a step.
-
-        Raises:
-            ValueError: the step is missing, or lower than the previous one.
-        """
-        if step is None:
-            raise ValueError(
-                "AccelerateTracker.log: no step is given (step=None), and records need one. Call "
-                "accelerator.log(values, step=step) with the completed steps."
-            )
+        """Add metrics to a step; without a step, to the next one. What is no number is left out, with a warning."""
         self._logger.log(values, step)
 
     def finish(self) -> None:

@@ -1,11 +1,15 @@
 """Recorder for code that logs the metrics of a step in several calls, or only at some steps."""
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 from mb_metrics.clock import StepSpan
 from mb_metrics.metrics import Metrics
 from mb_metrics.metrics_arguments import known_step
-from mb_metrics.recorded_steps import Value
+from mb_metrics.recorded_steps import Value, split_device_values
+
+_logger = logging.getLogger(__name__)
 
 
 class StepLogger:
@@ -89,6 +93,16 @@ class StepLogger:
             tokens = self._tokens * steps
         self.metrics.record(step, values, samples=samples, tokens=tokens, span=span)
 
+    @property
+    def last_step(self) -> int:
+        """The current step, or the last one that was recorded."""
+        return self.recorded_step if self._step is None else self._step
+
+    @property
+    def current_names(self) -> set[str]:
+        """Names of the metrics of the current step."""
+        return {*self._values}
+
     def _record_ended_step(self) -> None:
         if self._span is not None:
             self.record()
@@ -96,3 +110,38 @@ class StepLogger:
     @property
     def _steps(self) -> int:
         return max(1, (self._step or 0) - self.recorded_step)
+
+
+class HostLogger(StepLogger):
+    """Logger for the loop of another library, which metrics must not end.
+
+    What cannot be recorded is left out, and a line of the log has its names: text and other values that are no number.
+    Metrics of an earlier step belong to the current step, unless it has metrics of these names.
+    """
+
+    def log(self, values: Mapping[str, Any], step: int | None, *, ends_step: bool = True) -> None:
+        """Add metrics to a step; without a step, to the next one."""
+        numbers = {name: value for name, value in values.items() if is_metric(name, value)}
+        self._leave_out(values.keys() - numbers.keys(), "no numbers")
+        step = self.last_step + 1 if step is None else known_step(step)
+        if step > self.recorded_step and step >= self.last_step:
+            super().log(numbers, step, ends_step=ends_step)
+            return
+        late = {} if self._step is None else numbers
+        self._values |= {name: value for name, value in late.items() if name not in self._values}
+        self._leave_out(
+            numbers.keys() - self._values.keys(), f"of step {step}, which came after step {self.last_step}"
+        )
+
+    def _leave_out(self, names: Any, why: str) -> None:
+        if names:
+            _logger.warning("metrics: %s not recorded: %s", ", ".join(sorted(map(str, names))), why)
+
+
+def is_metric(name: str, value: Any) -> bool:
+    """Return whether a value can be recorded as a metric."""
+    try:
+        split_device_values({name: value})
+    except (TypeError, ValueError):
+        return False
+    return True

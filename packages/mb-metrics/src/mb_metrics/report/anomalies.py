@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 from mb_metrics.report.formatting import duration, short
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.series import Series
+from mb_metrics.report.series import Series, mean_of
 from mb_metrics.report.time_split import TimeSplit
 
 _WARM_UP = 30
@@ -93,7 +93,7 @@ def _unusual_values(series: Series, *, deviations: float, ratio: float) -> Itera
             continue
         if len(first) < _WARM_UP:
             first.append(value)
-            usual, previous = fmean(first[-10:]), value
+            usual, previous = mean_of(first[-10:]), value
             noise = (
                 median(abs(after - before) for before, after in pairwise(first)) if len(first) > 1 else 0.0
             )

@@ -79,6 +79,8 @@ class ChartBuilder:
             self._chart("Learning rate", lambda run: run.learning_rate, from_zero=True), smooth=False
         )
         yield self._chart("Gradient norm", lambda run: run.grad_norm)
+        for name in self._others[:_MOST_LOSSES]:
+            yield self._metric(name, name)
         yield from self._throughput()
         yield from self._memory()
         yield from self._ranks()
@@ -98,6 +100,7 @@ class ChartBuilder:
         """Names of recorded metrics that exceed the maximum number of charts."""
         return (
             *self._losses[_MOST_LOSSES:],
+            *self._others[_MOST_LOSSES:],
             *(f"{name} on validation data" for name in self._validations[_MOST_LOSSES:]),
             *(f"memory: {name}" for name in self._quantities[_MOST_QUANTITIES:]),
         )
@@ -109,6 +112,13 @@ class ChartBuilder:
     @property
     def _validations(self) -> list[str]:
         return list(dict.fromkeys(name for subject in self._subjects for name in subject.run.validation))
+
+    @property
+    def _others(self) -> list[str]:
+        """Metrics of the user without a group that are no losses, such as an accuracy."""
+        shown = {*self._losses, *self._validations}
+        recorded = (name for subject in self._subjects for name in subject.run.series)
+        return [name for name in dict.fromkeys(recorded) if names.is_averaged(name) and name not in shown]
 
     @property
     def _quantities(self) -> list[str]:

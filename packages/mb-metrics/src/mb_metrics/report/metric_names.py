@@ -21,7 +21,8 @@ class MetricNames:
     """
 
     losses: tuple[str, ...] = ()
-    """Names of the losses, the main one first; empty: the usual names, and every other name without a group."""
+    """Names of the losses, the main one first; empty: the usual names, and every other name without a group
+    that contains "loss" or another usual word; if there is none, the first metric that could be one."""
     learning_rate: str | None = None
     """Name of the learning rate; None: the usual names."""
 
@@ -34,6 +35,7 @@ class MetricNames:
         if self.losses:
             return tuple(name for name in self.losses if name in recorded)
         found = [name for name in recorded if names.is_loss(name) and not names.is_validation_loss(name)]
+        found = found or [name for name in recorded if names.is_averaged(name)][:1]
         return tuple(sorted(found, key=lambda name: not names.is_training_loss(name)))
 
     def find_learning_rate(self, recorded: Collection[str]) -> str | None:

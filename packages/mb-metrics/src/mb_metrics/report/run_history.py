@@ -62,6 +62,8 @@ class RunHistory:
     """Number of skipped steps, for each row with at least one."""
     nonfinite: Series
     """Number of steps with a NaN or infinite loss, for each row with at least one."""
+    nonfinite_losses: tuple[str, ...] = ()
+    """Names of the losses that were NaN or infinite; a log may count the steps without them."""
     evaluations: tuple[Evaluation, ...]
     events: tuple[RunEvent, ...]
     redone: tuple[DiscardedSteps, ...]
@@ -93,12 +95,15 @@ class RunHistory:
     @property
     def learning_rate(self) -> Series | None:
         """Learning rate; None if it was not recorded."""
-        return self.series.get(self.metric_names.find_learning_rate(self.series) or "")
+        return self._named(self.metric_names.find_learning_rate(self.series))
 
     @property
     def grad_norm(self) -> Series | None:
         """Norm of the gradient; None if it was not recorded."""
-        return self.series.get(names.find_grad_norm(self.series) or "")
+        return self._named(names.find_grad_norm(self.series))
+
+    def _named(self, name: str | None) -> Series | None:
+        return None if name is None else self.series.get(name)
 
     @property
     def validation(self) -> dict[str, Series]:
@@ -125,8 +130,14 @@ class RunBuilder:
         self.series: dict[str, Series] = {}
         self.skipped = Series()
         self.nonfinite = Series()
+        self._nonfinite_losses: dict[str, int] = {}
         self.redone: list[DiscardedSteps] = []
         self.evaluations: dict[int, Evaluation] = {}
+
+    @property
+    def nonfinite_losses(self) -> tuple[str, ...]:
+        """Names of the losses that were NaN or infinite."""
+        return tuple(self._nonfinite_losses)
 
     def add(self, record: MetricsRow | Evaluation) -> None:
         """Add a record."""
@@ -150,6 +161,7 @@ class RunBuilder:
             series.append(step, value)
             if not math.isfinite(value) and self._is_loss(name):
                 nonfinite = max(nonfinite, 1.0)
+                self._nonfinite_losses.setdefault(name, step)
         skips = max(values.get(SKIPPED_STEPS, 0.0), float(skipped))
         if skips:
             self.skipped.append(step, skips)
@@ -160,6 +172,7 @@ class RunBuilder:
         newest, end = self.times.steps[-1], self.times.values[-1]
         for series in (self.times, self.skipped, self.nonfinite, *self.series.values()):
             series.cut_from(step)
+        self._nonfinite_losses = {name: at for name, at in self._nonfinite_losses.items() if at < step}
         begin = self.times.values[-1] if len(self.times) else end
         last = self.times.steps[-1] if len(self.times) else step - 1
         self.redone.append(DiscardedSteps(steps=newest - last, begin=begin, end=end))

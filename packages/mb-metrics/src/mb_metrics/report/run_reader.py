@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from mb_metrics.errors import MetricsError
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
@@ -12,6 +15,7 @@ from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
+from mb_metrics.report.series import Series
 from mb_metrics.run_events import RunEvent, parse_event, time_of_row
 from mb_metrics.run_folder import CONFIG, EVENTS, LOG, METRICS
 from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
@@ -21,6 +25,8 @@ _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d{1,18})\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
 _MOST_WARNINGS = 50
 _MOST_SUGGESTIONS = 10
+_USUAL_STEPS = 20
+"""Steps before a restart whose median time is the usual one."""
 
 
 class RunNotFoundError(MetricsError, FileNotFoundError):
@@ -87,6 +93,7 @@ def _of_parsed(log: ParsedLog, path: Path, metric_names: MetricNames) -> RunHist
         series=builder.series,
         skipped=builder.skipped,
         nonfinite=builder.nonfinite,
+        nonfinite_losses=builder.nonfinite_losses,
         evaluations=tuple(builder.evaluations.values()),
         events=log.events,
         redone=tuple(builder.redone),
@@ -128,6 +135,7 @@ class RunReader:
         self._log = _FileTail(self._path / LOG)
         self._builder = RunBuilder(self._metric_names)
         self._end: RunEvent | None = None
+        self._restarts: list[RunEvent] = []
         self._events: list[RunEvent] = []
         self._warnings = _LogWarnings()
         self._damaged_rows = 0
@@ -137,10 +145,14 @@ class RunReader:
         """Read the data written since the last call; read a file from its start if a restart rewrote it."""
         if self._metrics.rewritten():
             self._builder, self._damaged_rows, self._end = RunBuilder(self._metric_names), 0, None
+            self._restarts = []
         for line in self._metrics.new_lines():
-            self._end = _parse_end(line)
-            if self._end is None and not _add_line(self._builder, line):
+            end, stop = _parse_end(line), self._end
+            self._end = end
+            if end is None and not _add_line(self._builder, line):
                 self._damaged_rows += 1
+            elif end is None and stop is not None:
+                self._restarts += _restart(stop, self._builder.times)
         if self._events_file.rewritten():
             self._events, self._damaged_events = [], 0
         for line in self._events_file.new_lines():
@@ -187,8 +199,9 @@ class RunReader:
             series=builder.series,
             skipped=builder.skipped,
             nonfinite=builder.nonfinite,
+            nonfinite_losses=builder.nonfinite_losses,
             evaluations=tuple(builder.evaluations.values()),
-            events=tuple(self._events) if mark is None else (mark,),
+            events=tuple(self._events or [*self._restarts, *([mark] if mark else [])]),
             redone=tuple(builder.redone),
             rows_are_intervals=False,
             total_steps=int(found[1]) if found else None,
@@ -262,6 +275,20 @@ def _parse_end(line: bytes) -> RunEvent | None:
         step=step_of_row(found),
         details={"reason": reason},
     )
+
+
+def _restart(stop: RunEvent, times: Series) -> list[RunEvent]:
+    """Return the stop that a mark within a file records, and the resume that the row after it shows.
+
+    The file has no time of the resume: the usual time of a step before that row.
+    """
+    stamps = times.values[-_USUAL_STEPS - 2 : -1]
+    usual = median(after - before for before, after in pairwise(stamps)) if len(stamps) > 1 else 0.0
+    begin = max(stop.time, times.values[-1] - usual) if len(times) else stop.time
+    return [
+        replace(stop, details={"reason": "closed"}),
+        RunEvent(kind="resume", time=begin, step=stop.step, details={}),
+    ]
 
 
 def _add_line(builder: RunBuilder, line: bytes) -> bool:

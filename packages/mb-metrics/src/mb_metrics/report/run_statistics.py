@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
-from statistics import fmean, quantiles
+from statistics import quantiles
 from typing import Literal
 
 from mb_metrics import names
 from mb_metrics.report.anomalies import Anomaly, find_anomalies
 from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.series import Series
+from mb_metrics.report.series import Series, mean_of
 from mb_metrics.report.time_split import TimeSplit, split_time
 from mb_metrics.run_events import RunEvent
 
@@ -77,7 +77,7 @@ class RunStatistics:
     validation: Mapping[str, LossStatistics]
     step_seconds: StepTimeStatistics | None
     tokens_per_second: float | None
-    """Median over the run, like the next three."""
+    """Tokens of a step by the median step time, so that both describe the same steps; the next three are medians."""
     tokens_per_second_per_device: float | None
     predicted_tokens_per_second_per_device: float | None
     """Prediction before the newest start, from its event."""
@@ -122,6 +122,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
     """Return the statistics of a run; `now` is in seconds since the epoch, `split` its time split if precomputed."""
     split = split or split_time(run)
     status, reason = run_status(run, split, now=now)
+    step_seconds = _step_times(split.step_seconds)
     return RunStatistics(
         name=run.name,
         source=run.source,
@@ -132,9 +133,9 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
         total_steps=run.total_steps,
         losses={name: _loss(run.series[name]) for name in run.losses},
         validation={name: _loss(series) for name, series in run.validation.items()},
-        step_seconds=_step_times(split.step_seconds),
-        tokens_per_second=_median(run.series.get("throughput/tokens_per_sec")),
-        tokens_per_second_per_device=_median(run.series.get("throughput/device/tokens_per_sec")),
+        step_seconds=step_seconds,
+        tokens_per_second=_tokens_per_second(run, step_seconds, device=""),
+        tokens_per_second_per_device=_tokens_per_second(run, step_seconds, device="device/"),
         predicted_tokens_per_second_per_device=predicted_speed(run.events),
         tflops_per_device=_median(run.series.get(names.TFLOPS_PER_DEVICE)),
         mfu=_median(run.series.get(names.MFU)),
@@ -222,7 +223,7 @@ def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: f
     skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
     if nonfinite:
         found.append(
-            f"The loss was NaN or infinite in {_steps(nonfinite)}, first in step {run.nonfinite.steps[0]:,}."
+            f"{_loss_names(run)} NaN or infinite in {_steps(nonfinite)}, first in step {run.nonfinite.steps[0]:,}."
         )
     if skipped:
         found.append(f"The optimizer skipped {_steps(skipped)}, first step {run.skipped.steps[0]:,}.")
@@ -243,6 +244,14 @@ def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: f
     return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
 
 
+def _loss_names(run: RunHistory) -> str:
+    """Return the subject of a sentence: the losses that were not finite, or "The loss"."""
+    found = run.nonfinite_losses
+    if len(found) > 1:
+        return f"{', '.join(found[:-1])} and {found[-1]} were"
+    return f"{found[0] if found and found[0] != 'loss' else 'The loss'} was"
+
+
 def _steps(count: int) -> str:
     return "one step" if count == 1 else f"{count:,} steps"
 
@@ -256,7 +265,7 @@ def _loss(series: Series) -> LossStatistics:
         last=series.values[-1] if len(series) else None,
         lowest=lowest[1] if lowest else None,
         lowest_step=lowest[0] if lowest else None,
-        recent_mean=fmean(recent) if recent else None,
+        recent_mean=mean_of(recent) if recent else None,
         recent_steps=min(_RECENT, len(series)),
     )
 
@@ -272,6 +281,20 @@ def _step_times(seconds: Sequence[float]) -> StepTimeStatistics | None:
         high=parts[18],
         longest=max(seconds),
     )
+
+
+def _tokens_per_second(run: RunHistory, step: StepTimeStatistics | None, *, device: str) -> float | None:
+    """Return the tokens per second of the median step.
+
+    The recorded rate is a mean over a window of steps, which may be longer than a run has steps between two pauses.
+    """
+    tokens = run.series.get(f"throughput/{device}tokens_per_sec")
+    steps = run.series.get(f"throughput/{device}batches_per_sec")
+    if tokens is None or steps is None or tokens.steps != steps.steps or step is None or not step.median:
+        return _median(tokens)
+    pairs = zip(tokens.values, steps.values, strict=True)
+    per_step = sorted(a / b for a, b in pairs if math.isfinite(a) and math.isfinite(b) and b > 0)
+    return per_step[len(per_step) // 2] / step.median if per_step else None
 
 
 def _median(series: Series | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -60,6 +60,14 @@ class Envelope:
     """Maximum number of values in a bucket; 1: the values are exact."""
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of finite values, of any size: their sum may be larger than a float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
 def envelope(series: Series, *, buckets: int) -> Envelope:
     """Downsample a series to `buckets` equal parts of its step range; a shorter series keeps every value.
 
@@ -85,7 +93,7 @@ def envelope(series: Series, *, buckets: int) -> Envelope:
             done.append(
                 Bucket(
                     middle,
-                    math.fsum(values) / len(values) if len(values) > 1 else values[0],
+                    mean_of(values) if len(values) > 1 else values[0],
                     min(values),
                     max(values),
                 )

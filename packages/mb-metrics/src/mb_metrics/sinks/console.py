@@ -144,7 +144,7 @@ def iteration_line(
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
     skipped_samples = values.get(names.SKIPPED_SAMPLES, 0)
     tflops = rates.tflops_per_device if throughput else None
-    means = interval.means(names.is_loss if losses is None else losses.__contains__)
+    means = interval.means(names.is_averaged if losses is None else losses.__contains__)
     rate = learning_rate or names.find_learning_rate(values) or names.LEARNING_RATE
     pieces = [
         f"[{stamp}] iteration {row.step:8d}{total}",

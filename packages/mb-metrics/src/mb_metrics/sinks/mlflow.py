@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from mb_metrics.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
-from mb_metrics.names import mlflow_name
+from mb_metrics.names import different_mlflow_names
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
 from mb_metrics.sink import Sink
@@ -24,7 +24,6 @@ _Item = TypeVar("_Item")
 _METRICS_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
 _LONGEST_PARAM = 6000
-_LONGEST_KEY = 250
 _LAST_STEP = "mb_metrics.last_step"
 _REPEATED = "mb_metrics.repeated_steps"
 _PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR"}
@@ -32,6 +31,8 @@ _PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR
 
 class MlflowSink(Sink):
     """Sink that logs each row as a step of an MLflow run, under valid MLflow names (`mb_metrics.names.mlflow_name`).
+
+    Of two metrics with the same valid name, the second one has a hash at the end of its name.
 
     The run is opened at the first record. A server that is down raises `ConnectionError`, so that a `BackgroundSink`
     retries. With a run file, a resumed job continues the same run. MLflow cannot delete values: repeated steps that it
@@ -97,6 +98,7 @@ class MlflowSink(Sink):
         self._run_id: str | None = None if run is None else run.info.run_id
         self._repeated = range(0)
         self._sent: int | None = None
+        self._keys: dict[str, str] = {}
         self._failed = False
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
@@ -144,9 +146,10 @@ class MlflowSink(Sink):
 
     def _metrics(self, record: MetricsRow | Evaluation, values: Mapping[str, float]) -> list[Metric]:
         milliseconds = int(record.time * 1000)
+        recorded = prefixed(values, self._prefix)
+        self._keys = different_mlflow_names(recorded, self._keys)
         return [
-            Metric(mlflow_name(name)[:_LONGEST_KEY], value, milliseconds, record.step)
-            for name, value in prefixed(values, self._prefix).items()
+            Metric(self._keys[name], value, milliseconds, record.step) for name, value in recorded.items()
         ]
 
     def _batches(self, rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:
@@ -196,10 +199,11 @@ class MlflowSink(Sink):
 
     def _log_params(self, client: MlflowClient, run: str, *, known: Mapping[str, str]) -> None:
         # MLflow parameters are immutable: a resumed job cannot change them and logs only new ones.
+        keys = different_mlflow_names(self._config, {})
         new = [
-            Param(key, str(value)[:_LONGEST_PARAM])
+            Param(keys[name], str(value)[:_LONGEST_PARAM])
             for name, value in self._config.items()
-            if (key := mlflow_name(name)[:_LONGEST_KEY]) not in known
+            if keys[name] not in known
         ]
         for chunk in _chunks(new, _PARAMS_PER_REQUEST):
             client.log_batch(run, params=chunk)

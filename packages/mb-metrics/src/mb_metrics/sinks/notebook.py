@@ -89,7 +89,7 @@ class NotebookSink(Sink):
 
     def _loss_among(self, values: Mapping[str, float]) -> str | None:
         if self._name is None:
-            losses = [name for name in values if names.is_loss(name)]
+            losses = [name for name in values if names.is_loss(name)] or [*filter(names.is_averaged, values)]
             self._name = next(
                 (name for name in losses if names.is_training_loss(name)), next(iter(losses), None)
             )

@@ -26,13 +26,13 @@ def short_line(
     """
     latest = interval.latest
     rate = learning_rate or names.find_learning_rate(latest)
-    means = interval.means(names.is_loss if losses is None else losses.__contains__)
+    means = interval.means(names.is_averaged if losses is None else losses.__contains__)
     total = "" if interval.total_steps is None else f"/{interval.total_steps}"
     shown = {**means, **({rate: latest[rate]} if rate in latest else {})}
     others = {
         name: value
         for name, value in latest.items()
-        if name not in shown and name not in names.ADDED_BY_METRICS and not names.is_loss(name)
+        if name not in shown and name not in names.ADDED_BY_METRICS and not names.is_averaged(name)
     }
     pieces = [f"step {interval.last.step}{total}", *_named(shown), *_problems(interval)]
     return fitted([*pieces, *_speed(interval, throughput=throughput), *_named(others)])

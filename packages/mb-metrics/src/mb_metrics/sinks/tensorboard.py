@@ -5,6 +5,7 @@ Install it with `pip install "mb-metrics[tensorboard]"`.
 
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,16 @@ from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
 from mb_metrics.record import Evaluation, MetricsRow
 from mb_metrics.sink import Sink
 
+_OWN_FILE = re.compile(r"events\.out\.tfevents\.\d{16,}\..+\.\d+")
+"""Name of a file of `TensorBoardSink`: other writers have seconds, not nanoseconds, in their names."""
+
 
 class TensorBoardSink(Sink):
     """Sink that writes each metric with its name as tag, and ungrouped metrics also as "<name> vs samples".
 
-    Resuming rewrites the event files of the folder without the steps that the run repeats. TensorBoard's restart
-    marker is not used, because it compares samples with steps and would remove later values on the sample axis.
+    Resuming rewrites the event files that this sink has written to the folder, without the steps that the run repeats;
+    files of other writers are not changed. TensorBoard's restart marker is not used, because it compares samples with
+    steps and would remove later values on the sample axis.
 
     Each call writes its points at once, completely or not at all, so that `BackgroundSink` can repeat a call that
     failed on a full disk. tensorboard's `EventFileWriter` has a thread that ends with the first failure.
@@ -86,12 +91,12 @@ def _event(step: int, at: float, values: Mapping[str, float]) -> Event:
 
 
 def drop_later_steps(folder: str | Path, last_step: int) -> None:
-    """Remove points after a step, and records truncated by a kill, from the event files of a folder.
+    """Remove points after a step, and records truncated by a kill, from the files of `TensorBoardSink` in a folder.
 
     A point over samples belongs to the step that was written before it. Files without such points are not modified;
     the others are replaced atomically.
     """
-    for path in sorted(Path(folder).glob("*tfevents*")):
+    for path in sorted(each for each in Path(folder).iterdir() if _OWN_FILE.fullmatch(each.name)):
         records = list(RawEventFileLoader(str(path)).Load())
         kept = _up_to(records, last_step)
         new = path.with_name("new." + path.name.replace("tfevents", "partial"))

@@ -1,0 +1,38 @@
+"""A run may continue with another implementation of Adam, or on another machine, as if nothing had changed."""
+
+from itertools import combinations
+
+import pytest
+import rank_work
+
+FORMS = {"dp_reshardable": {}, "fully_reshardable": {"dist_ckpt_optim_fully_reshardable": True}}
+BOTH = {"dist_opt": True, "bf16": True}
+"""What the precision-aware optimizer and that on the host need."""
+SHAPES = {"float32": {}, "bf16": {"bf16": True}, "distributed": {"dist_opt": True}}
+OTHERS = ("apex", "te")
+KEPT = ("te precision-aware", "te remainders", "hybrid")
+PAIRS = [
+    *((shape, "dp_reshardable", "torch", other) for shape in SHAPES for other in OTHERS),
+    *(
+        ("distributed bf16", form, one, other)
+        for form in FORMS
+        for one, other in combinations(("torch", *KEPT), 2)
+    ),
+    *(("distributed bf16", form, one, one) for form in FORMS for one in KEPT[1:]),
+]
+"""Each run changes from one to the other and back."""
+
+
+@pytest.mark.parametrize(("shape", "form", "one", "other"), PAIRS)
+def test_a_run_that_changes_its_adam_equals_one_that_does_not(shape, form, one, other, one_rank, tmp_path):
+    shape, section = (
+        (SHAPES | {"distributed bf16": BOTH})[shape],
+        {"load": str(tmp_path), "save": str(tmp_path)},
+    )
+    section |= FORMS[form]
+    ((losses, unmoved),) = one_rank.run(rank_work.train_uninterrupted, {**shape, "adam": one}, 6)
+    ((first, _),) = one_rank.run(rank_work.first_part, {**shape, "adam": one}, section, 2)
+    ((second, _, _),) = one_rank.run(rank_work.moved_part, {**shape, "adam": other}, section, 2)
+    ((third, moved, _),) = one_rank.run(rank_work.moved_part, {**shape, "adam": one}, section, 2)
+    assert first + second + third == losses
+    assert moved["weights"] == unmoved["weights"]

@@ -1,0 +1,19 @@
+"""`python -m mb_guard` and the program `mb-guard`."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or name the extra that it needs."""
+    try:
+        from mb_guard.cli import app  # noqa: PLC0415 - typer is optional
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "typer":
+            raise
+        sys.stderr.write('mb-guard: needs typer, which is not installed. Run: pip install "mb-guard[cli]"\n')
+        raise SystemExit(2) from None
+    app()
+
+
+if __name__ == "__main__":
+    main()

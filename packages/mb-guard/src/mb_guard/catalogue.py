@@ -1,0 +1,30 @@
+"""All records, in the order in which their patches are applied."""
+
+from difflib import get_close_matches
+
+from mb_guard.errors import UnknownFaultError
+from mb_guard.fault import Fault
+from mb_guard.faults import attention, context_parallel, distributed, moe, mtp
+
+FAULTS: tuple[Fault, ...] = (
+    *distributed.FAULTS,
+    *moe.FAULTS,
+    *mtp.FAULTS,
+    *context_parallel.FAULTS,
+    *attention.FAULTS,
+)
+
+_BY_ID = {fault.id: fault for fault in FAULTS}
+
+
+def find_fault(id: str) -> Fault:
+    """Return the record of an id.
+
+    Raises:
+        UnknownFaultError: there is no such fault.
+    """
+    if id not in _BY_ID:
+        near = get_close_matches(id, _BY_ID, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(_BY_ID)}."
+        raise UnknownFaultError(f"{id}: there is no fault of that id. {hint}")
+    return _BY_ID[id]

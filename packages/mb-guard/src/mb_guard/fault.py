@@ -1,0 +1,59 @@
+"""`Fault` and `Patch`: the record of one known fault, and of one function that corrects it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+from mb_guard.settings import Settings
+
+Function = Callable[..., Any]
+Effect = Literal["wrong number", "lost run", "crash", "slow"]
+Action = Literal["put right", "refuse", "warn"]
+
+
+def _always(module: ModuleType) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Replacement of `target`, a dotted path inside `module`, by `wrap(original)`.
+
+    It is made right after Megatron's module is imported, or at once if it is imported already. A function whose source
+    is not one of `sources` is left as it is, and reported.
+    """
+
+    wrap: Callable[[Any], Any]
+    """Returns the replacement of the original. torch is imported inside, so that records load without it."""
+    module: str
+    target: str
+    sources: tuple[str, ...]
+    """`mb_guard.sources.source_hash` of each known version of the original; empty where it is not a function."""
+    needed: Callable[[ModuleType], bool] = _always
+    """Whether the fault exists in this environment, evaluated after `module` is imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One known fault of another library, and what is done about it."""
+
+    id: str
+    effect: Effect
+    summary: str
+    """The fault in one sentence, with the name of the setting or function."""
+    shows: str
+    """How a user sees it, with the measured numbers; or that it is silent."""
+    versions: Mapping[str, str]
+    """Tested bounds by distribution, such as `{"megatron-core": ">=0.19.0,<=0.19.2"}`."""
+    action: Action
+    test: str
+    """Test that fails without the guard, and reports when the fault is corrected upstream: `path::function`."""
+    report: str | None = None
+    """Address of the public report."""
+    patches: tuple[Patch, ...] = field(default=(), repr=False)
+    """Corrections of a fault that is put right; all are applied or none."""
+    met: Callable[[Settings], bool] | None = None
+    """Whether settings meet the fault; None if every run meets it, or if settings do not decide it."""
+    advice: str = ""
+    """Settings to change where the fault is refused or reported."""

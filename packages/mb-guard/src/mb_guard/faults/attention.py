@@ -1,0 +1,120 @@
+"""Faults of attention: masks and positions that are ignored, and a gradient that is summed twice."""
+
+import copy
+import functools
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.faults.rewriting import rewritten
+from mb_guard.settings import Settings
+
+_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_TESTS = "packages/mb-guard/tests/test_attention.py"
+
+
+def window_and_mask(forward: Function) -> Function:
+    """Hide what either the sliding window or the caller's mask hides."""
+    return rewritten(
+        forward,
+        (
+            "mask = get_sliding_window_causal_mask(sq, sk, self.window_size)",
+            "window = get_sliding_window_causal_mask(sq, sk, self.window_size)\n"
+            "        mask = window if mask is None else mask | window",
+        ),
+    )
+
+
+def complete_latent_norms(reduce: Function) -> Function:
+    """Leave the norm of latent queries out of the sum over tensor-parallel ranks without sequence parallelism.
+
+    Each rank has its complete gradient: the projection behind it sums the gradient of its input. Megatron selects the
+    parameters by name, for norms of heads, which the ranks share.
+    """
+
+    @functools.wraps(reduce)
+    def patched(model: Any, config: Any, tp_group: Any = None) -> Any:
+        if config.qk_layernorm and config.multi_latent_attention and not config.sequence_parallel:
+            config = copy.copy(config)
+            config.qk_layernorm = False
+        return reduce(model, config, tp_group)
+
+    return patched
+
+
+def _resets_attention(settings: Settings) -> bool:
+    return bool(settings.reset_attention_mask) and (
+        settings.transformer_impl == "transformer_engine" or settings.create_attention_mask is False
+    )
+
+
+def _resets_rotary_positions(settings: Settings) -> bool:
+    return bool(settings.reset_position_ids) and settings.position_embedding_type in ("rope", "yarn")
+
+
+FAULTS = (
+    Fault(
+        id="window-without-mask",
+        effect="wrong number",
+        summary="A sliding window in unfused attention throws the caller's attention mask away.",
+        shows="Silent: outputs differ by 0.6 from a softmax over the places that both allow (transformer_impl=local "
+        "with window_size, learnable sinks).",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/7039",
+        test=f"{_TESTS}::test_a_window_keeps_the_mask",
+        patches=(
+            Patch(
+                wrap=window_and_mask,
+                module="megatron.core.fusions.fused_softmax",
+                target="FusedScaleMaskSoftmax.forward_torch_softmax",
+                sources=("feb7718fac5179c2",),
+            ),
+        ),
+    ),
+    Fault(
+        id="latent-norm-summed-twice",
+        effect="wrong number",
+        summary="Multi-latent attention with qk_layernorm under tensor parallelism without sequence parallelism sums "
+        "the gradient of q_layernorm over the ranks, each of which has all of it.",
+        shows="Silent: the gradient of q_layernorm is multiplied by tensor_model_parallel_size.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/modelscope/mcore-bridge/pull/101",
+        test=f"{_TESTS}::test_the_norm_of_latent_queries_has_the_gradient_of_one_rank",
+        patches=(
+            Patch(
+                wrap=complete_latent_norms,
+                module="megatron.core.distributed.finalize_model_grads",
+                target="_allreduce_non_tensor_model_parallel_grads",
+                sources=("59a4d77616f3a9ec",),
+            ),
+        ),
+    ),
+    Fault(
+        id="reset-attention-mask",
+        effect="wrong number",
+        summary="reset_attention_mask has no effect: causal layers of Transformer Engine ignore the mask, and "
+        "Megatron-LM does not fetch it from the dataset by default.",
+        shows="Silent: documents of a sequence attend to previous ones, loss 5.965064 with and without, 5.969476 with "
+        "attention that ends at the borders.",
+        versions=_VERSIONS,
+        action="refuse",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/2357",
+        test=f"{_TESTS}::test_settings_without_effect_are_known",
+        met=_resets_attention,
+        advice="Train on packed sequences, whose borders are passed as cu_seqlens, or set reset_attention_mask=false.",
+    ),
+    Fault(
+        id="reset-position-ids",
+        effect="wrong number",
+        summary="reset_position_ids has no effect with rotary positions: the model counts from the start of the row.",
+        shows="Silent: outputs with and without it are equal.",
+        versions=_VERSIONS,
+        action="warn",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/453",
+        test=f"{_TESTS}::test_settings_without_effect_are_known",
+        met=_resets_rotary_positions,
+        advice="Set reset_position_ids=false: rotary attention depends on distances only. To separate documents, train "
+        "on packed sequences.",
+    ),
+)

@@ -1,0 +1,141 @@
+"""Faults of multi-token prediction: the scale of its loss, and the loss that is logged."""
+
+import functools
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.faults.rewriting import rewritten
+from mb_guard.faults.step_tokens import COUNT_TOKENS_FIRST, current_step
+
+_MODULE = "megatron.core.transformer.multi_token_prediction"
+_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_TESTS = "packages/mb-guard/tests/test_mtp.py"
+
+
+def average_over_the_step(process_mtp_loss: Function) -> Function:
+    """Make the loss of each depth a mean over all its tokens of a step, whatever the microbatches and ranks.
+
+    That is what Megatron computes for one microbatch on one rank. Without `calculate_per_token_loss` it is the mean
+    over microbatches of the mean over their tokens, of all context-parallel ranks.
+    """
+    return rewritten(
+        process_mtp_loss,
+        (
+            "mtp_loss_scale * mtp_loss * (original_num_tokens / num_tokens_safe)",
+            "mtp_loss_scale * mtp_loss"
+            " * mb_guard_tokens_per_label(mtp_layer_number + 1, original_num_tokens, num_tokens, cp_group)",
+        ),
+        (
+            "mtp_loss_scale * mtp_loss / safe_num_tokens",
+            "mtp_loss_scale * mtp_loss / mb_guard_mean_tokens(num_tokens, cp_group)",
+        ),
+        mb_guard_tokens_per_label=_tokens_per_label,
+        mb_guard_mean_tokens=_mean_tokens,
+    )
+
+
+def _tokens_per_label(depth: int, tokens: Any, labels: Any, cp_group: Any) -> Any:
+    """Return the tokens in the main loss for each label of a depth, of the step or else of the microbatch."""
+    import torch
+
+    step = current_step()
+    if step is not None:
+        ratio = step.in_loss[0] / step.in_loss[depth]
+        # A step without any label of this depth has no loss of it; NaN: the data does not say.
+        return torch.where(ratio.isnan(), tokens / labels.clamp(min=1), ratio)
+    return _mean_tokens(tokens, cp_group) / _mean_tokens(labels, cp_group)
+
+
+def _mean_tokens(tokens: Any, cp_group: Any) -> Any:
+    """Return the mean over context-parallel ranks of their tokens; of all of them at least 1."""
+    import torch
+
+    if cp_group is None or cp_group.size() == 1:
+        return tokens.clamp(min=1)
+    total = tokens.clone()
+    torch.distributed.all_reduce(total, group=cp_group)
+    return total.clamp(min=1) / cp_group.size()
+
+
+def log_sums(process_mtp_loss: Function) -> Function:
+    """Record the sum of the losses of a microbatch instead of their mean; `mean_over_labels` divides it."""
+    return rewritten(
+        process_mtp_loss,
+        (
+            "torch.sum(mtp_loss) * (num_tokens > 0).to(mtp_loss.dtype)\n            ) / num_tokens.clamp(min=1)",
+            "torch.sum(mtp_loss)\n            )",
+        ),
+    )
+
+
+def mean_over_labels(reduce: Function) -> Function:
+    """Divide the losses of a step by its labels over all ranks, as the loss of the main model is logged."""
+
+    @functools.wraps(reduce)
+    def patched() -> None:
+        reduce()
+        tracker = reduce.__globals__["MTPLossLoggingHelper"].tracker
+        if "loss_values" not in tracker:
+            return
+        group = tracker.get("avg_group")
+        ranks = 1 if group is None else group.size()
+        tracker["loss_values"].mul_(ranks).div_(tracker["total_values"].clamp(min=1))
+
+    return patched
+
+
+def without_scale(track: Function) -> Function:
+    """Log means over labels, which do not depend on the number of microbatches."""
+
+    @functools.wraps(track)
+    def patched(loss_scale: float, *inputs: Any, **options: Any) -> Any:
+        return track(1.0, *inputs, **options)
+
+    return patched
+
+
+def _process(wrap: Function) -> Patch:
+    return Patch(wrap=wrap, module=_MODULE, target="process_mtp_loss", sources=("0b28213a2de65a23",))
+
+
+FAULTS = (
+    Fault(
+        id="mtp-loss-of-microbatches",
+        effect="wrong number",
+        summary="With loss masks the gradient of multi-token prediction depends on microbatches, replicas and "
+        "context-parallel ranks, because each divides by its own number of labels.",
+        shows="Silent. Two rows with 32 and 4 tokens in the loss as two microbatches or on two replicas: the gradient "
+        "differs by 0.195 from that of one microbatch, with calculate_per_token_loss.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
+        test=f"{_TESTS}::test_the_gradient_does_not_depend_on_microbatches",
+        patches=(*COUNT_TOKENS_FIRST, _process(average_over_the_step)),
+    ),
+    Fault(
+        id="mtp-logged-loss",
+        effect="wrong number",
+        summary="The logged losses of multi-token prediction are means over microbatches and ranks of means over "
+        "labels.",
+        shows="Silent: with loss masks `mtp_1 loss` depends on how a batch is cut, and `lm loss` does not.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5543",
+        test=f"{_TESTS}::test_the_logged_loss_is_a_mean_over_labels",
+        patches=(
+            _process(log_sums),
+            Patch(
+                wrap=mean_over_labels,
+                module=_MODULE,
+                target="MTPLossLoggingHelper.reduce_metrics_in_tracker",
+                sources=("0b929756d464b471",),
+            ),
+            Patch(
+                wrap=without_scale,
+                module=_MODULE,
+                target="MTPLossLoggingHelper.track_mtp_metrics",
+                sources=("b7bb6247d9765258",),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,165 @@
+"""Tokens of a step over all replicas, counted before its first backward pass.
+
+With `calculate_per_token_loss` Megatron divides all gradients by the tokens in the loss, N, at the end of the step.
+Losses that are means over other tokens must be multiplied by N divided by the number of those tokens. Both numbers are
+sums over the step and all replicas, but the backward pass of the first microbatch needs them. So the last pipeline
+stage reads the microbatches of the step in advance, as Megatron's full-iteration graphs do.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mb_guard.fault import Function, Patch
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """Numbers of tokens, means over the microbatches of a step and all replicas: tensors on the device.
+
+    The last dimension is the depth of multi-token prediction, 0 for the main model. NaN: the data does not say.
+    """
+
+    in_loss: Any
+    """Tokens in the loss; those of depth k have a label in the loss k tokens ahead."""
+    valid: Any
+    """Tokens that are not padding; those of depth k have a token k positions ahead."""
+
+    def routed(self, *, ahead: bool) -> Any:
+        """Return the tokens of a router; of one of multi-token prediction, the mean over depths."""
+        return self.valid[1:].mean() if ahead else self.valid[0]
+
+    def balancing_scale(self, *, ahead: bool) -> Any:
+        """Return the tokens in the loss for each token of a router; 1 if the data does not say."""
+        return (self.in_loss[0] / self.routed(ahead=ahead)).nan_to_num(nan=1.0)
+
+
+# Routers and the loss of multi-token prediction are called through the layers of a model, which pass no state.
+_steps: list[StepTokens] = []
+
+
+def current_step() -> StepTokens | None:
+    """Return the numbers of the step that is running; None outside of a schedule, and where they are not needed."""
+    return _steps[-1] if _steps else None
+
+
+def count_tokens_first(schedule: Function) -> Function:
+    """Count the tokens of a training step before the schedule runs it, if the model has losses that need them.
+
+    The last pipeline stage takes the microbatches of the step from its iterator, and gives them to the schedule. A
+    microbatch is a mapping with `loss_mask` [B, S], with `padding_mask` [B, S] (True: padding) if it has padding, and
+    with `cu_seqlens` [1, sequences + 1] if it is packed.
+    """
+    if getattr(schedule, "counts_tokens_first", False):  # for another fault
+        return schedule
+
+    @functools.wraps(schedule)
+    def patched(**arguments: Any) -> Any:
+        depths = None if arguments.get("forward_only") else _depths(arguments["model"])
+        counted = None if depths is None else _read_step(arguments, depths)
+        if counted is None:
+            return schedule(**arguments)
+        _steps.append(counted)
+        try:
+            return schedule(**arguments)
+        finally:
+            _steps.pop()
+
+    patched.counts_tokens_first = True  # type: ignore[attr-defined]
+    return patched
+
+
+def _depths(model: Any) -> int | None:
+    """Return the depths of multi-token prediction of a model whose losses need the numbers; None for other models."""
+    from megatron.core.utils import get_model_config
+
+    config = get_model_config(model[0] if isinstance(model, list) else model)
+    depths = getattr(config, "mtp_num_layers", None) or 0
+    coefficients = getattr(config, "moe_aux_loss_coeff", None)
+    balanced = getattr(config, "num_moe_experts", None) and (
+        getattr(config, "moe_z_loss_coeff", None)
+        or (any(coefficients) if isinstance(coefficients, Sequence) else coefficients)
+    )
+    return depths if config.calculate_per_token_loss and (depths or balanced) else None
+
+
+def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
+    """Return the numbers of a step, and replace the iterator of the last stage by one over what was read. Collective.
+
+    Ranks that read the same microbatches count them several times, the number of microbatches included.
+    """
+    import torch
+    from megatron.core.pipeline_parallel.utils import is_pp_last_stage
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    groups = arguments.get("pg_collection")
+    if groups is None:
+        groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "pp", "dp_cp"])
+    elif not all(hasattr(groups, name) for name in ("tp", "pp", "dp_cp")):
+        return None  # modules on different ranks
+    number, iterators = arguments["num_microbatches"], arguments["data_iterator"]
+    chunks = list(iterators) if isinstance(iterators, list) else [iterators]
+    sums = torch.zeros(3, depths + 1, dtype=torch.float64, device=torch.cuda.current_device())
+    if is_pp_last_stage(groups.pp) and chunks[-1] is not None:
+        step = [next(chunks[-1]) for _ in range(number)]
+        chunks[-1] = iter(step)
+        arguments["data_iterator"] = chunks if isinstance(iterators, list) else chunks[0]
+        # Each microbatch is counted where it is, on the host or the device, and copied once.
+        counted = torch.stack([_counts(microbatch, depths) for microbatch in step]).sum(0)
+        sums[:2], sums[2] = counted.to(sums.device, non_blocking=True), number
+    for group in (groups.tp, getattr(groups, "dp_cp_gtp_remat", None) or groups.dp_cp, groups.pp):
+        if group is not None and group.size() > 1:
+            torch.distributed.all_reduce(sums, group=group)
+    # Megatron divides a step without any token in the loss by 1.
+    return StepTokens(*(sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float())
+
+
+def _counts(microbatch: Any, depths: int) -> Any:
+    """Return the tokens in the loss and those that are not padding, `[2, depths + 1]`, of a complete microbatch."""
+    import torch
+
+    loss_mask = microbatch.get("loss_mask") if isinstance(microbatch, Mapping) else None
+    if loss_mask is None:
+        return torch.full((2, depths + 1), torch.nan, dtype=torch.float64)
+    masks = [loss_mask]
+    if (padding := microbatch.get("padding_mask")) is not None:
+        masks.append(~padding.bool())
+    counts = torch.full(
+        (2, depths + 1), float(loss_mask.numel()), dtype=torch.float64, device=loss_mask.device
+    )
+    position: Any = None if depths == 0 else _positions(microbatch, loss_mask)
+    for row, mask in enumerate(masks):
+        counts[row, 0] = mask.sum()
+        for depth in range(1, depths + 1):
+            counts[row, depth] = (mask * (position >= depth)).sum()
+    return counts
+
+
+def _positions(microbatch: Mapping[str, Any], loss_mask: Any) -> Any:
+    """Return the position of each token in its sequence, `[1, S]`."""
+    import torch
+
+    position = torch.arange(loss_mask.shape[-1], device=loss_mask.device)[None]
+    if (boundaries := microbatch.get("cu_seqlens")) is None:
+        return position
+    starts = boundaries.reshape(-1).to(loss_mask.device)
+    return position - starts[torch.searchsorted(starts, position, right=True) - 1]
+
+
+_SCHEDULES = {
+    "forward_backward_no_pipelining": "06a0bda080db4f54",
+    "forward_backward_pipelining_without_interleaving": "74ec926beffbda33",
+    "forward_backward_pipelining_with_interleaving": "6a63a0fbee6eed70",
+}
+
+COUNT_TOKENS_FIRST = tuple(
+    Patch(
+        wrap=count_tokens_first,
+        module="megatron.core.pipeline_parallel.schedules",
+        target=target,
+        sources=(source,),
+    )
+    for target, source in _SCHEDULES.items()
+)
+"""Patches of all schedules, for each fault that needs `current_step`."""

@@ -1,0 +1,174 @@
+"""`install`: correct known faults in this process, and report those that cannot be corrected."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+
+from mb_guard.after_import import AfterImport
+from mb_guard.assessment import assess, installed_versions
+from mb_guard.catalogue import FAULTS, find_fault
+from mb_guard.config_checks import CONFIG_CLASSES, ConfigCheck
+from mb_guard.environment import Choice, is_first_rank
+from mb_guard.fault import Fault, Patch
+from mb_guard.report import GuardReport, State
+from mb_guard.targets import Target
+
+
+class Guard:
+    """Corrections of some faults in this process.
+
+    1. `assess` decides about each fault from the installed versions and the source files, without an import.
+    2. The patches of a module are applied when it is imported, or at once.
+    3. Configuration objects are checked when they are created (`config_checks`).
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        *,
+        environment: Mapping[str, str],
+        report: Callable[[str], None],
+    ) -> None:
+        choice = Choice.read(environment, {fault.id for fault in faults})
+        self.mode = choice.mode
+        self.versions = installed_versions(faults)
+        self.statuses = {fault.id: assess(fault, choice, self.versions) for fault in faults}
+        self._report = report
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._disabled: list[str] = []
+
+    def apply(self) -> None:
+        """Patch and check the modules that are imported already, and the others after their import."""
+        for status in self.statuses.values():
+            if status.state == "unknown source":
+                self._report(f"mb_guard: {status.fault.id} is not put right: {status.detail}")
+        patches: dict[str, list[tuple[str, Patch]]] = {}
+        for fault in self._faults_in("pending"):
+            for patch in fault.patches:
+                patches.setdefault(patch.module, []).append((fault.id, patch))
+        check = ConfigCheck(
+            self._faults_in("refused", "to know"), refuse=self.mode == "on", report=self._report
+        )
+        checked = CONFIG_CLASSES if check.faults else ()
+
+        def complete(module: ModuleType) -> None:
+            for fault, patch in patches.get(module.__name__, ()):
+                self._patch(module, fault, patch)
+            if module.__name__ in checked:
+                check.watch(module)
+
+        missing = dict.fromkeys((*patches, *checked), complete)
+        for name in [name for name in missing if name in sys.modules]:
+            missing.pop(name)(sys.modules[name])
+        if missing:
+            sys.meta_path.insert(0, AfterImport(missing))
+
+    def _faults_in(self, *states: State) -> list[Fault]:
+        return [status.fault for status in self.statuses.values() if status.state in states]
+
+    def _patch(self, module: ModuleType, fault: str, patch: Patch) -> None:
+        if not patch.needed(module):
+            if self.statuses[fault].state == "pending":
+                self._set_state(fault, "not needed")
+            return
+        key = (patch.module, patch.target)
+        target = self._targets.get(key) or Target.find(module, patch.target)
+        if target is None or (patch.sources and not target.is_from(module.__file__)):
+            detail = f"{'.'.join(key)} has been replaced by another library"
+            self._set_state(fault, "unknown source", detail)
+            self._report(f"mb_guard: {fault} is not put right: {detail}")
+            return
+        target.patches.append((fault, patch))
+        self._targets[key] = target
+        target.compose(self._disabled)
+        self._set_state(fault, "put right")
+
+    def _set_state(self, fault: str, state: State, detail: str = "") -> None:
+        self.statuses[fault] = replace(self.statuses[fault], state=state, detail=detail)
+
+    def report(self) -> GuardReport:
+        """Return what is done about each fault, by now."""
+        return GuardReport(versions=dict(self.versions), statuses=tuple(self.statuses.values()))
+
+    @contextmanager
+    def without(self, *ids: str) -> Iterator[None]:
+        """Take the corrections of faults out within the `with` block, in all threads."""
+        self._disabled.extend(ids)
+        self._compose(ids)
+        try:
+            yield
+        finally:
+            for id in ids:
+                self._disabled.remove(id)
+            self._compose(ids)
+
+    def _compose(self, ids: Sequence[str]) -> None:
+        for target in self._targets.values():
+            if any(fault in ids for fault, _ in target.patches):
+                target.compose(self._disabled)
+
+
+# Replacing functions affects the whole process, so there is one guard per process.
+_installed: list[Guard] = []
+
+
+def install(*, quiet: bool = False, environment: Mapping[str, str] | None = None) -> GuardReport:
+    """Correct known faults of Megatron Core and its neighbours in this process, and return what is done about each.
+
+    Call it before or after megatron is imported: modules that are imported already are corrected at once, others right
+    after their import. Nothing is imported here. A second call has no effect and returns the state at that time.
+
+    The variable MB_GUARD chooses: `off`; `warn`, which corrects nothing and reports instead of refusing; or ids of
+    faults separated by commas, which alone are guarded; `-ID` leaves one out.
+
+    Args:
+        quiet: do not print the line that counts the faults. Functions that are not known are reported all the same.
+        environment: environment variables; those of this process by default.
+
+    Raises:
+        UnknownFaultError: MB_GUARD names a fault that does not exist.
+    """
+    if not _installed:
+        variables = os.environ if environment is None else environment
+        report = _print if is_first_rank(variables) else _ignore
+        guard = Guard(FAULTS, environment=variables, report=report)
+        _installed.append(guard)
+        guard.apply()
+        if not quiet:
+            report(guard.report().line())
+    return _installed[0].report()
+
+
+def status() -> GuardReport:
+    """Return what `install` did about each fault by now; without `install`, what it would do in this environment."""
+    guard = _installed[0] if _installed else Guard(FAULTS, environment=os.environ, report=_ignore)
+    return guard.report()
+
+
+@contextmanager
+def without(*ids: str) -> Iterator[None]:
+    """Take the corrections of faults out within the `with` block, in all threads; for tests.
+
+    A correction that is made in the block, when a module is imported, is left out until its end as well.
+
+    Raises:
+        UnknownFaultError: there is no fault of that id.
+    """
+    for id in ids:
+        find_fault(id)
+    if not _installed:
+        yield
+        return
+    with _installed[0].without(*ids):
+        yield
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _ignore(line: str) -> None:
+    """Print nothing: another rank prints the line."""

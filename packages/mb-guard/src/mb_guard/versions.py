@@ -1,0 +1,80 @@
+"""Versions of the installed libraries, found without importing them, and bounds on versions."""
+
+import importlib.metadata
+import re
+from collections.abc import Callable
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+from mb_guard.sources import module_file
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    ">=": ge,
+    "<=": le,
+    "==": eq,
+    "!=": ne,
+    ">": gt,
+    "<": lt,
+}
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a library, without importing it; None if it is not installed.
+
+    Megatron Core may be a source checkout on the path, which has no metadata and hides an installed distribution.
+    """
+    if distribution == "megatron-core":
+        return _checked_out_megatron() or _metadata_version(distribution)
+    return _metadata_version(distribution)
+
+
+def _metadata_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _checked_out_megatron() -> str | None:
+    """Return the version in `megatron/core/package_info.py`, the file that an import would find."""
+    path = module_file("megatron.core.package_info")
+    if path is None:
+        return None
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    parts = [re.search(rf"^{name} = (\d+)", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
+    if not all(parts):
+        return None
+    release = ".".join(part[1] for part in parts if part is not None)
+    pre_release = re.search(r"^PRE_RELEASE = ['\"]([^'\"]*)", text, re.MULTILINE)
+    return release + (pre_release[1] if pre_release else "")
+
+
+def within(version: str, bounds: str) -> bool:
+    """Return whether a version is within bounds such as `>=0.19.0,<=0.19.2`.
+
+    A pre-release comes before its release; a local part (`+cu130`) does not count.
+
+    Raises:
+        ValueError: a bound has no operator, or a version does not begin with a number.
+    """
+    return all(_satisfies(version, bound.strip()) for bound in bounds.split(","))
+
+
+def _satisfies(version: str, bound: str) -> bool:
+    operator = next((sign for sign in _OPERATORS if bound.startswith(sign)), None)
+    if operator is None:
+        raise ValueError(f"{bound}: a bound begins with one of {' '.join(_OPERATORS)}")
+    return bool(_OPERATORS[operator](_key(version), _key(bound[len(operator) :])))
+
+
+def _key(version: str) -> tuple[tuple[int, ...], bool, str]:
+    """Return what orders versions: the numbers, padded; then whether it is a final release; then the suffix."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)[.-]?([a-z0-9.]*)", version.strip().partition("+")[0])
+    if found is None:
+        raise ValueError(f"{version}: not a version")
+    numbers = tuple(int(part) for part in found[1].split("."))
+    suffix = found[2]
+    return numbers + (0,) * (4 - len(numbers)), not suffix or suffix.startswith("post"), suffix

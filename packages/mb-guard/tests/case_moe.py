@@ -1,0 +1,146 @@
+"""Functions that run on ranks of `test_moe.py`."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+from tiny_gpt import EXPERTS, LENGTH, batch, gpt, gradients, rows, start
+
+import mb_guard
+from mb_host.hybrid import host_hybrid_spec
+
+
+def leaving_out(fault: str | None) -> AbstractContextManager[None]:
+    """Take a correction out."""
+    return mb_guard.without(fault) if fault else nullcontext()
+
+
+def balancing(settings: dict[str, Any], *microbatches: Any) -> torch.Tensor:
+    """Return the part of the first router's gradient that comes from balancing losses."""
+    off = {**settings, "moe_aux_loss_coeff": 0.0, "moe_z_loss_coeff": None}
+    name = "decoder.layers.0.mlp.router.weight"
+    with_, without_ = (gradients(gpt(**EXPERTS, **each), microbatches)[name] for each in (settings, off))
+    return with_ - without_
+
+
+def under_masks(fault: str | None, settings: dict[str, Any]) -> list[float]:
+    """Return the balancing gradient with fewer tokens in the loss, relative to that with all."""
+    start()
+    settings = {**settings, "calculate_per_token_loss": True}
+    with leaving_out(fault):
+        found = []
+        for tokens in (LENGTH, LENGTH // 2, LENGTH // 4, LENGTH // 8):
+            mask = torch.zeros(2, LENGTH)
+            mask[:, :tokens] = 1
+            found.append(balancing(settings, batch(mask)))
+    return [float((each * found[0]).sum() / found[0].square().sum()) for each in found]
+
+
+def padded(fault: str | None, settings: dict[str, Any]) -> float:
+    """Return how far padded rows are from the same rows in microbatches of their own length, relative."""
+    start()
+    lengths = (LENGTH, LENGTH // 2)
+    padding = torch.arange(LENGTH) >= torch.tensor(lengths)[:, None]
+    settings = {**settings, "calculate_per_token_loss": True}
+    whole = batch(~padding, padding_mask=padding)
+    short = [
+        {name: each[:, :length] for name, each in rows(whole, row).items()}
+        for row, length in enumerate(lengths)
+    ]
+    for each in short:
+        del each["padding_mask"]
+    right = balancing(settings, *short)
+    with leaving_out(fault):
+        return float((balancing(settings, whole) - right).norm() / right.norm())
+
+
+def over_replicas(fault: str | None, per_token: bool) -> float:
+    """Return the global balancing gradient of a row on each of two replicas, relative to both rows on one."""
+    settings = {
+        "moe_router_load_balancing_type": "global_aux_loss",
+        "moe_aux_loss_coeff": 0.5,
+        "calculate_per_token_loss": per_token,
+    }
+    whole = batch(torch.ones(2, LENGTH))
+    with leaving_out(fault):
+        start(tensor_model_parallel_size=1)
+        own = balancing(settings, rows(whole, parallel_state.get_data_parallel_rank()))
+        # Both replicas with both rows have the gradient of one replica with both.
+        right = balancing({**settings, "moe_router_load_balancing_type": "aux_loss"}, whole)
+    return float((own * right).sum() / right.square().sum())
+
+
+def router(**settings: Any) -> TopKRouter:
+    """Build a router whose expert bias is updated."""
+    start()
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_moe_experts=4,
+        moe_router_load_balancing_type="none",
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        add_bias_linear=False,
+        **settings,
+    )
+    return TopKRouter(config, ProcessGroupCollection.use_mpu_process_groups())
+
+
+def counted(fault: str | None, *, half: bool, padding: bool) -> tuple[list[float], list[float]]:
+    """Return the tokens of each expert that a router counts, and those of its own routing map."""
+    with leaving_out(fault):
+        one = router()
+        if half:
+            one.bfloat16()
+        logits = torch.randn(1500, 2, 4, generator=torch.Generator().manual_seed(0))
+        mask = torch.rand(1500, 2) < 0.5 if padding else None
+        one._maintain_float32_expert_bias()
+        _, routing_map = one.routing(logits, padding_mask=mask)
+        kept = routing_map if mask is None else routing_map[~mask.reshape(-1)]
+        return one.local_tokens_per_expert.tolist(), kept.sum(0).float().tolist()
+
+
+def counted_padding(fault: str | None) -> tuple[list[float], list[float]]:
+    """Count with a padding mask."""
+    return counted(fault, half=False, padding=True)
+
+
+def counted_in_half(fault: str | None) -> tuple[list[float], list[float]]:
+    """Count after the conversion to bfloat16."""
+    return counted(fault, half=True, padding=False)
+
+
+def hybrid_layers(fault: str | None) -> list[tuple[bool, int]]:
+    """Return whether each router of a hybrid's multi-token prediction is marked, and the layer that it logs."""
+    start()
+    config = TransformerConfig(
+        num_layers=3,
+        hidden_size=32,
+        num_attention_heads=4,
+        mtp_num_layers=1,
+        add_bias_linear=False,
+        mamba_state_dim=8,
+        mamba_head_dim=8,
+        mamba_num_groups=2,
+        **EXPERTS,
+    )
+    with leaving_out(fault):
+        model = HybridModel(
+            config=config,
+            hybrid_stack_spec=host_hybrid_spec(config),
+            vocab_size=64,
+            max_sequence_length=LENGTH,
+            hybrid_layer_pattern="M*E/*E",
+            position_embedding_type="rope",
+        )
+    return [
+        (module.is_mtp_layer, module.layer_number)
+        for module in model.mtp.modules()
+        if isinstance(module, TopKRouter)
+    ]

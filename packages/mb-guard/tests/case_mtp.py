@@ -1,0 +1,56 @@
+"""Functions that run on ranks of `test_mtp.py`."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from tiny_gpt import LENGTH, batch, gpt, gradients, relative, rows, start
+
+import mb_guard
+
+AHEAD = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 1.0}
+
+
+def two_rows() -> dict[str, torch.Tensor]:
+    """Return two rows of which the second has four tokens in the loss."""
+    mask = torch.ones(2, LENGTH)
+    mask[1, 4:] = 0
+    return batch(mask)
+
+
+def cut(fault: str | None, per_token: bool, context_parallel: bool = False) -> float:
+    """Return how far the gradient of a cut batch is from that of one microbatch on one rank, without the correction.
+
+    The cut is two microbatches, or two context-parallel ranks, or else a replica for each row.
+    """
+    settings = {**AHEAD, "calculate_per_token_loss": per_token}
+    whole = two_rows()
+    start()
+    with mb_guard.without("mtp-loss-of-microbatches"):
+        # Replicas with the same rows have the gradient of one rank.
+        right = gradients(gpt(**settings), [whole])
+    with mb_guard.without(fault) if fault else nullcontext():
+        if context_parallel:
+            start(context_parallel_size=2)
+            found = gradients(gpt(**settings, context_parallel_size=2), [whole])
+        elif torch.distributed.get_world_size() == 1:
+            found = gradients(gpt(**settings), [rows(whole, 0), rows(whole, 1)])
+        else:
+            found = gradients(gpt(**settings), [rows(whole, parallel_state.get_data_parallel_rank())])
+    return relative(found, right)
+
+
+def logged(fault: str | None) -> tuple[float, float]:
+    """Return the logged loss of two microbatches, and that of one, which is a mean over its labels."""
+    start()
+    whole, found = two_rows(), []
+    for microbatches in ([whole], [rows(whole, 0), rows(whole, 1)]):
+        with mb_guard.without(fault) if fault else nullcontext():
+            gradients(gpt(**AHEAD, calculate_per_token_loss=True), microbatches)
+            values: dict[str, Any] = {}
+            MTPLossLoggingHelper.track_mtp_metrics(1 / len(microbatches), 0, None, total_loss_dict=values)
+            MTPLossLoggingHelper.clean_metrics_in_tracker()
+            found.append(float(values["mtp_1 loss"]))
+    return found[1], found[0]

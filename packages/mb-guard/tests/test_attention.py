@@ -1,0 +1,39 @@
+"""Faults of attention: each is there without its correction, and absent with it."""
+
+import pytest
+
+from mb_guard.faults.attention import FAULTS
+from mb_guard.settings import Settings
+
+
+def test_a_window_keeps_the_mask(run_case):
+    assert run_case("case_attention.py", "window", None) == pytest.approx([0], abs=1e-6)
+    assert run_case("case_attention.py", "window", "window-without-mask")[0] > 0.1
+
+
+def test_the_norm_of_latent_queries_has_the_gradient_of_one_rank(run_case):
+    right = run_case("case_attention.py", "latent_norms", None, ranks=2)
+    wrong = run_case("case_attention.py", "latent_norms", "latent-norm-summed-twice", ranks=2)
+    assert right == [pytest.approx([1, 1], abs=1e-4)] * 2
+    assert wrong == [pytest.approx([2, 1], abs=1e-4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "meets", "without"),
+    [
+        (
+            "reset-attention-mask",
+            {"reset_attention_mask": True, "transformer_impl": "transformer_engine"},
+            {"reset_attention_mask": True, "transformer_impl": "local", "create_attention_mask": True},
+        ),
+        (
+            "reset-position-ids",
+            {"reset_position_ids": True, "position_embedding_type": "rope"},
+            {"reset_position_ids": True, "position_embedding_type": "learned_absolute"},
+        ),
+    ],
+)
+def test_settings_without_effect_are_known(fault, meets, without):
+    [record] = [each for each in FAULTS if each.id == fault]
+    assert record.met(Settings(meets))
+    assert not record.met(Settings(without))

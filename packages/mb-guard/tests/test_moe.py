@@ -1,0 +1,58 @@
+"""Faults of routers: each is there without its correction, and absent with it."""
+
+import pytest
+
+BALANCED = [
+    {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.5},
+    {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.5},
+    {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.5},
+    {"moe_router_load_balancing_type": "none", "moe_z_loss_coeff": 0.05},
+]
+IDS = ["aux", "seq", "global", "z"]
+
+
+@pytest.mark.parametrize("settings", BALANCED, ids=IDS)
+def test_balancing_does_not_depend_on_the_loss_mask(settings, run_case):
+    [right] = run_case("case_moe.py", "under_masks", None, settings)
+    [wrong] = run_case("case_moe.py", "under_masks", "balancing-under-loss-masks", settings)
+    assert right == pytest.approx([1, 1, 1, 1], abs=1e-4)
+    assert wrong == pytest.approx([1, 2, 4, 8], abs=1e-3)
+
+
+@pytest.mark.parametrize("settings", [BALANCED[1], BALANCED[3]], ids=["seq", "z"])
+def test_padding_does_not_change_balancing(settings, run_case):
+    assert run_case("case_moe.py", "padded", None, settings) == [pytest.approx(0, abs=1e-4)]
+
+
+def test_padded_sequences_are_balanced_over_their_own_tokens(run_case):
+    assert run_case("case_moe.py", "padded", "padding-mask-layout", BALANCED[1])[0] > 0.05
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_global_balancing_does_not_depend_on_replicas(per_token, run_case):
+    assert run_case("case_moe.py", "over_replicas", None, per_token, ranks=2) == pytest.approx(
+        [1, 1], abs=1e-4
+    )
+    wrong = run_case("case_moe.py", "over_replicas", "global-aux-loss-scale", per_token, ranks=2)
+    assert wrong == pytest.approx([0.5, 0.5], abs=1e-4)
+
+
+def test_expert_bias_counts_tokens_that_are_not_padding(run_case):
+    from mb_host import RankFailedError
+
+    [(counts, right)] = run_case("case_moe.py", "counted_padding", None)
+    assert counts == right
+    with pytest.raises(RankFailedError, match="size of tensor"):
+        run_case("case_moe.py", "counted_padding", "expert-bias-padding")
+
+
+def test_tokens_are_counted_exactly_in_bfloat16(run_case):
+    [(counts, right)] = run_case("case_moe.py", "counted_in_half", None)
+    assert counts == right
+    [(rounded, right)] = run_case("case_moe.py", "counted_in_half", "expert-counts-in-bf16")
+    assert rounded != right
+
+
+def test_experts_of_a_hybrids_prediction_have_their_own_layer(run_case):
+    assert run_case("case_moe.py", "hybrid_layers", None) == [[(True, 1)]]
+    assert run_case("case_moe.py", "hybrid_layers", "hybrid-prediction-layers") == [[(False, 2)]]

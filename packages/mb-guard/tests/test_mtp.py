@@ -1,0 +1,24 @@
+"""Faults of multi-token prediction: each is there without its correction, and absent with it."""
+
+import pytest
+
+FAULT = "mtp-loss-of-microbatches"
+
+
+@pytest.mark.parametrize("ranks", [1, 2], ids=["microbatches", "replicas"])
+def test_the_gradient_does_not_depend_on_microbatches(ranks, run_case):
+    assert run_case("case_mtp.py", "cut", None, True, ranks=ranks) == pytest.approx([0] * ranks, abs=1e-5)
+    assert run_case("case_mtp.py", "cut", FAULT, True, ranks=ranks)[0] > 0.05
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_the_gradient_does_not_depend_on_context_parallelism(per_token, run_case):
+    assert run_case("case_mtp.py", "cut", None, per_token, True, ranks=2) == pytest.approx([0, 0], abs=1e-5)
+    assert run_case("case_mtp.py", "cut", FAULT, per_token, True, ranks=2)[0] > 0.05
+
+
+def test_the_logged_loss_is_a_mean_over_labels(run_case):
+    [(cut, whole)] = run_case("case_mtp.py", "logged", None)
+    assert cut == pytest.approx(whole, abs=1e-5)
+    [(cut, whole)] = run_case("case_mtp.py", "logged", "mtp-logged-loss")
+    assert cut != pytest.approx(whole, abs=1e-3)

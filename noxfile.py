@@ -22,6 +22,7 @@ import tomllib
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from constraints import as_requirements, direct_dependencies, kept_by_hand, locked_versions, with_versions
 from release import ReleaseError, plan_release
 
 # Tests start hundreds of processes: with compiled modules, each imports torch and Megatron Core in half the time.
@@ -201,6 +202,13 @@ def first_example(package: str) -> str:
     """Return the first example of a package's README, which runs where its wheel and its extras are installed."""
     readme = (ROOT / "packages" / package / "README.md").read_text()
     return re.search(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1]
+
+
+def core_versions(session: nox.Session) -> list[str]:
+    """Return the options of uv that keep torch and Megatron Core at the workspace's versions, and nothing else."""
+    file = Path(session.create_tmp(), "core.txt").absolute()
+    file.write_text("\n".join(kept_by_hand((ROOT / "pyproject.toml").read_text())) + "\n")
+    return [WITHOUT_CONSTRAINTS, "--constraint", str(file)]
 
 
 def interpreter_version(python: str) -> str:
@@ -481,8 +489,9 @@ def oldest(session: nox.Session, package: str) -> None:
     wheels = alone(package, extras)
     if package == "mb-trainer":
         wheels = [requirement(name, usable_extras(name)) for name in [*PACKAGES, package]]
-    session.install("--resolution", "lowest-direct", *wheels, *declared(package, extras))
-    session.install(*requirements_of_tests(package, bare=bare))
+    kept = core_versions(session)
+    session.install(*kept, "--resolution", "lowest-direct", *wheels, *declared(package, extras))
+    session.install(*kept, *requirements_of_tests(package, bare=bare))
     run_tests(session, package, tests=OLDEST_TRAINER_TESTS if package == "mb-trainer" else None)
 
 
@@ -492,9 +501,12 @@ def oldest_backends(session: nox.Session) -> None:
     chosen = {"mb-metrics": [*OLDEST_BACKENDS], "mb-models": ["hf"]}
     specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
     wheels = [requirement(package, extras) for package, extras in {"mb-schema": [], **chosen}.items()]
-    session.install("--resolution", "lowest-direct", *wheels, *specs)
+    kept = core_versions(session)
+    session.install(*kept, "--resolution", "lowest-direct", *wheels, *specs)
     # the server of the lowest MLflow, which its tests start, does not import with a newer SQLAlchemy
-    session.install(requirement("mb-host", ["mcore"]), "pytest", "hypothesis", "setuptools", "sqlalchemy<2.1")
+    session.install(
+        *kept, requirement("mb-host", ["mcore"]), "pytest", "hypothesis", "setuptools", "sqlalchemy<2.1"
+    )
     session.run("python", "-c", VERSIONS)
     tests = [
         f"packages/mb-metrics/tests/test_{name}.py"
@@ -503,7 +515,7 @@ def oldest_backends(session: nox.Session) -> None:
     ]
     session.run("pytest", *tests, env={"OMP_NUM_THREADS": "1"})
     # the lowest transformers computes some models otherwise; a newer one may require a newer safetensors
-    session.install("--upgrade-package", "transformers", "transformers>=5")
+    session.install(*kept, "--upgrade-package", "transformers", "transformers>=5")
     session.run("pytest", "packages/mb-models/tests/test_hf.py", env={"OMP_NUM_THREADS": "1"})
 
 
@@ -566,6 +578,19 @@ def imports(session: nox.Session) -> None:
     session.install("--no-deps", *(requirement(package, []) for package in IMPORTED_WITHOUT_TORCH))
     modules = [package.replace("-", "_") for package in [*LIGHT, *IMPORTED_WITHOUT_TORCH]]
     session.run("python", "tests/import_everything.py", *modules)
+
+
+@nox.session(venv_backend="none")
+def constraints(session: nox.Session) -> None:
+    """Resolve the newest versions of the direct dependencies; write them to pyproject.toml and constraints.txt."""
+    project = ROOT / "pyproject.toml"
+    project.write_text(with_versions(project.read_text(), {}, ()))
+    session.run("uv", "lock", "--upgrade", external=True)
+    versions = locked_versions(ROOT / "uv.lock")
+    project.write_text(with_versions(project.read_text(), versions, direct_dependencies(ROOT)))
+    (ROOT / "constraints.txt").write_text(as_requirements(project.read_text()))
+    session.run("uv", "lock", external=True)
+    session.log("run nox with them, and commit pyproject.toml and constraints.txt")
 
 
 @nox.session(venv_backend="none")

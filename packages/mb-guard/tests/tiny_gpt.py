@@ -25,7 +25,7 @@ EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": 24, "moe_token_dispatche
 
 
 def start(**sizes: int) -> None:
-    """Initialise the process groups, anew."""
+    """Initialize the process groups again."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(**sizes)
 

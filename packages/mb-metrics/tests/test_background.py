@@ -90,7 +90,7 @@ def test_the_end_does_not_wait_for_a_full_disk(caplog):
     assert failure.dropped == 3
 
 
-def test_the_end_says_that_it_waits_for_a_sink_that_is_down(caplog):
+def test_the_end_reports_that_it_waits_for_a_sink_that_is_down(caplog):
     background = BackgroundSink(
         Flaky([ConnectionError("down")] * 1000), retry_seconds=0.01, close_seconds=1.5
     )

@@ -8,7 +8,7 @@ SUFFIXES = (".bin", ".idx", ".npy")
 """Suffixes of the data files that are mapped into memory."""
 
 
-def changed_data_files(*, since: float, maps: Path = Path("/proc/self/maps")) -> list[str]:
+def changed_data_files(*, since: float, maps: str = "/proc/self/maps") -> list[str]:
     """Return a line for each mapped data file that was changed or deleted since a time, in seconds since the epoch.
 
     A file that is cut short kills the process that reads it (SIGBUS), and one that is overwritten holds token ids
@@ -31,8 +31,8 @@ def changed_data_files(*, since: float, maps: Path = Path("/proc/self/maps")) ->
     return lines
 
 
-def _mapped(maps: Path) -> Iterator[str]:
-    for line in maps.read_text(errors="replace").splitlines():
+def _mapped(maps: str) -> Iterator[str]:
+    for line in Path(maps).read_text(errors="replace").splitlines():
         *_, name = line.split(maxsplit=5)
         name = name.removesuffix(" (deleted)")
         if name.endswith(SUFFIXES):

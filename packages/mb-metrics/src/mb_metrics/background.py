@@ -34,8 +34,8 @@ class BackgroundSink:
     the record. When the queue is full, the oldest records are dropped. Dropped records are counted in `failures`; the
     start and the end of an outage, and the first drop, are logged as warnings.
 
-    `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`, and says so if the sink
-    is down; a record for which the disk is full is tried once more only. After that it counts
+    `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`, and reports it if
+    the sink is down; a record for which the disk is full is tried again only once. After that it counts
     the remaining records as dropped and abandons the daemon thread, which ends with the process.
 
     Args:

@@ -41,7 +41,7 @@ def _tokens_per_label(depth: int, tokens: Any, labels: Any, cp_group: Any) -> An
     step = current_step()
     if step is not None:
         ratio = step.in_loss[0] / step.in_loss[depth]
-        # A step without any label of this depth has no loss of it; NaN: the data does not say.
+        # A step without any label of this depth has no loss of it; NaN: the data does not state it.
         return torch.where(ratio.isnan(), tokens / labels.clamp(min=1), ratio)
     return _mean_tokens(tokens, cp_group) / _mean_tokens(labels, cp_group)
 

@@ -18,7 +18,7 @@ from mb_guard.fault import Function, Patch
 class StepTokens:
     """Numbers of tokens, means over the microbatches of a step and all replicas: tensors on the device.
 
-    The last dimension is the depth of multi-token prediction, 0 for the main model. NaN: the data does not say.
+    The last dimension is the depth of multi-token prediction, 0 for the main model. NaN: unknown from the data.
     """
 
     in_loss: Any
@@ -31,7 +31,7 @@ class StepTokens:
         return self.valid[1:].mean() if ahead else self.valid[0]
 
     def balancing_scale(self, *, ahead: bool) -> Any:
-        """Return the tokens in the loss for each token of a router; 1 if the data does not say."""
+        """Return the tokens in the loss for each token of a router; 1 if unknown."""
         return (self.in_loss[0] / self.routed(ahead=ahead)).nan_to_num(nan=1.0)
 
 

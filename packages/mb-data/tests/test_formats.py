@@ -15,12 +15,14 @@ from mb_data import (
     ByteTokenizer,
     DataPathError,
     FinetuningDatasetConfig,
+    TextCorpusConfig,
     build_indexed,
     tokenize_samples,
 )
 from mb_data.documents import input_files, read_chunks
 from mb_data.errors import FormatLibraryError
 from mb_data.finetuning_files import sample_files
+from mb_data.sources import read_documents, read_sources
 
 ROWS = [{"text": "a", "number": "1"}, {"text": "", "number": "2"}, {"text": 'b"\nä', "number": "3"}]
 TEXTS = ["a", 'b"\nä']
@@ -73,6 +75,63 @@ def test_a_row_of_a_table_is_a_document(tmp_path, name):
     write_csv(path, delimiter="\t" if name == "a.tsv" else ",") if "sv" in name else write_table(path)
     assert documents(tmp_path, path) == TEXTS
     assert documents(tmp_path, path, json_key="number") == ["1", "2", "3"]
+
+
+JSON_NAMES = ("a.jsonl", "a.JSONL", "a.Jsonl", "a.json", "a.JSON", "a.ndjson", "a.jsonlines", "a.ldjson")
+
+
+@pytest.mark.parametrize("name", [*JSON_NAMES, "a.ndjson.GZ", "a.JSONL.Bz2", "a.jsonl.gzip", "a.jsonl.zstd"])
+def test_json_lines_are_known_by_each_of_their_suffixes_in_any_case(tmp_path, name):
+    path = tmp_path / name
+    kind = {".gzip": "a.gz", ".zstd": "a.zst"}.get(path.suffix, name.lower())
+    path.write_bytes(LINES if name in JSON_NAMES else compress(kind, LINES))
+    assert documents(tmp_path, path) == TEXTS
+    config = TextCorpusConfig(seq_length=8, sources=[str(path)], validation_fraction=0, test_fraction=0)
+    assert [each.text for each in read_documents(read_sources(config)[0], config)] == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.CSV", "a.Tsv", "a.PARQUET", "a.Arrow"])
+def test_a_suffix_of_a_table_has_any_case(tmp_path, name):
+    lower = tmp_path / "lower" / name.lower()
+    lower.parent.mkdir()
+    write_csv(lower, delimiter="\t" if name == "a.Tsv" else ",") if "sv" in lower.name else write_table(lower)
+    path = lower.rename(tmp_path / name)
+    assert documents(tmp_path, path) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.log", "a", "a.jsnol", "a.txt.gz"])
+def test_json_lines_are_not_trained_on_as_text(tmp_path, name):
+    path = tmp_path / "data" / name
+    path.parent.mkdir()
+    path.write_bytes(compress(name, LINES) if name.endswith(".gz") else LINES)
+    message = f"{name}: the first line is a JSON object, but the suffix .* is read as text.*Rename the file to a.jsonl"
+    with pytest.raises(BadDocumentError, match=message):
+        documents(tmp_path, path)
+    for source in (path, path.parent):
+        with pytest.raises(BadDocumentError, match=message):
+            read_sources(TextCorpusConfig(seq_length=8, sources=[str(source)]))
+    path.write_bytes(compress(name, b"\n" + LINES) if name.endswith(".gz") else b"\n" + LINES)
+    assert documents(tmp_path, path) == ["\n" + LINES.decode()]
+
+
+@pytest.mark.parametrize("text", ["{", "{% for x in y %}\n", "{not: json}\n", "[1]\n"])
+def test_a_text_that_begins_with_a_brace_is_text(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    assert documents(tmp_path, tmp_path / "a.txt") == [text]
+
+
+def test_a_named_json_file_without_the_key_is_rejected(tmp_path):
+    (tmp_path / "a.json").write_text('{"content": "a"}\n')
+    config = TextCorpusConfig(seq_length=8, sources=[str(tmp_path / "a.json")])
+    with pytest.raises(BadDocumentError, match=r"a.json:1: has no key 'text' \(found keys content\)"):
+        list(read_documents(read_sources(config)[0], config))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
+def test_a_line_that_the_parser_rejects_is_named(tmp_path, value):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"id": ' + value)
+    with pytest.raises(BadDocumentError, match="a.jsonl:2: is not JSON"):
+        documents(tmp_path, tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])

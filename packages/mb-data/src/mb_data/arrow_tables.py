@@ -28,7 +28,7 @@ def read_table(
         BadDocumentError: The file does not have the format of its suffix, or lacks a column.
     """
     try:
-        is_parquet = path.suffix in (".parquet", ".pq")
+        is_parquet = path.suffix.lower() in (".parquet", ".pq")
         for batch, fraction in (_parquet if is_parquet else _arrow)(path, columns):
             size = max(1, batch.num_rows * batch_bytes // max(batch.nbytes, 1))
             for start in range(0, batch.num_rows, size):

@@ -160,7 +160,7 @@ def _row(samples: TokenizedSamples, packs: PackIndex, number: int) -> dict[str, 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
     for file in files:
         number = 0
-        rows = [_read_npy(file)] if file.suffix == ".npy" else _parquet_rows(file)
+        rows = [_read_npy(file)] if file.suffix.lower() == ".npy" else _parquet_rows(file)
         for batch in rows:
             for row in batch:
                 number += 1

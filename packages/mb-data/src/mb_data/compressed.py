@@ -1,4 +1,4 @@
-"""Streams of compressed files, by suffix: `.gz`, `.bz2`, `.xz`, and `.zst` with the extra `zstd`."""
+"""Streams of compressed files, by suffix in upper or lower case: `.gz`, `.bz2`, `.xz`, and `.zst` with the extra `zstd`."""
 
 import bz2
 import gzip
@@ -13,15 +13,32 @@ from typing import Any, BinaryIO, cast
 
 from mb_data.errors import BadDocumentError, FormatLibraryError
 
-SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+_COMPRESSIONS = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
 """Suffixes of the supported compressions, and their names."""
 
 _BLOCK = 1 << 17
 
 
+def compression(path: Path) -> str | None:
+    """Return the name of the compression that the suffix of a file names; None for an uncompressed file."""
+    return _COMPRESSIONS.get(path.suffix.lower())
+
+
 def strip_compression(path: Path) -> Path:
     """Return the path without the suffix of a supported compression."""
-    return path.with_suffix("") if path.suffix in SUFFIXES else path
+    return path if compression(path) is None else path.with_suffix("")
+
+
+def content_suffix(path: Path) -> str:
+    """Return the suffix of the content of a file, in lower case and without that of a compression."""
+    return strip_compression(path).suffix.lower()
 
 
 class _ZstdReader(io.RawIOBase):
@@ -66,21 +83,22 @@ def decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         BadDocumentError: The content does not have the format of the suffix.
         FormatLibraryError: The file is a `.zst`, and zstandard is not installed.
     """
-    if path.suffix == ".zst":
+    kind = compression(path)
+    if kind == "zstd":
         zstandard = _zstandard(path)
         errors: tuple[type[Exception], ...] = (EOFError, zstandard.ZstdError)
         stream: Any = io.BufferedReader(_ZstdReader(raw, zstandard), _BLOCK)
     else:
         errors = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
-        readers: dict[str, Any] = {".gz": _gzip, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
-        stream = readers.get(path.suffix, lambda raw: raw)(raw)
+        readers: dict[str, Any] = {"gzip": _gzip, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}
+        stream = readers[kind](raw) if kind is not None else raw
     try:
         yield cast(BinaryIO, stream)
     except errors as error:
-        if path.suffix not in SUFFIXES:
+        if kind is None:
             raise
         raise BadDocumentError(
-            f"{path}: cannot be decompressed ({error}); it is truncated, or not {SUFFIXES[path.suffix]}. Copy it again."
+            f"{path}: cannot be decompressed ({error}); it is truncated, or not {kind}. Copy it again."
         ) from error
 
 

@@ -195,8 +195,9 @@ class TextCorpusConfig(GPTDatasetConfig):
 
     sources: list[str] | None = None
     """Files and folders. A document is a file of UTF-8 text, a line of a `.jsonl` file, or a row of a `.csv`, `.tsv`,
-    `.parquet` or `.arrow` file. A `.json` file, and a `.jsonl`, `.csv` or `.tsv` file in a folder, is text unless its
-    first line has `json_key`. Files may be compressed. None: the Python files of the interpreter's standard library."""
+    `.parquet` or `.arrow` file. In a folder, a file of JSON, `.csv` or `.tsv` is text unless its first line has
+    `json_key`; a `.json` file that is named is text unless its first line is an object. Files may be compressed, and
+    suffixes have any case. None: the Python files of the interpreter's standard library."""
 
     json_key: str = "text"
     """Key of the text in the lines of JSON files, and its column in tables."""

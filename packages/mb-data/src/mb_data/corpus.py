@@ -122,7 +122,7 @@ def fingerprint(
         config.split_seed,
     ]
     if any(file.has_rows for file in files):
-        settings.append(config.json_key)
+        settings += [config.json_key, [file.name for file in files if file.has_rows]]
     described = json.dumps([settings, [(file.name, file.digest) for file in files]])
     return hashlib.sha256(described.encode()).hexdigest()[:24]
 

@@ -8,10 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_data.compressed import decompressed, strip_compression
+from mb_data.compressed import compression, content_suffix, decompressed
 from mb_data.errors import BadDocumentError, FormatLibraryError
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Suffix of a table of text -> delimiter of its columns."""
+
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")
 _UNSUPPORTED = (".orc", ".avro", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".xlsx", ".pkl", ".safetensors")
 
@@ -20,7 +22,7 @@ Rows = list[dict[str, Any]]
 
 def is_table(path: Path) -> bool:
     """Return True if a file is read as rows of a table, by its suffix."""
-    return path.suffix in _ARROW or strip_compression(path).suffix in (*_DELIMITERS, *_ARROW)
+    return content_suffix(path) in (*DELIMITERS, *_ARROW)
 
 
 def reject_unsupported(path: Path) -> None:
@@ -29,7 +31,7 @@ def reject_unsupported(path: Path) -> None:
     Raises:
         BadDocumentError: The format is not supported.
     """
-    suffix = strip_compression(path).suffix
+    suffix = content_suffix(path)
     if suffix in _UNSUPPORTED:
         raise BadDocumentError(
             f"{path}: {suffix} files are not supported; their content would be tokenized as text. Convert it to "
@@ -49,12 +51,12 @@ def read_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
         BadDocumentError: The file does not have the format of its suffix, or lacks a column.
         FormatLibraryError: The library that reads the format is not installed.
     """
-    if strip_compression(path).suffix in _DELIMITERS:
+    if content_suffix(path) in DELIMITERS:
         yield from _csv_rows(path, columns=columns, batch_bytes=batch_bytes)
         return
-    if path.suffix not in _ARROW:
+    if compression(path) is not None:
         raise BadDocumentError(
-            f"{path}: is a compressed {strip_compression(path).suffix}; the format itself compresses its columns, and "
+            f"{path}: is a compressed {content_suffix(path)}; the format itself compresses its columns, and "
             "is read at random positions. Decompress the file."
         )
     size = path.stat().st_size
@@ -68,7 +70,7 @@ def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
     size = 0
     with path.open("rb") as raw, decompressed(raw, path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        reader = csv.reader(text, delimiter=_DELIMITERS[strip_compression(path).suffix], strict=True)
+        reader = csv.reader(text, delimiter=DELIMITERS[content_suffix(path)], strict=True)
         try:
             header = next(reader, [])
             _require_header(path, header, columns)

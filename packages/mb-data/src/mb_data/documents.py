@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mb_data.compressed import decompressed, strip_compression
+from mb_data.compressed import content_suffix, decompressed, strip_compression
 from mb_data.document_rows import is_table, read_rows, reject_unsupported
 from mb_data.errors import BadDocumentError, DataPathError
 
@@ -16,7 +16,10 @@ CHUNK_BYTES = 1 << 20
 _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
 
-_JSON_SUFFIXES = (".jsonl", ".json")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".ldjson")
+"""Suffixes of JSON lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ def read_chunks(
         else:
             with path.open("rb") as raw, decompressed(raw, path) as stream:
                 content = stream.read()
+            reject_json_lines(content, path)
             yield DocumentChunk(
                 path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size
             )
@@ -146,10 +150,7 @@ def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also of numbers of thousands of digits, and of absurd depth
+    except (ValueError, RecursionError) as error:  # also integers of too many digits, and deep nesting
         raise BadDocumentError(
             f"{location}: is not JSON ({error}); every line must be a JSON object. Correct the line."
         ) from error
@@ -177,8 +178,34 @@ def require_encodable(text: str, *, location: str) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Return True if a file is read as JSON lines: `.jsonl` or `.json`, optionally compressed."""
-    return strip_compression(path).suffix in _JSON_SUFFIXES
+    """Return True if a file is read as JSON lines: `.json` or one of `LINE_SUFFIXES`, optionally compressed."""
+    return content_suffix(path) in (*LINE_SUFFIXES, ".json")
+
+
+def reject_json_lines(content: bytes, path: Path, *, json_key: str | None = None) -> None:
+    """Reject a text whose first line is a JSON object, which is not training text but a file of JSON lines.
+
+    Args:
+        content: The text.
+        path: Its file.
+        json_key: Key that the object must have; None: any object is rejected.
+
+    Raises:
+        BadDocumentError: The first line is such an object.
+    """
+    first = content.lstrip(_BYTE_ORDER_MARK).partition(b"\n")[0]
+    if not first.startswith(b"{"):
+        return
+    try:
+        values = parse_object(first, location=str(path))
+    except BadDocumentError:
+        return
+    if values is not None and (json_key is None or json_key in values):
+        raise BadDocumentError(
+            f"{path}: the first line is a JSON object, but the suffix {path.suffix or '(none)'} is read as text, with "
+            f"keys and braces. Rename the file to {strip_compression(path).stem}.jsonl, or, if it is text, begin it "
+            "with an empty line."
+        )
 
 
 def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:

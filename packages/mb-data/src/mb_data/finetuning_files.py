@@ -53,10 +53,10 @@ def pack_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
         return []
     place = Path(path)
     if place.is_dir():
-        found = sorted(file for suffix in _PACK_SUFFIXES for file in place.glob(f"*{suffix}"))
+        found = sorted(file for file in place.iterdir() if file.suffix.lower() in _PACK_SUFFIXES)
     else:
         found = [place] if place.is_file() else sorted(place.parent.glob(place.name))
-    if not found or any(file.suffix not in _PACK_SUFFIXES for file in found):
+    if not found or any(file.suffix.lower() not in _PACK_SUFFIXES for file in found):
         raise DataPathError(
             f"dataset.packed_sequence_specs.{names[split]}: {path} is no file of packs ({', '.join(_PACK_SUFFIXES)}), "
             "nor a folder or pattern of such files. Correct the path, or leave it unset to pack the samples themselves."

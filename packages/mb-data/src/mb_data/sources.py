@@ -9,23 +9,22 @@ from itertools import chain
 from pathlib import Path
 
 from mb_data.blend import SPLITS
-from mb_data.compressed import decompressed, strip_compression
+from mb_data.compressed import content_suffix, decompressed
 from mb_data.config import TextCorpusConfig
-from mb_data.document_rows import is_table, reject_unsupported
+from mb_data.document_rows import DELIMITERS, is_table, reject_unsupported
 from mb_data.documents import (
+    LINE_SUFFIXES,
     DocumentChunk,
     decode_texts,
     is_json,
     parse_object,
     read_chunks,
+    reject_json_lines,
     visible_files,
 )
 from mb_data.errors import BadDocumentError, CorpusError, DataPathError
 
 _BLOCK = 1 << 20
-_TEXT_TABLES = {".csv": ",", ".tsv": "\t"}
-"""Suffix of a table of text -> what separates its columns."""
-
 _EXCLUDED_FOLDERS = {
     "test",
     "tests",
@@ -235,7 +234,13 @@ def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile 
         return None
     if not content or b"\0" in content:
         return None
+    if not is_json(path):
+        reject_json_lines(content, path, json_key=None if _is_named(path, config) else config.json_key)
     return SourceFile(path=path, name=name, digest=hashlib.sha256(content).hexdigest())
+
+
+def _is_named(path: Path, config: TextCorpusConfig) -> bool:
+    return str(path) in {str(Path(source)) for source in config.sources or ()}
 
 
 def _digest(path: Path) -> str:
@@ -252,11 +257,11 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
     A folder of programs may contain JSON and CSV files of another kind, which are text: only a file that the section
     names must have the key.
     """
-    suffix = strip_compression(path).suffix
-    is_named = str(path) in {str(Path(source)) for source in config.sources or ()}
-    if is_table(path) and (is_named or suffix not in _TEXT_TABLES):
+    suffix = content_suffix(path)
+    is_named = _is_named(path, config)
+    if is_table(path) and (is_named or suffix not in DELIMITERS):
         return True
-    if is_named and suffix == ".jsonl":
+    if is_named and suffix in LINE_SUFFIXES:
         return True
     if not (is_json(path) or is_table(path)):
         return False
@@ -264,8 +269,9 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
         first = stream.readline()
     try:
         if is_json(path):
-            return config.json_key in (parse_object(first, location=str(path)) or {})
-        names = first.decode().strip().split(_TEXT_TABLES[suffix])
+            values = parse_object(first, location=str(path))
+            return values is not None and (is_named or config.json_key in values)
+        names = first.decode().strip().split(DELIMITERS[suffix])
     except (BadDocumentError, UnicodeDecodeError):
         return False
     return config.json_key in [name.strip('"') for name in names]

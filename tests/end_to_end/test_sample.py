@@ -2,9 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from runs import exit_code_of, metrics, train_here
 
 
@@ -55,11 +57,15 @@ def test_the_perplexity_is_that_of_the_validation_in_training(run, capsys):
     validated = [row for row in metrics(run) if "lm loss validation" in row][-1]
     assert found["step"] == validated["step"]
     assert found["sets"][0]["loss"] == pytest.approx(validated["lm loss validation"], rel=1e-6)
+    overrides = yaml.safe_load((run / "run_config.yaml").read_text())
+    files = Path(overrides["dataset"]["cache_dir"]).glob("corpora/*/valid.bin")
+    held_out = {path.stat().st_size // 2 for path in files}  # tokens of two bytes
     assert exit_code_of("eval", run, "--all") == 0
     heading, columns, total, *buckets = capsys.readouterr().out.splitlines()
     assert (heading, columns.split()) == (f"step {found['step']}", ["set", "tokens", "loss", "perplexity"])
     tokens = [int(line.split()[-3].replace(",", "")) for line in (total, *buckets)]
     assert tokens[0] == sum(tokens[1:])
+    assert {tokens[0] + 1} == held_out, "each token but the first is predicted once"
 
 
 def test_tasks_are_evaluated_through_the_harness_and_their_options_need_them(run, capsys, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from mb_checkpoint import read_train_state
 from mb_data import prepare_tokenizer
 from mb_data.chat_prompt import encode_prompt
-from mb_data.last_validation import last_validation
+from mb_data.last_validation import keep_partial_sequence, last_validation
 from mb_data.tokenizers import decode_stream
 from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
@@ -65,13 +65,15 @@ def sample_run(
 def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> tuple[int, list[Perplexity]]:
     """Return the step of a run's newest intact checkpoint, and its perplexity on each validation set.
 
-    The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones. Runs as
-    `sample_run`, and raises its errors.
+    The sequences are those of the last validation before the checkpoint, or with `complete` all held-out ones, also
+    the shorter one at the end of the data. Runs as `sample_run`, and raises its errors.
     """
     saved = SavedRun.find(run, purpose="evaluate", log=log, processes=processes())
     config, step_state = saved.config, read_train_state(saved.checkpoint.path / "train_state.pt")
     config.data_parallel_size = 1
-    config.validation.full_validation |= complete
+    if complete:
+        config.validation.full_validation = True
+        keep_partial_sequence(config.dataset)
     tokenizer = prepare_tokenizer(config.dataset, config.tokenizer, saved_in=saved.checkpoint.path)
     with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:
         datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=model.pg_collection, log=log)

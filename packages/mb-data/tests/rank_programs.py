@@ -1,11 +1,17 @@
 """Functions that the ranks of `test_ranks` run."""
 
+from pathlib import Path
+
 import torch
 
 from mb_data import (
     ByteTokenizer,
     DatasetBuildContext,
+    FinetuningDatasetConfig,
     GPTDatasetConfig,
+    PackedSequenceSpecs,
+    SentinelTokenizer,
+    T5DatasetConfig,
     TextCorpusConfig,
     build_data_iterator,
     build_gpt_datasets,
@@ -85,3 +91,36 @@ def _batches(config, train, *, rank, ranks):
     )
     steps = SAMPLES // (MICRO * ranks)
     return [next(iterator)["tokens"].tolist() for _ in range(steps)]
+
+
+def read_with_own_files(kind, folders):
+    """Build a dataset from a folder and a cache of this rank alone. Return its samples, and the files of its cache."""
+    folder = Path(folders[torch.distributed.get_rank()])
+    chosen = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
+    pairs = [str(folder / name) for name in "ab"]
+    caches = {"cache_dir": str(folder / "cache")}
+    sections = {
+        "pair": lambda: GPTDatasetConfig(seq_length=8, data_path=pairs[0], split="90,10,0", **chosen),
+        "blend": lambda: GPTDatasetConfig(seq_length=8, blend=(pairs, [1.0, 2.0]), split="90,10,0", **chosen),
+        "corpus": lambda: TextCorpusConfig(
+            seq_length=8, sources=[str(folder / "text")], vocab_size=280, **caches, **chosen
+        ),
+        "t5": lambda: T5DatasetConfig(seq_length=32, data_path=pairs[0], split="90,10,0"),
+        "finetuning": lambda: FinetuningDatasetConfig(seq_length=32, dataset_root=str(folder), **caches),
+        "packs": lambda: FinetuningDatasetConfig(
+            seq_length=32,
+            dataset_root=str(folder),
+            packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=32),
+            **caches,
+        ),
+    }
+    tokenizer = SentinelTokenizer(ByteTokenizer(), sentinels=20) if kind == "t5" else ByteTokenizer()
+    context = DatasetBuildContext(
+        train_samples=SAMPLES,
+        valid_samples=0,
+        test_samples=0,
+        tokenizer=None if kind == "corpus" else tokenizer,
+    )
+    train = sections[kind]().build_datasets(context)[0]
+    samples = [{name: each.tolist() for name, each in train[index].items()} for index in range(SAMPLES)]
+    return samples, sorted(path.suffix for path in folder.rglob("*.npy"))

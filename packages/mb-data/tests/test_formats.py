@@ -130,7 +130,7 @@ def test_a_named_json_file_without_the_key_is_rejected(tmp_path):
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
 def test_a_line_that_the_parser_rejects_is_named(tmp_path, value):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"id": ' + value)
-    with pytest.raises(BadDocumentError, match="a.jsonl:2: is not JSON"):
+    with pytest.raises(BadDocumentError, match=r"a\.jsonl:2: is not JSON"):
         documents(tmp_path, tmp_path / "a.jsonl")
 
 

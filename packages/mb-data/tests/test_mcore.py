@@ -5,11 +5,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mb_data import (
     ByteTokenizer,
     DatasetBuildContext,
     GPTDatasetConfig,
+    IndexedFormatError,
     IndexedWriter,
     MockGPTDatasetConfig,
     NotEnoughSamplesError,
@@ -37,6 +39,11 @@ def build(*, train=20, valid=4, test=0, **values):
         train_samples=train, valid_samples=valid, test_samples=test, tokenizer=ByteTokenizer()
     )
     return mcore.build_gpt_datasets(config, context)
+
+
+def rotations(size):
+    """Return each rotation of the indices of a dataset."""
+    return [[(first + index) % size for index in range(size)] for first in range(size)]
 
 
 def tokens_of(dataset):
@@ -114,6 +121,37 @@ class TestBuild:
             rows = tokens_of(build(**parts, blend_per_split=[None, blend, None])[1])
             assert len({tuple(row) for row in rows}) == len(rows) == 10 * len(blend[0])
         assert len(build(**parts | {"split": "0,100,0"}, blend=([a, b], [9.0, 1.0]))[1]) == 20
+
+    def test_the_padding_of_a_partial_sequence_masks_no_other(self, write_pair):
+        pairs = [write_pair("a", documents=8), write_pair("b", documents=9, first=100)]  # 88 and 99 tokens
+        _, valid, _ = build(
+            train=0,
+            valid=1,
+            split=None,
+            full_validation=True,
+            blend_per_split=[None, (pairs, None), None],
+            drop_last_partial_validation_sequence=False,
+        )
+        counts = [
+            [int(valid[index]["loss_mask"].sum()) for index in order] for order in rotations(len(valid))
+        ]
+        expected = sorted([*[8] * (87 // 8), 87 % 8, *[8] * (98 // 8), 98 % 8])
+        assert all(sorted(each) == expected for each in counts)
+        loader = DataLoader(valid, num_workers=2, multiprocessing_context="spawn")
+        assert sorted(int(batch["loss_mask"].sum()) for batch in loader) == expected
+
+    @pytest.mark.parametrize("pairs", [1, 2])
+    def test_a_token_beyond_the_vocabulary_is_named(self, write_pair, tmp_path, pairs):
+        good = write_pair("good", documents=20)
+        with IndexedWriter(tmp_path / "bad", dtype="uint16") as writer:
+            writer.add_document([1] * 30)
+            writer.add_document([2, 3, 300, 4] * 7)
+        blend = ([str(tmp_path / "bad"), good][:pairs], [1.0] * pairs)
+        train, _, _ = build(blend=blend, split="100,0,0", valid=0)
+        with pytest.raises(
+            IndexedFormatError, match=r"bad\.bin: token 2 of document 1 is 300, .* has 257 entries"
+        ):
+            [train[index] for index in range(len(train))]
 
     def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]

@@ -11,6 +11,7 @@ from mb_data import (
     ConfigError,
     DataloaderConfig,
     DatasetBuildContext,
+    IndexedFormatError,
     NullTokenizer,
     SentinelTokenizer,
     T5Dataset,
@@ -278,7 +279,9 @@ class TestBuild:
         small = SentinelTokenizer(NullTokenizer(50), sentinels=100)
         config = T5DatasetConfig(seq_length=32, data_path=prefix, split="1,0,0")
         train, _, _ = build(config, self.context(small, valid_samples=0))
-        with pytest.raises(TokenizerError, match="text 0 has token 256, but sentinels begin at 50"):
+        with pytest.raises(
+            IndexedFormatError, match=r"pair\.bin: token 10 of document \d+ is 256, .* 50 entries"
+        ):
             train[0]
 
     @pytest.mark.parametrize("section", [T5DatasetConfig, T5TextCorpusConfig])

@@ -1,19 +1,26 @@
 """Validation sets: identical on all ranks, whatever each rank reads. `gather` simulates the other ranks."""
 
+import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from mb_data import (
     ByteTokenizer,
     DatasetBuildContext,
     DatasetProvider,
+    FinetuningDatasetConfig,
     GPTDatasetConfig,
     NotEnoughSamplesError,
     ValidationDataError,
     ValidationSetOptions,
 )
+from mb_data.batch_iterators import BatchSettings, DataRanks
+from mb_data.run_data import RunDatasets
 from mb_data.validation_sets import NamedDataset, build_validation_sets, stream_batches, validation_batches
 
 CONTEXT = DatasetBuildContext(train_samples=8, valid_samples=4, test_samples=2, tokenizer=ByteTokenizer())
@@ -101,17 +108,110 @@ def test_the_length_of_streams_is_not_read(dataset):
         batch_samples=4,
         consumed_samples=24,
         eval_iters=3,
-        gather=with_ranks([0, None]),
+        gather=with_ranks([(0, True), None]),
     )
     assert [(each.name, each.batches, each.data()) for each in sets] == [("a", 3, 24)]
 
 
 def test_a_complete_set_starts_again_in_each_evaluation():
     complete = {"iterate": iterate, "batch_samples": 4, "consumed_samples": 24, "eval_iters": None}
-    (found,) = validation_batches([NamedDataset(name="a", dataset=range(11))], **complete)
-    assert (found.batches, found.data(), found.data()) == (2, 0, 0)
-    with pytest.raises(NotEnoughSamplesError, match="the set a has 3 sequences, fewer than one batch of 4"):
-        validation_batches([NamedDataset(name="a", dataset=range(3))], **complete)
+    (found,) = validation_batches([NamedDataset(name="a", dataset=range(12))], **complete)
+    assert (found.batches, found.data(), found.data()) == (3, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "message"),
+    [
+        (range(0), NotEnoughSamplesError, "the set a has no sequence"),
+        (
+            range(11),
+            ValidationDataError,
+            "11 sequences, which is no multiple of the batch of 4, and .* no loss_mask",
+        ),
+    ],
+)
+def test_a_set_that_cannot_be_read_completely_is_rejected(dataset, error, message):
+    with pytest.raises(error, match=message):
+        validation_batches(
+            [NamedDataset(name="a", dataset=dataset)],
+            iterate=iterate,
+            batch_samples=4,
+            consumed_samples=0,
+            eval_iters=None,
+        )
+
+
+class Masked:
+    """Samples of these lengths: their index at each position, with every other sample out of the loss."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        tokens = torch.full((self.lengths[index],), index)
+        return {"tokens": tokens, "loss_mask": torch.full_like(tokens, index % 2, dtype=torch.float32)}
+
+
+class MaskedOfManyLengths(Masked):
+    """The same, with the methods of a dataset whose samples differ in length."""
+
+    def length(self, index):
+        return self.lengths[index]
+
+    def collate(self, samples):
+        return {
+            name: pad_sequence([each[name] for each in samples], batch_first=True)
+            for name in ("tokens", "loss_mask")
+        }
+
+
+def counted(batches):
+    """Return how many tokens of each sample are in the loss."""
+    return Counter(
+        token
+        for batch in batches
+        for token, counts in zip(
+            batch["tokens"].flatten().tolist(), batch["loss_mask"].flatten(), strict=True
+        )
+        if counts
+    )
+
+
+@pytest.mark.parametrize("loader", ["single", "cyclic", "batch"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Masked, MaskedOfManyLengths])
+def test_complete_sets_count_each_sample_once_on_any_number_of_ranks_and_workers(loader, workers, kind):
+    rng = random.Random(f"{loader} {workers} {kind}")
+    for ranks in (1, 2, 3):
+        micro, size = rng.randint(1, 3), rng.randint(1, 30)
+        batch = micro * ranks * rng.randint(1, 4)
+        dataset = kind([5] * size if kind is Masked else [rng.randint(1, 6) for _ in range(size)])
+        section = FinetuningDatasetConfig(
+            seq_length=8, dataset_root="unused", dataloader_type=loader, num_workers=workers
+        )
+        datasets = RunDatasets(
+            section=section,
+            train=None,
+            valid=None,
+            test=None,
+            valid_sets=[NamedDataset(name="", dataset=dataset)],
+            complete_validation=True,
+        )
+        settings = BatchSettings(micro_batch_size=micro, global_batch_size=batch)
+        read = []
+        for rank in range(ranks):
+            loaders = datasets.loaders(
+                settings, ranks=DataRanks(data_parallel_rank=rank, data_parallel_size=ranks)
+            )
+            (found,) = loaders.iterators().valid
+            iterator = found.data()
+            read += [next(iterator) for _ in range(found.batches * batch // (micro * ranks))]
+            loaders.batches.close()
+        expected = {index: length for index, length in enumerate(dataset.lengths) if index % 2}
+        assert counted(read) == expected, (ranks, micro, batch, size)
 
 
 def test_a_stream_is_one_set_without_a_name():

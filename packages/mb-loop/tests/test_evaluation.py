@@ -41,6 +41,21 @@ def test_token_losses_are_weighted():
     assert mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
 
 
+@pytest.mark.parametrize("kind", ["eval", "test"])
+def test_a_loss_over_no_token_is_not_defined(kind):
+    def forward_step(iterator, model):
+        return torch.zeros(()), lambda output: (
+            output,
+            {"lm loss": torch.zeros(2), "other": torch.tensor([6.0, 3.0])},
+        )
+
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
+    name = {"eval": "validation", "test": "test"}[kind]
+    with pytest.warns(UserWarning, match=f"^{name}: lm loss is not defined, because none of the tokens"):
+        losses = mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state, kind=kind)
+    assert losses == {"other": 2.0}
+
+
 def test_the_model_is_evaluated_without_gradients_and_returns_to_training_mode():
     seen = []
 

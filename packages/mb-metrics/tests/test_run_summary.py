@@ -1,5 +1,6 @@
 """Last lines of a run."""
 
+import math
 from types import SimpleNamespace
 
 from mb_metrics import RunSummary
@@ -25,7 +26,7 @@ def test_an_evaluation_that_was_aborted_has_validated_nothing():
 
 def test_the_lowest_validation_loss_and_the_losses_of_the_test_are_printed():
     summary = RunSummary(clock=lambda: 0.0)
-    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
+    for step, loss in ((5, math.nan), (10, 3.0), (20, 2.0), (25, math.nan), (30, 2.5)):
         summary.on_eval_end(context(step=step, losses={"lm loss": loss}))
     summary.on_test_end(context(losses={"lm loss": 2.25}))
     assert list(summary.lines())[1:] == [

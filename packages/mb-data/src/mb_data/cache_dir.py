@@ -44,7 +44,7 @@ def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Cal
     if (found := load(folder, reused=True)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _one_builder(folder):
+    with one_builder(folder):
         found = load(folder, reused=True)
         return _build(folder, load=load, build=build) if found is None else found
 
@@ -63,7 +63,7 @@ def _build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[
 
 
 @contextmanager
-def _one_builder(folder: Path) -> Iterator[None]:
+def one_builder(folder: Path) -> Iterator[None]:
     """Wait for another process that builds the folder. A file system without locks lets both build it."""
     file = folder.with_name(f".lock-{folder.name}")
     with file.open("w") as lock:

@@ -1,4 +1,4 @@
-"""Streams of compressed files, by suffix in upper or lower case: `.gz`, `.bz2`, `.xz`, and `.zst` with the extra `zstd`."""
+"""Streams of compressed files, by suffix of any case: `.gz`, `.bz2`, `.xz`, and `.zst` with the extra `zstd`."""
 
 import bz2
 import gzip

@@ -56,13 +56,18 @@ def data_fingerprint(
         FileNotFoundError: A file does not exist.
     """
     known = pair_states(prefixes) if states is None else states
-    digest = hashlib.sha256(repr(list(settings)).encode())
+    described = [list(settings), list(prefixes), [known[each].modified for each in prefixes if each in known]]
+    content = content_digest(prefixes, known)
+    return hashlib.sha256(f"{described!r} {content}".encode()).hexdigest()[:24]
+
+
+def content_digest(prefixes: Sequence[str], states: Mapping[str, PairState]) -> str:
+    """Return a hash of the sizes and the first and last megabyte of the index of each pair, without paths and times."""
+    digest = hashlib.sha256()
     for prefix in prefixes:
-        digest.update(prefix.encode() + b"\0")
         if "://" in prefix:
             continue
-        for size, modified in zip(known[prefix].sizes, known[prefix].modified, strict=True):
-            digest.update(f"{size} {modified}\0".encode())
+        digest.update(f"{states[prefix].sizes}\0".encode())
         with Path(f"{prefix}.idx").open("rb") as stream:
             start = stream.read(_END_BYTES)
             digest.update(start)
@@ -70,4 +75,4 @@ def data_fingerprint(
                 stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
                 start = stream.read(_END_BYTES)
             digest.update(start)  # of a smaller index, the first megabyte is also the last one
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()

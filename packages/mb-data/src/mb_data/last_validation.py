@@ -1,15 +1,21 @@
 """Sequences of the last validation before a checkpoint, for an evaluation in one process. Requires torch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from mb_data.batch_iterators import BatchSettings
+from mb_data.config import GPTDatasetConfig
+from mb_data.dataset_provider import DatasetProvider
 from mb_data.document_parts import document_lengths
 from mb_data.errors import ValidationDataError
+from mb_data.fim_config import FillInTheMiddleOptions
+from mb_data.loaders import rank_sampler
 from mb_data.run_data import RunDatasets
-from mb_data.validation_sets import ValidationBatches
+from mb_data.t5_config import SpanCorruptionOptions
+from mb_data.validation_sets import ValidationBatches, WholeBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ def last_validation(
     """
     micro = settings.eval_micro_batch_size or settings.micro_batch_size
     batch = settings.eval_global_batch_size or settings.global_batch_size or micro
+    if datasets.complete_validation:  # the last batch is filled; here with less than a microbatch
+        batch, settings = micro, replace(settings, eval_global_batch_size=micro)
     named = datasets.valid_sets or []
     used = 0 if datasets.complete_validation else settings.eval_iters * batch
     start = max(0, consumed_samples - used * (len(named) or 1))
@@ -53,16 +61,40 @@ def last_validation(
     found = valid if isinstance(valid, list) else stream
     sources = [each.dataset for each in named] or [datasets.valid]
     first = 0 if datasets.complete_validation else start // len(sources)
-    return [
-        EvaluatedSet(
-            name=each.name,
-            data=each.data,
-            microbatches=each.batches * (batch // micro),
-            document_lengths=partial(_lengths, source, first),
+    result = []
+    for each, source in zip(found, sources, strict=True):
+        microbatches = each.batches * (batch // micro)
+        order: list[int] = []
+        if datasets.section.dataloader_type != "external":
+            sampler = rank_sampler(
+                datasets.section,
+                WholeBatches(source, batch) if datasets.complete_validation else source,
+                seed=settings.seed,
+                global_batch_size=batch,
+                consumed_samples=first,
+                micro_batch_size=micro,
+                data_parallel_rank=0,
+                data_parallel_size=1,
+            )
+            order = list(islice(chain.from_iterable(sampler), microbatches * micro))
+        result.append(
+            EvaluatedSet(
+                name=each.name,
+                data=each.data,
+                microbatches=microbatches,
+                document_lengths=partial(_lengths, source, order),
+            )
         )
-        for each, source in zip(found, sources, strict=True)
-    ]
+    return result
 
 
-def _lengths(dataset: Any, first: int, number: int) -> list[int] | None:
-    return document_lengths(dataset, first + number)
+def keep_partial_sequence(section: DatasetProvider) -> None:
+    """Set a section to read also the tokens after the last complete sequence, where its kind of data allows it."""
+    rewritten = isinstance(section, FillInTheMiddleOptions | SpanCorruptionOptions)
+    if isinstance(section, GPTDatasetConfig) and not rewritten:
+        section.drop_last_partial_validation_sequence = False
+
+
+def _lengths(dataset: Any, order: Sequence[int], number: int) -> list[int] | None:
+    """Return the document lengths of a sequence of an evaluation; of the last one for what fills the last batch."""
+    return document_lengths(dataset, min(order[number], len(dataset) - 1)) if order else None

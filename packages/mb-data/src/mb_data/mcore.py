@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, MockGPTDataset
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDatasetConfig
+from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.blend import SPLITS, Blend
 from mb_data.cached_indices import require_numeric_arrays
+from mb_data.collectives import gather_from_all_ranks
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.dataset_provider import DatasetSplits
-from mb_data.errors import NotEnoughSamplesError, TokenizerError
-from mb_data.fingerprint import PairState, data_fingerprint, pair_states
+from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
+from mb_data.fingerprint import PairState, content_digest, data_fingerprint, pair_states
+from mb_data.gpt_dataset import GPTDataset
+from mb_data.index_build import build_indices
 from mb_data.indexed import sequence_lengths
 from mb_data.open_files import allow_open_files
 from mb_data.progress import Progress
@@ -101,8 +104,9 @@ def build_gpt_datasets(
     """Build Megatron's GPT datasets for training, validation and test.
 
     Collective over the default process group, if it is initialized: rank 0 builds the sample indices, the other ranks
-    load them. Samples are dictionaries with `tokens`, `labels`, `position_ids` (int64, [seq_length]), `loss_mask`
-    (float32, [seq_length]) and, unless `skip_getting_attention_mask_from_dataset` is set, `attention_mask`.
+    load them. On a machine whose cache lacks them, one rank builds them. Samples are dictionaries with `tokens`,
+    `labels`, `position_ids` (int64, [seq_length]), `loss_mask` (float32, [seq_length]) and, unless
+    `skip_getting_attention_mask_from_dataset` is set, `attention_mask`.
 
     A text corpus is tokenized first, with the given tokenizer or one trained on the corpus: rank 0 tokenizes, then the
     other ranks load the result. The indices are cached in a folder named by the fingerprint of the data, so that
@@ -122,7 +126,9 @@ def build_gpt_datasets(
 
     Raises:
         ConfigError: The section contradicts itself.
-        IndexedFormatError: A cached index contains Python objects instead of numbers.
+        DataPathError: The files of a rank have other documents than those of rank 0.
+        IndexedFormatError: A cached index contains Python objects instead of numbers. Access to a sample raises it too,
+            if a token is not in the vocabulary of the tokenizer.
         NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than requested.
         OpenFilesError: The datasets keep more files open than this process may open.
         PermissionError: The folder for the indices cannot be written.
@@ -152,6 +158,7 @@ def _build_splits(
         allow_open_files(_mapped_files(config, samples), purpose="dataset.data_path")
     with _suppress_notices():
         pairs = pair_states(_prefixes(config)) if context.reads_data else {}
+        _require_same_data(config, context, pairs)
         megatron_config = _megatron_config(config, samples, pairs=pairs, reads_data=context.reads_data)
         if not is_recordable(megatron_config):
             return _build_with_megatron(megatron_config, context, sizes)
@@ -168,15 +175,31 @@ def _build_splits(
 
 def _build_with_megatron(config: Any, context: DatasetBuildContext, sizes: list[int | None]) -> list[Any]:
     """Build the datasets with Megatron's builder. Ranks that read data check their files first. Collective."""
-    if context.reads_data:
-        if config.path_to_cache is not None:
-            require_numeric_arrays(Path(config.path_to_cache))
-        _require_tokens(config)
+    if not context.reads_data:
+        return build_indices(lambda: [None] * len(SPLITS), folder=None)
+    folder = None if config.path_to_cache is None else Path(config.path_to_cache)
+    if folder is not None:
+        require_numeric_arrays(folder)
+    _require_tokens(config)
     kind = MockGPTDataset if config.mock else GPTDataset
     dataset_class = _with_progress(kind, context.progress, config, sizes)
-    return list(
-        BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: context.reads_data, config).build()
-    )
+    builder = BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: True, config)
+    return build_indices(lambda: list(builder.build()), folder=folder)
+
+
+def _require_same_data(
+    config: GPTDatasetConfig, context: DatasetBuildContext, pairs: Mapping[str, PairState]
+) -> None:
+    """Reject files that differ between machines. Collective."""
+    own = content_digest(_prefixes(config), pairs) if context.reads_data else None
+    digests = gather_from_all_ranks(own)
+    others = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
+    if digests[0] is not None and others:
+        raise DataPathError(
+            f"dataset: the files {', '.join(_prefixes(config)[:3])}... of rank {others[0]} have other documents than "
+            "those of rank 0, so the ranks would train on different data. Copy the same files to each machine, or use "
+            "a folder that all of them share."
+        )
 
 
 def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:

@@ -16,13 +16,13 @@ from typing import Any
 import megatron.core
 import numpy as np
 from megatron.core.datasets.blended_dataset import BlendedDataset
-from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.utils import Split
 
 from mb_data.cached_indices import require_numeric_array
 from mb_data.collectives import Gather, gather_from_all_ranks
 from mb_data.errors import IndexedFormatError
 from mb_data.fingerprint import PairState, pair_state
+from mb_data.gpt_dataset import GPTDataset
 from mb_data.index_record import IndexRecord, PartRecord, SplitRecord, read_record, write_record
 from mb_data.rank_zero_first import is_rank_zero
 

@@ -1,10 +1,12 @@
 """Validation sets, read completely or as streams, one per name, with the same number and names on all ranks."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from mb_data.collectives import Gather, gather_from_all_ranks
 from mb_data.config import GPTDatasetConfig
@@ -59,6 +61,41 @@ class ValidationBatches:
     """Name of the set; empty if there is only one."""
 
 
+class WholeBatches:
+    """Map-style dataset whose length is a multiple of a batch: its samples, then copies of the last one.
+
+    The copies have a `loss_mask` of zeros. Each rank therefore reads the same number of microbatches, and the sums of
+    losses and of tokens over all ranks are those of the samples, for any batch size and any number of ranks.
+
+    Args:
+        dataset: At least one sample. Its methods `collate` and `length` are used, if it has them.
+        batch_samples: Divisor of the length.
+    """
+
+    def __init__(self, dataset: Any, batch_samples: int) -> None:
+        self.dataset, self._size = dataset, -(-len(dataset) // batch_samples) * batch_samples
+        if hasattr(dataset, "collate"):
+            self.collate = dataset.collate
+        if hasattr(dataset, "length"):
+            self.length: Callable[[int], int] = lambda index: dataset.length(self.sample(index))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def sample(self, index: int) -> int:
+        """Return the index of a sample in the dataset; of the last one for its copies."""
+        return min(index, len(self.dataset) - 1)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample at an index."""
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        sample = self.dataset[self.sample(index)]
+        if index < len(self.dataset):
+            return sample
+        return {**sample, "loss_mask": torch.zeros_like(sample["loss_mask"])}
+
+
 def build_validation_sets(
     section: DatasetProvider,
     context: DatasetBuildContext,
@@ -107,34 +144,35 @@ def validation_batches(
     Args:
         sets: Built on each rank, in the same order.
         iterate: Returns an iterator over a dataset from `consumed_samples` on.
-        batch_samples: Sequences of one evaluation batch. The rest of a complete set after its full batches is not read.
+        batch_samples: Sequences of one evaluation batch. The last batch of a complete set is filled by `WholeBatches`.
         consumed_samples: Validation samples read before, over all sets.
         eval_iters: Batches of each set in one evaluation, which continues where the previous one ended; None: complete
             sets, from their start each time, and of known lengths.
         gather: All-gather of one value per rank.
 
     Raises:
-        NotEnoughSamplesError: On all ranks, a complete set fills no batch.
+        NotEnoughSamplesError: On all ranks, a complete set is empty.
+        ValidationDataError: On all ranks, the last batch of a complete set is incomplete, and its samples have no
+            `loss_mask`.
     """
-    sizes_by_rank = gather([_size(each.dataset, complete=eval_iters is None) for each in sets])
+    sizes_by_rank = gather(
+        [None if each.dataset is None else _size(each.dataset, batch_samples, eval_iters) for each in sets]
+    )
     sizes = [
         next((size for size in column if size is not None), None)
         for column in zip(*sizes_by_rank, strict=True)
     ]
     present = [(each, size) for each, size in zip(sets, sizes, strict=True) if size is not None]
     found = []
-    for each, size in present:
+    for each, (size, can_be_filled) in present:
         data: Callable[[], Any]
-        if eval_iters is None:
-            data, number = partial(iterate, each.dataset, consumed_samples=0), size // batch_samples
-        else:
+        if eval_iters is not None:
             consumed = consumed_samples // len(present)
             data, number = _stream(iterate(each.dataset, consumed_samples=consumed)), eval_iters
-        if number == 0 and eval_iters is None:
-            raise NotEnoughSamplesError(
-                f"validation.full_validation: the set {each.name or 'of this run'} has {size} sequences, fewer than "
-                f"one batch of {batch_samples}. Lower validation.eval_global_batch_size, or give more data."
-            )
+        else:
+            _require_whole_set(each.name, size, batch_samples, can_be_filled=can_be_filled)
+            whole = None if each.dataset is None else WholeBatches(each.dataset, batch_samples)
+            data, number = partial(iterate, whole, consumed_samples=0), -(-size // batch_samples)
         found.append(ValidationBatches(data=data, batches=number, name=each.name))
     return found
 
@@ -201,8 +239,24 @@ def _same_number_on_all_ranks(built: Any, section: object, *, several: bool, gat
     return [built] * (shape if isinstance(shape, int) else 1)
 
 
-def _size(dataset: Any, *, complete: bool) -> int | None:
-    """Return the length of a dataset that is read completely, otherwise 0; None if there is none."""
-    if dataset is None:
-        return None
-    return len(dataset) if complete else 0
+def _size(dataset: Any, batch_samples: int, eval_iters: int | None) -> tuple[int, bool]:
+    """Return the length of a dataset that is read completely, and whether its last batch is or can be filled."""
+    size = 0 if eval_iters is not None else len(dataset)
+    if size % batch_samples == 0:
+        return size, True
+    sample = dataset[size - 1]
+    return size, isinstance(sample, Mapping) and "loss_mask" in sample
+
+
+def _require_whole_set(name: str, size: int, batch_samples: int, *, can_be_filled: bool) -> None:
+    label = f"the set {name or 'of this run'}"
+    if size == 0:
+        raise NotEnoughSamplesError(
+            f"validation.full_validation: {label} has no sequence. Give more data, or a smaller seq_length."
+        )
+    if not can_be_filled:
+        raise ValidationDataError(
+            f"validation.full_validation: {label} has {size} sequences, which is no multiple of the batch of "
+            f"{batch_samples}, and its samples have no loss_mask that would exclude what fills the last batch. Give "
+            f"them a loss_mask, or set validation.eval_global_batch_size to a divisor of {size}."
+        )

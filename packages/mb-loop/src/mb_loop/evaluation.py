@@ -1,5 +1,6 @@
 """Evaluation of a model on global batches. Imports torch."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -70,7 +71,8 @@ def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments, and the groups that
             With several sets, data of the last set's last batch. None: losses only.
 
     Returns:
-        Loss by name, or by "name set" with several sets. Empty on all but the last pipeline stage, if there is nothing
+        Loss by name, or by "name set" with several sets. A loss over no token is not defined and left out, with a
+        warning. Empty on all but the last pipeline stage, if there is nothing
         to evaluate, and if the evaluation was stopped early.
 
     Raises:
@@ -152,7 +154,9 @@ def run_evaluation(
                 counters.consumed_valid_samples = full_count  # as if every batch had been read
                 break
             suffix = f" {each.name}" if each.name else ""
-            losses.update({f"{name}{suffix}": loss for name, loss in _averages(*rows, groups=groups).items()})
+            averages = _averages(*rows, groups=groups)
+            losses.update({f"{name}{suffix}": loss for name, loss in averages.items() if loss is not None})
+            _warn_undefined([f"{name}{suffix}" for name, loss in averages.items() if loss is None], kind=kind)
         if complete:
             non_loss.collect_and_process(forward, model=events.model, step=counters.step)
         events(end, total_loss_dict=losses if complete else None)
@@ -277,12 +281,24 @@ def _run_batches(
     return names, rows
 
 
-def _averages(names: list[str], rows: Tensor | None, *, groups: LossGroups | None) -> dict[str, float]:
+def _averages(names: list[str], rows: Tensor | None, *, groups: LossGroups | None) -> dict[str, float | None]:
+    """Return the average of each loss; None if nothing was counted on any rank."""
     if rows is None:
         return {}
     if groups is not None:
         torch.distributed.all_reduce(rows, group=groups.dp_cp)
-    return dict(zip(names, (rows[:, 0] / rows[:, 1]).tolist(), strict=True))
+    averages = zip(names, rows[:, 1].tolist(), (rows[:, 0] / rows[:, 1]).tolist(), strict=True)
+    return {name: average if count else None for name, count, average in averages}
+
+
+def _warn_undefined(names: Sequence[str], *, kind: EvaluationKind) -> None:
+    if names:
+        warnings.warn(
+            f"{'validation' if kind == 'eval' else 'test'}: {', '.join(names)} is not defined, because none of the "
+            "tokens is in the loss: loss_mask is 0 everywhere. Check that the samples have an answer within "
+            "seq_length.",
+            stacklevel=2,
+        )
 
 
 @contextmanager

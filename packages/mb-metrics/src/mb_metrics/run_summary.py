@@ -1,5 +1,6 @@
 """Callback that counts what a process trained, and keeps its losses, for the last lines of a run."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -70,14 +71,14 @@ class RunSummary:
         self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
 
     def on_eval_end(self, context: SummaryContext) -> None:
-        """Keep the lowest loss; an evaluation that was aborted does not count."""
+        """Keep the lowest loss; NaN and an evaluation that was aborted do not count."""
         if context.total_loss_dict is None:
             return
         counters: TrainCounters = context.state.train_state
         self.validated = counters.step
         first = next(iter(context.total_loss_dict.values()), None)
         loss = context.total_loss_dict.get(self._loss, first)
-        if loss is not None and (self._best is None or loss < self._best[0]):
+        if loss is not None and not math.isnan(loss) and (self._best is None or loss < self._best[0]):
             self._best = loss, counters.step
 
     def on_test_end(self, context: SummaryContext) -> None:

@@ -35,12 +35,12 @@ class Perplexity:
         return math.exp(min(self.loss, 700.0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return name, tokens, loss, perplexity and buckets as builtins."""
+        """Return name, tokens, loss, perplexity and buckets as builtins; loss and perplexity None without tokens."""
         found: dict[str, Any] = {
             "name": self.name,
             "tokens": self.tokens,
-            "loss": self.loss,
-            "perplexity": self.value,
+            "loss": self.loss if self.tokens else None,
+            "perplexity": self.value if self.tokens else None,
         }
         return {**found, "buckets": [each.as_dict() for each in self.buckets]} if self.buckets else found
 
@@ -80,9 +80,10 @@ def measure_perplexity(
         total, tokens = total + loss_sum, tokens + round(count)
         found = [lengths(sequences + row) for row in range(len(output))]
         sequences += len(output)
-        known = known and all(row is not None and len(row) == output.shape[1] for row in found)
-        if known:
-            by_length = torch.tensor(found)
+        length = output.shape[1]
+        known = known and all(row is not None and len(row) <= length for row in found)
+        if known:  # a sequence that is shorter than the others is padded; its padding is not in the mask
+            by_length = torch.tensor([[*row, *[0] * (length - len(row))] for row in found if row is not None])
             mask = batch["loss_mask"].to(output.device)
             for bucket, (low, high) in enumerate(pairwise(edges)):
                 chosen = mask * ((by_length >= low) & (by_length < high)).to(mask)

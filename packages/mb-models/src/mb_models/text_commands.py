@@ -142,7 +142,7 @@ def _add_eval(
         run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
         options: TaskOptions,
         complete: Annotated[
-            bool, typer.Option("--all", help="Read all held-out data, from its start to its end.")
+            bool, typer.Option("--all", help="Read all held-out data, to its last token.")
         ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
         trust: trust = None,
@@ -198,7 +198,7 @@ def print_pieces(pieces: Iterable[tuple[int, str]]) -> None:
 
 
 def perplexity_lines(sets: "list[Perplexity]") -> list[str]:
-    """Return a table of sets and their buckets."""
+    """Return a table of sets and their buckets. A set without a token in the loss has neither loss nor perplexity."""
     rows: list[tuple[str, ...]] = [("set", "tokens", "loss", "perplexity")]
     for each in sets:
         for indent, part in [("", each), *(("  documents of ", bucket) for bucket in each.buckets)]:
@@ -206,8 +206,8 @@ def perplexity_lines(sets: "list[Perplexity]") -> list[str]:
                 (
                     f"{indent}{part.name or 'validation'}",
                     f"{part.tokens:,}",
-                    f"{part.loss:.6f}",
-                    f"{part.value:.4f}",
+                    f"{part.loss:.6f}" if part.tokens else "no token in the loss",
+                    f"{part.value:.4f}" if part.tokens else "-",
                 )
             )
     return table_lines(rows, left=1)

@@ -8,6 +8,8 @@ BUCKETS = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
 LAYOUTS = {
     "one process": ({}, {}, 5),
     "one process, bf16": ({"bf16": True}, {}, 3),
+    "one process, SGD": ({"optimizer": "sgd"}, {}, 3),
+    "one process, SGD, bf16": ({"optimizer": "sgd", "bf16": True}, {}, 3),
     "one process, AdamW of torch": ({"plain": True}, {}, 3),
     "TP2, AdamW of torch": ({"plain": True, "tp": 2}, {}, 3),
     "DP2, AdamW of torch": ({"plain": True}, {}, 3),
@@ -19,6 +21,34 @@ LAYOUTS = {
     "PP2": ({"pp": 2}, {}, 3),
     "PP2, two virtual stages": ({"pp": 2, "vpp": 2, "layers": 4}, {}, 3),
 }
+
+
+BEFORE_THE_FIRST_UPDATE = {
+    "one process": ({}, 0),
+    "one process, bf16": ({"bf16": True}, 0),
+    "one process, fp16, while it lowers the loss scale": ({"fp16": True}, 2),
+    "one process, SGD": ({"optimizer": "sgd"}, 0),
+    "one process, SGD, bf16": ({"optimizer": "sgd", "bf16": True}, 0),
+    "one process, distributed optimizer, bf16": ({"dist_opt": True, "bf16": True}, 0),
+    "one process, AdamW of torch": ({"plain": True}, 0),
+    "DP2, bf16": ({"bf16": True}, 0),
+    "TP2, bf16": ({"bf16": True, "tp": 2}, 0),
+    "PP2, two virtual stages, bf16": ({"bf16": True, "pp": 2, "vpp": 2, "layers": 4}, 0),
+    "EP2, bf16": ({"bf16": True, "ep": 2, "experts": 2}, 0),
+}
+
+
+@pytest.mark.parametrize("layout", BEFORE_THE_FIRST_UPDATE)
+def test_a_run_that_is_saved_before_its_first_update_is_resumed(layout, request, tmp_path):
+    ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
+    (shape, cut), folder = BEFORE_THE_FIRST_UPDATE[layout], str(tmp_path)
+    straight = ranks.run(rank_work.train_uninterrupted, shape, cut + 3)
+    before = ranks.run(rank_work.first_part, shape, {"save": folder}, cut)
+    after = ranks.run(rank_work.second_part, shape, {"load": folder}, 3)
+    assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
+        losses for losses, _ in straight
+    ]
+    assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

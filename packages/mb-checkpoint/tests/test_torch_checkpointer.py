@@ -90,6 +90,42 @@ def test_wrappers_are_not_part_of_the_names(tmp_path):
     )
 
 
+@pytest.fixture
+def gloo():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("gloo")
+def test_wrappers_within_wrappers_are_not_part_of_the_names(tmp_path):
+    def wrap(kind):
+        plain = nn.Sequential(nn.Linear(2, 2), nn.Sequential())
+        replicated = nn.parallel.DistributedDataParallel
+        wrapped = {
+            "plain": lambda: plain,
+            "compiled": lambda: torch.compile(replicated(plain), backend="eager"),
+            "replicated": lambda: replicated(torch.compile(plain, backend="eager")),
+            "DataParallel": lambda: nn.DataParallel(plain),
+        }
+        return wrapped[kind](), plain
+
+    for number, kind in enumerate(("plain", "compiled", "replicated", "DataParallel")):
+        run, own = wrap(kind)
+        checkpointer(tmp_path / kind, {"model": run}).save(number)
+        for other in ("plain", "compiled", "replicated", "DataParallel"):
+            again, plain = wrap(other)
+            assert checkpointer(tmp_path / kind, {"model": again}).load() == number, (kind, other)
+            assert torch.equal(plain[0].weight, own[0].weight)
+    inner, within = nn.ModuleDict(), nn.Linear(2, 2)
+    inner["module"] = nn.parallel.DistributedDataParallel(within)
+    checkpointer(tmp_path / "inner", {"model": inner}).save(1)
+    plain = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    assert checkpointer(tmp_path / "inner", {"model": plain}).load() == 1
+    assert torch.equal(plain["module"].weight, within.weight)
+
+
 def test_a_save_in_the_background_has_the_state_of_its_step(tmp_path):
     run = build()
     train(run, 2)
@@ -189,6 +225,125 @@ def test_extra_states_of_modules_are_restored(tmp_path):
     again = WithExtra(2, 2)
     checkpointer(tmp_path, {"model": again}).load()
     assert (again.extra, again.weight.tolist()) == (7, model.weight.tolist())
+
+
+class TensorExtra(nn.Linear):
+    """Linear layer whose extra state is a tensor, as those of Transformer Engine are."""
+
+    def __init__(self, extra):
+        super().__init__(2, 2)
+        self.extra = extra
+
+    def get_extra_state(self):
+        return None if self.extra is None else torch.tensor(self.extra, dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        self.extra = None if state is None else state.tolist()
+
+
+class Fused(nn.Module):
+    """Weight that the state dict divides into two copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 2))
+        self._register_state_dict_hook(self._divide)
+        self.register_load_state_dict_pre_hook(self._join)
+
+    @staticmethod
+    def _divide(module, state, prefix, _metadata):
+        whole = state.pop(f"{prefix}weight")
+        state.update({f"{prefix}q": whole[:2].clone(), f"{prefix}k": whole[2:].clone()})
+
+    @staticmethod
+    def _join(module, state, prefix, *_others):
+        state[f"{prefix}weight"] = torch.cat([state.pop(f"{prefix}q"), state.pop(f"{prefix}k")])
+
+
+class Cached(nn.Linear):
+    """Layer that derives a value from its weight when a state is loaded, and has an empty buffer."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.total = None
+        self.register_buffer("cache", torch.empty(0, 4))
+        self.register_load_state_dict_post_hook(lambda module, _keys: module.derive())
+
+    def derive(self):
+        self.total = self.weight.sum().item()
+
+
+class Empty(nn.Linear):
+    """Layer with a parameter without elements."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.none = nn.Parameter(torch.empty(0, 3))
+
+
+def state_of(module):
+    """Return everything of a module that a load may change."""
+    values = {name: value.tolist() for name, value in module.named_parameters()}
+    return values | {name: getattr(module, name, None) for name in ("extra", "total")}
+
+
+MODULES = {
+    "extra state of another value": (lambda: TensorExtra([1, 2, 3]), lambda: TensorExtra([0, 0, 0])),
+    "extra state of another size": (lambda: TensorExtra([1, 2, 3]), lambda: TensorExtra([0])),
+    "extra state where there is none yet": (lambda: TensorExtra([1, 2, 3]), lambda: TensorExtra(None)),
+    "no extra state where there is one": (lambda: TensorExtra(None), lambda: TensorExtra([1])),
+    "empty extra state": (lambda: TensorExtra([]), lambda: TensorExtra([1])),
+    "copies": (Fused, Fused),
+    "hook after the load, and an empty buffer": (Cached, Cached),
+    "empty parameter": (Empty, Empty),
+    "several in one": (
+        lambda: nn.Sequential(Fused(), TensorExtra([5]), Cached()),
+        lambda: nn.Sequential(Fused(), TensorExtra([]), Cached()),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODULES)
+@pytest.mark.parametrize("background", [False, True])
+def test_a_module_is_restored_as_torch_restores_it(tmp_path, case, background):
+    build_saved, build_fresh = MODULES[case]
+    saved, again, by_torch = build_saved(), build_fresh(), build_fresh()
+    torch.save(saved.state_dict(), tmp_path / "saved.pt")
+    by_torch.load_state_dict(torch.load(tmp_path / "saved.pt"))
+    with checkpointer(tmp_path / "runs", {"model": saved}, async_save=background) as saves:
+        saves.save(1)
+    assert checkpointer(tmp_path / "runs", {"model": again}).load() == 1
+    for found, expected in zip(again.modules(), by_torch.modules(), strict=True):
+        assert state_of(found) == state_of(expected)
+    assert state_of(again) != state_of(build_fresh())
+
+
+def test_an_optimizer_of_an_empty_parameter_is_restored(tmp_path):
+    run = {"model": (model := Empty()), "optimizer": torch.optim.Adam(model.parameters())}
+    (model.weight.sum() + model.none.sum()).backward()
+    run["optimizer"].step()
+    checkpointer(tmp_path, run).save(1)
+    again = {"model": (other := Empty()), "optimizer": torch.optim.Adam(other.parameters())}
+    assert checkpointer(tmp_path, again).load() == 1
+    assert again["optimizer"].state_dict()["state"][0]["step"] == 1
+
+
+def test_a_state_without_a_step_leaves_nothing_of_later_steps(tmp_path):
+    run = build()
+    checkpointer(tmp_path, run).save(0)
+    train(run, 2)
+    assert checkpointer(tmp_path, run).load() == 0
+    assert run["optimizer"].state_dict()["state"] == {}
+
+
+def test_another_type_is_told(tmp_path):
+    checkpointer(tmp_path, {"model": nn.Linear(2, 2)}).save(1)
+    lines = []
+    TorchCheckpointer(tmp_path, {"model": nn.Linear(2, 2).bfloat16()}, log=lines.append).load()
+    assert any(
+        "converted: model.weight: torch.float32 in the checkpoint, torch.bfloat16 in the run" in line
+        for line in lines
+    )
 
 
 class Holder:

@@ -86,6 +86,7 @@ class Shape:
     hidden: int = 32
     vocab: int = VOCAB
     """Rows of the embedding, with padding."""
+    optimizer: str = "adam"
     bf16: bool = False
     fp16: bool = False
     dist_opt: bool = False
@@ -318,7 +319,7 @@ def transformer_config(shape):
 def optimizer_config(shape):
     """Return Megatron's config of an AdamW with clipping."""
     config = OptimizerConfig(
-        optimizer="adam",
+        optimizer=shape.optimizer,
         lr=1e-2,
         min_lr=1e-4,
         weight_decay=0.01,

@@ -43,7 +43,7 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
         stored: Loaded weights, as requested by `in_float32`; None uses those of the model.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        return
+        return  # it has the weights themselves
     divided = bool(mcore.distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)
     if stored is None or divided:

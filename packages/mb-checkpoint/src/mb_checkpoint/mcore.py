@@ -52,6 +52,7 @@ EXACT_FLOPS = "num_floating_point_operations_so_far"
 """Entry with the exact integer number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+_UPDATED = re.compile(r"(chained_\d+\.)?optimizer\.(?!state\.fp32_param\.)")
 
 
 def section_names(model: Sequence[Any]) -> list[str]:
@@ -87,10 +88,22 @@ def optimizer_section(
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     if isinstance(optimizer, Optimizer):
         optimizer = TorchOptimizerState(optimizer)
+    elif is_loading:
+        for part in optimizer_parts(optimizer):
+            if getattr(part, "init_state_fn", make_momenta) is None:  # SGD; Megatron calls it without a test
+                part.init_state_fn = make_momenta
     complete = metadata.get(SHARDING_KEY) == "fully_reshardable"
     with same_local_shards(), complete_main_params(distributed_parts(optimizer) if complete else []):
         section = optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
     return _without_classes(section)
+
+
+def make_momenta(optimizer: Optimizer, _config: Any = None) -> None:
+    """Create the momenta of an SGD that has none, as its first step does."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if group.get("momentum") and not optimizer.state[parameter]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _without_classes(entry: Any) -> Any:
@@ -291,6 +304,11 @@ class CheckpointContents:
     def has_optimizer(self) -> bool:
         """Whether the checkpoint holds an optimizer state."""
         return self.shapes is None or any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
+
+    @property
+    def has_optimizer_states(self) -> bool:
+        """Whether the checkpoint holds what a first update creates, in addition to the main parameters."""
+        return self.shapes is None or any(_UPDATED.match(key) for key in self.shapes)
 
     @property
     def model_shapes(self) -> dict[str, tuple[int, ...]]:

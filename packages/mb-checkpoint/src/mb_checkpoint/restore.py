@@ -87,6 +87,12 @@ class StateRestorer:
             )
             requested["optimizer"] = request_stored_types(optimizer, self._contents.dtypes)
             self._leave_groups_out(requested["optimizer"])
+            if not self._contents.has_optimizer_states:
+                self._leave(
+                    "optimizer: saved before its first update; main parameters are read, moments start at zero"
+                )
+                for part in parts_of(requested["optimizer"]):
+                    part.get("optimizer", part)["state"].clear()
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
@@ -167,6 +173,9 @@ class StateRestorer:
     def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, exact: bool, with_rng: bool) -> None:
         ctx = self._ctx
         if with_optimizer:
+            if not self._contents.has_optimizer_states:
+                for part in parts_of(loaded["optimizer"]):
+                    part.get("optimizer", part).setdefault("state", {})
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
         sections = self._without_code({name: loaded[name] for name in mcore.section_names(ctx.model)})
         with extra_state.permitted():

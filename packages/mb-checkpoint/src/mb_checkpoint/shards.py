@@ -87,7 +87,7 @@ class ShardPlanner:
         requested = [
             write_item(name, entry)
             for name, entry in entries.items()
-            if not isinstance(entry, Shard) or entry.data.numel()
+            if not isinstance(entry, Shard) or entry.data.numel() or 0 in entry.shape
         ]
         if not (self._constant and all(gather(bool(self._requested) and requested == self._requested))):
             self._assigned = self._divided(SavePlan(requested))

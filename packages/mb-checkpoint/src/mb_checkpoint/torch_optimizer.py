@@ -114,6 +114,7 @@ class OptimizerPart:
                     for key, value in stored["numbers"].get(name, {}).items()
                 }
                 values |= self._targets.get(name, {})
+                self._optimizer.state.pop(parameter, None)  # none is stored before the first step
                 if values:
                     self._optimizer.state[parameter] = values
         self._targets = {}

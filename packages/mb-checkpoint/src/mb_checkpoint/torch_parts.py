@@ -22,6 +22,10 @@ from mb_checkpoint.shards import Shard, StoredIndex, content
 from mb_checkpoint.torch_tensors import shard_of
 from mb_checkpoint.unpickling import load_object
 
+_EXTRA_STATE = "_extra_state"
+"""Last part of the name under which torch stores what `get_extra_state` of a module returns."""
+
+_DATA_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -58,10 +62,22 @@ class StatePart(Protocol):
 
 
 class ModulePart:
-    """State dict of a module. Data parallelism and compilation are not part of the names."""
+    """State dict of a module. Data parallelism and compilation are not part of the names.
+
+    Tensors are read into the parameters and buffers. Everything is then passed to `load_state_dict`, so that hooks run,
+    and extra states and tensors that the state dict holds as copies reach the module.
+    """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._name, self._module = name, module
+        self._read: dict[str, Tensor] = {}
+        """Name in the state dict -> tensor that receives a stored value and is not the module's own memory."""
+
+    @property
+    def _replicated(self) -> list[str]:
+        """Return the prefixes of wrappers of data parallelism, the innermost first."""
+        names = [name for name, each in self._module.named_modules() if isinstance(each, _DATA_PARALLEL)]
+        return sorted((f"{name}." if name else "" for name in names), key=len, reverse=True)
 
     def parameter_names(self) -> dict[int, str]:
         """Return the name of each parameter by its identity."""
@@ -77,9 +93,18 @@ class ModulePart:
         }
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Return the shapes of the state dict."""
+        """Return the shapes of the state dict; None for extra states, whose form may differ from the stored one."""
         return {
-            key: tuple(value.shape) if isinstance(value, Tensor) else None for key, _, value in self._items()
+            key: tuple(value.shape) if isinstance(value, Tensor) and not _is_extra(raw) else None
+            for key, raw, value in self._items()
+        }
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Return the types of the parameters and buffers."""
+        return {
+            key: value.dtype
+            for key, raw, value in self._items()
+            if isinstance(value, Tensor) and not _is_extra(raw)
         }
 
     def owns(self, name: str) -> bool:
@@ -87,39 +112,58 @@ class ModulePart:
         return name.startswith(f"{self._name}.")
 
     def objects(self, index: StoredIndex) -> list[str]:
-        """Return the extra states."""
-        return [
-            key for key, _, value in self._items() if not isinstance(value, Tensor) and key in index.objects
-        ]
+        """Return the extra states that are no tensors."""
+        return [key for key, _, _ in self._items() if key in index.objects]
 
     def tensors(self, index: StoredIndex) -> dict[str, Shard]:
-        """Return the parameters and buffers that receive stored values."""
-        return {
-            key: shard_of(value)
-            for key, _, value in self._items()
-            if isinstance(value, Tensor) and key in index.shapes
-        }
+        """Return the tensors that receive stored values: parameters and buffers, or new ones in place of copies."""
+        self._read, blocks = {}, {}
+        own = {_memory(each) for each in (*self._module.parameters(), *self._module.buffers())}
+        for key, raw, value in self._items():
+            if key not in index.shapes:
+                continue
+            if _is_extra(raw):
+                device = value.device if isinstance(value, Tensor) else None
+                self._read[raw] = torch.empty(index.shapes[key], dtype=index.dtypes[key], device=device)
+            elif _memory(value) not in own:
+                self._read[raw] = torch.empty_like(value)
+            blocks[key] = shard_of(self._read.get(raw, value))
+        return blocks
 
     def restore(self, read: Mapping[str, Any]) -> None:
-        """Restore the extra states."""
-        extra = {
-            raw: read[key]
+        """Load the state dict, with what was read."""
+        state = {
+            raw: read.get(key, value)
             for key, raw, value in self._items()
-            if not isinstance(value, Tensor) and key in read
+            if not _is_extra(raw) or key in read
         }
-        if extra:
-            self._module.load_state_dict(extra, strict=False)
+        self._module.load_state_dict({**state, **self._read}, strict=False)
+        self._read = {}
 
     def _items(self) -> Iterator[tuple[str, str, Any]]:
         for raw, value in self._module.state_dict().items():
             yield self._stored(raw), raw, value
 
     def _stored(self, raw: str) -> str:
-        if isinstance(self._module, nn.parallel.DistributedDataParallel):
-            raw = raw.removeprefix("module.")
+        for wrapper in self._replicated:
+            if raw.startswith(f"{wrapper}module."):
+                raw = wrapper + raw.removeprefix(f"{wrapper}module.")
         for wrapper in _WRAPPERS:
             raw = raw.replace(wrapper, "")
         return f"{self._name}.{raw}"
+
+
+def _is_extra(raw: str) -> bool:
+    return raw.rpartition(".")[2] == _EXTRA_STATE
+
+
+def _memory(tensor: Any) -> int | None:
+    """Return the address of the memory of a tensor, or of its local part; None for what is no plain tensor."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    try:
+        return int(local.untyped_storage().data_ptr())
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
 
 
 class ObjectPart:

@@ -143,7 +143,14 @@ class TorchState:
                 f"{folder}: made by another run: {first_of([*differ, *missing, *unread])}. Build the same objects "
                 "under the same names, or pass strict=False to leave those that are missing on one side unchanged."
             )
-        return [f"left unchanged: {first_of(each)}" for each in (missing, unread) if each]
+        converted = [
+            f"{name}: {index.dtypes[name]} in the checkpoint, {dtype} in the run"
+            for module in self._modules
+            for name, dtype in module.dtypes().items()
+            if index.dtypes.get(name, dtype) != dtype
+        ]
+        notes = [f"left unchanged: {first_of(each)}" for each in (missing, unread) if each]
+        return notes + ([f"converted: {first_of(converted)}"] if converted else [])
 
 
 def _has_standard_state(each: Any) -> bool:

@@ -109,6 +109,7 @@ def export_run(
             adapters_only=adapters,
             carried=checkpoint,
             tokenizer_vocab_size=saved.tokenizer().vocab_size if saved_tokenizer_file(checkpoint) else 0,
+            padded_vocabulary=saved.padded_vocabulary,
             base=config.checkpoint.pretrained_checkpoint or "",
             copy_files=partial(copy_tokenizer_files, checkpoint),
             part=part,

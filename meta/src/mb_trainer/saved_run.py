@@ -28,6 +28,8 @@ class SavedRun:
     """Without parallelism but that of the reading processes: shards are merged while they are loaded."""
     verify: bool = True
     """Whether contents are verified; False: another process does so."""
+    padded_vocabulary: bool = False
+    """Whether the size of the vocabulary is derived from the tokenizer, so that further rows are padding."""
 
     @classmethod
     def find(
@@ -36,7 +38,9 @@ class SavedRun:
         """Return the run of a folder. Arguments and errors as `require_newest_intact` and `unshard`."""
         checkpoint = require_newest_intact(run, purpose=purpose, contents=verify, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
-        saved, model = cls(checkpoint=checkpoint, config=config, verify=verify), config.model
+        model = config.model
+        padded = model.vocab_size is None
+        saved = cls(checkpoint=checkpoint, config=config, verify=verify, padded_vocabulary=padded)
         if model.vocab_size is None:  # the rows of the embedding depend on the parallelism of the run
             model.vocab_size = padded_vocab_size(
                 saved.tokenizer().vocab_size,

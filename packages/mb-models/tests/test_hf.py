@@ -119,6 +119,7 @@ LAYOUTS = {
         "deepseek-v3",
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
+    "deepseek-v2-lite TP EP": ("deepseek-v2-lite", {SIZES[0]: 2, "expert_model_parallel_size": 2}),
     "deepseek-v2 PP": ("deepseek-v2", {SIZES[1]: 2, "num_layers_in_first_pipeline_stage": 2}),
     "nemotron-h TP": ("nemotron-h", {SIZES[0]: 2, "sequence_parallel": True}),
     "qwen3-next TP EP": (
@@ -244,6 +245,34 @@ def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
     rows = chunk.embedding.word_embeddings.weight
     assert (rows[96:] == 0).all()
     assert (rows[:96] != 0).all()
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, 128), ({"padded_vocabulary": True}, 100)])
+def test_padding_for_a_tokenizer_is_not_exported(groups, tmp_path, options, rows):
+    make("llama", tmp_path / "in")
+    section = section_of_folder(tmp_path / "in")
+    section.transformer_impl = "local"
+    chunk = build(section, groups)
+    with memory_mapped_model(
+        section, groups=groups, layer_spec=host_block_spec, folder=tmp_path / "pages"
+    ) as empty:
+        export_model(
+            empty,
+            tmp_path / "out",
+            section=section,
+            load=lambda _: empty.load_state_dict(chunk.state_dict(), strict=False),
+            pg_collection=groups,
+            tokenizer_vocab_size=100,
+            **options,
+        )
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert (exported.config.vocab_size, len(exported.get_input_embeddings().weight)) == (rows, rows)
+    own = chunk.embedding.word_embeddings.weight
+    assert torch.equal(exported.get_input_embeddings().weight, own[:rows])
+    positions = torch.arange(20).expand(2, -1)
+    with torch.no_grad():
+        difference = exported(TOKENS).logits - chunk(TOKENS, positions, None)[..., :rows]
+    assert difference.abs().max() < 1e-5
 
 
 def test_padding_is_not_exported_and_ids_of_tokens_are(groups, tmp_path):

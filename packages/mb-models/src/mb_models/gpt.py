@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
+from mb_models.latent_attention import use_uncompressed_queries
 from mb_models.layer_variants import (
     apply_layer_variants,
     scale_embedding,
@@ -52,6 +53,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
         layers = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
         if [item for item in fields(LayerVariantFields) if getattr(config, item.name) != item.default]:
             layers = apply_layer_variants(layers, config, config=self.transformer, tp_group=groups.tp)
+        use_uncompressed_queries(layers, self.transformer)
         chunk = GPTModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
             transformer_layer_spec=layers,
@@ -80,6 +82,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             return None
         pp_rank = groups.pp.rank()
         last = self._with_last_layer(layers, vp_stage=vp_stage, pp_rank=pp_rank)
+        use_uncompressed_queries(last, self.transformer)
         block = get_gpt_mtp_block_spec(
             self.transformer,
             apply_layer_variants(last, self.config, config=self.transformer, tp_group=groups.tp),

@@ -214,19 +214,6 @@ RULES: tuple[Rule, ...] = (
             passes=(1, 1),
         )
     ),
-    excludes(
-        "G24",
-        {
-            "model.qk_layernorm": True,
-            "model.q_lora_rank": None,
-            "model.multi_latent_attention": True,
-            "model.transformer_impl": "local",
-        },
-        why="local layers normalise the latent vectors of latent attention, and queries have none",
-        fix="Set q_lora_rank, or qk_layernorm=false.",
-        fails=(True, None, True, "local"),
-        passes=(True, 512, True, "local"),
-    ),
     requires(
         "K37",
         {"model.apply_rope_fusion": True, "model.multi_latent_attention": True},

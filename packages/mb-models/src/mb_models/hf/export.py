@@ -31,6 +31,7 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     model_type: str | None = None,
     carried: Path | None = None,
     tokenizer_vocab_size: int = 0,
+    padded_vocabulary: bool = False,
     base: str = "",
     part: ExportPart = WHOLE,
     shard_bytes: int = SHARD_BYTES,
@@ -38,7 +39,8 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
 ) -> None:
     """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
 
-    Adapters are merged. Padding rows of the vocabulary are kept, unless `carried` holds the number of tokens.
+    Adapters are merged. Padding rows of the vocabulary are not written, if `carried` holds the number of tokens or
+    `padded_vocabulary` is set.
 
     Args:
         chunk: the complete model without adapters, from `mb_models.hf.conversion.memory_mapped_model`.
@@ -52,6 +54,8 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
             the section.
         carried: folder with the files of `mb_models.hf.carried`, such as the checkpoint; None: there are none.
         tokenizer_vocab_size: number of tokens of the tokenizer; 0: not known.
+        padded_vocabulary: the rows beyond those of the tokenizer are padding, because the size of the vocabulary was
+            derived from the tokenizer.
         base: path of the model under the adapters, for adapter_config.json.
         part: share of this process: it loads and writes only that; the folder is complete after the last part.
         shard_bytes: maximum size of a file of weights.
@@ -81,7 +85,10 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         )
         copy_files(folder)
         return
-    tokens: Any = template.get("vocab_size")
+    named: Any = template.get("vocab_size")
+    tokens = tokenizer_vocab_size if padded_vocabulary else 0
+    if isinstance(named, int):
+        tokens = max(named, tokenizer_vocab_size)
     plan = plan_export(
         chunk,
         config=section,
@@ -89,7 +96,7 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         shard_bytes=shard_bytes,
         model_type=model_type,
         template=template,
-        vocab_size=max(tokens, tokenizer_vocab_size) if isinstance(tokens, int) else None,
+        vocab_size=tokens or None,
     )
     if not plan.files_of(part):
         return  # there are more processes than files

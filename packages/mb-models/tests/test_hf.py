@@ -119,7 +119,10 @@ LAYOUTS = {
         "deepseek-v3",
         {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
-    "deepseek-v2-lite TP EP": ("deepseek-v2-lite", {SIZES[0]: 2, "expert_model_parallel_size": 2}),
+    "deepseek-v2-lite TP EP": (
+        "deepseek-v2-lite",
+        {SIZES[0]: 2, SIZES[2]: 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
     "deepseek-v2 PP": ("deepseek-v2", {SIZES[1]: 2, "num_layers_in_first_pipeline_stage": 2}),
     "nemotron-h TP": ("nemotron-h", {SIZES[0]: 2, "sequence_parallel": True}),
     "qwen3-next TP EP": (

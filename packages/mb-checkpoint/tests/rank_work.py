@@ -37,7 +37,7 @@ def new_run(shape, **section):
     return TinyRun(Shape(**shape), **section)
 
 
-def resume_from_local_disk(folder):
+def resume_from_local_disk(folder, shape, steps):
     """Train, save on this node's disk, and resume; return whether the library was there when the model was built, and
     whether weights and optimizer are as they were."""
     import sys
@@ -45,8 +45,8 @@ def resume_from_local_disk(folder):
     from mb_checkpoint import CheckpointSaveContext
 
     section = {"load": folder, "non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": folder}
-    run = new_run({"dist_opt": True, "bf16": True}, **section)
-    run.train(2)
+    run = new_run(shape, **section)
+    run.train(steps)
     before = "mb_checkpoint.nvrx" in sys.modules
     context = CheckpointSaveContext(
         state=run.state,
@@ -57,7 +57,7 @@ def resume_from_local_disk(folder):
         non_persistent_ckpt=True,
     )
     run.manager.save(context)
-    again = new_run({"dist_opt": True, "bf16": True, "seed": 99}, **section)
+    again = new_run({**shape, "seed": 99}, **section)
     again.load()
     there, here = run.fingerprint(), again.fingerprint()
     return before, [

@@ -146,4 +146,14 @@ def test_a_full_disk_of_one_node_fails_the_save_on_all_and_loses_nothing(two_ran
 
 @needs_nvrx
 def test_the_library_may_be_imported_after_the_model_was_trained(one_rank, tmp_path):
-    assert one_rank.run(rank_work.resume_from_local_disk, str(tmp_path)) == [(False, [True] * 5)]
+    shape = {"dist_opt": True, "bf16": True}
+    assert one_rank.run(rank_work.resume_from_local_disk, str(tmp_path), shape, 2) == [(False, [True] * 5)]
+
+
+@needs_nvrx
+@pytest.mark.parametrize("shape", [{}, {"bf16": True}, {"dist_opt": True, "bf16": True}])
+def test_a_local_checkpoint_before_the_first_update_is_resumed(one_rank, tmp_path, shape):
+    ((_, equal),) = one_rank.run(rank_work.resume_from_local_disk, str(tmp_path), shape, 0)
+    assert equal[0], "weights"
+    assert all(equal[2:]), "learning rates and random states"
+    assert equal[1] or "dist_opt" in shape, "the distributed optimizer creates its state for a load"

@@ -131,7 +131,11 @@ def load_local(
     """
     root = Path(config.non_persistent_local_ckpt_dir or "")
     fsdp.reject_torch_dist_checkpoint(ctx.model, root)
-    contents = mcore.CheckpointContents(common=stored.common, shapes=None, objects=stored.objects)
+    by_rank = gather(stored.tensors)
+    tensors = None if None in by_rank else frozenset().union(*by_rank)
+    contents = mcore.CheckpointContents(
+        common=stored.common, shapes=None, objects=stored.objects, tensors=tensors
+    )
     stored_position = mcore.per_rank_object(POSITION, None, groups)
     with_position = all(gather(stored_position.unique_key in stored.objects))
     positions: list[Any] = []

@@ -15,3 +15,5 @@ class LocalState:
     """Unique keys of the stored objects of this rank."""
     fill: Callable[[dict[str, Any]], dict[str, Any]]
     """Function that returns the state that a sharded state dict requests. Collective."""
+    tensors: frozenset[str] | None = None
+    """Keys of the stored tensors of this rank; None: not known."""

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -288,6 +288,8 @@ class CheckpointContents:
     """Unique keys of the stored objects."""
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     """Type of each stored tensor; empty if unknown."""
+    tensors: frozenset[str] | None = None
+    """Keys of the stored tensors, where their shapes are unknown; None if these are unknown, too."""
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -303,12 +305,18 @@ class CheckpointContents:
     @property
     def has_optimizer(self) -> bool:
         """Whether the checkpoint holds an optimizer state."""
-        return self.shapes is None or any(_OPTIMIZER.match(key) for key in (*self.shapes, *self.objects))
+        keys = self._tensor_keys
+        return keys is None or any(_OPTIMIZER.match(key) for key in (*keys, *self.objects))
 
     @property
     def has_optimizer_states(self) -> bool:
         """Whether the checkpoint holds what a first update creates, in addition to the main parameters."""
-        return self.shapes is None or any(_UPDATED.match(key) for key in self.shapes)
+        keys = self._tensor_keys
+        return keys is None or any(_UPDATED.match(key) for key in keys)
+
+    @property
+    def _tensor_keys(self) -> Collection[str] | None:
+        return self.tensors if self.shapes is None else self.shapes.keys()
 
     @property
     def model_shapes(self) -> dict[str, tuple[int, ...]]:

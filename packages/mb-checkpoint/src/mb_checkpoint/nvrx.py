@@ -142,10 +142,8 @@ class LocalStore:
             filled: dict[str, Any] = aware.to_state_dict(requested, **options)
             return filled
 
-        objects = [
-            each.unique_key
-            for each in nested_values(aware.sharded_state_dict)
-            if isinstance(each, ShardedObject)
-        ]
+        entries = list(nested_values(aware.sharded_state_dict))
+        objects = frozenset(each.unique_key for each in entries if isinstance(each, ShardedObject))
+        tensors = frozenset(each.key for each in entries if isinstance(each, ShardedTensor))
         common: Mapping[str, Any] = aware.common_state_dict
-        return LocalState(common=common, objects=frozenset(objects), fill=fill)
+        return LocalState(common=common, objects=objects, fill=fill, tensors=tensors)

@@ -73,7 +73,7 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
     config.data_parallel_size = 1
     if complete:
         config.validation.full_validation = True
-        config.validation.eval_interval = config.validation.eval_interval or 1  # also of a run without validations
+        config.validation.eval_interval = config.validation.eval_interval or 1  # a run may have none
         keep_partial_sequence(config.dataset)
     tokenizer = prepare_tokenizer(config.dataset, config.tokenizer, saved_in=saved.checkpoint.path)
     with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:

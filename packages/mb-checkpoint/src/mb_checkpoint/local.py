@@ -132,7 +132,8 @@ def load_local(
     root = Path(config.non_persistent_local_ckpt_dir or "")
     fsdp.reject_torch_dist_checkpoint(ctx.model, root)
     by_rank = gather(stored.tensors)
-    tensors = None if None in by_rank else frozenset().union(*by_rank)
+    known = [each for each in by_rank if each is not None]
+    tensors = frozenset[str]().union(*known) if len(known) == len(by_rank) else None
     contents = mcore.CheckpointContents(
         common=stored.common, shapes=None, objects=stored.objects, tensors=tensors
     )

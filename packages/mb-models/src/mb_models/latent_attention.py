@@ -24,9 +24,9 @@ class UncompressedQueryAttention(MLASelfAttention):  # type: ignore[misc] # Mega
     """
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        config, compressed = self.config, copy.copy(self.config)
-        compressed.q_lora_rank = compressed.hidden_size
-        self.config = compressed
+        config = vars(self)["config"]
+        self.config = copy.copy(config)
+        self.config.q_lora_rank = config.hidden_size
         try:
             found = super()._resolve_qk_norm_config(submodules)
         finally:

@@ -1,5 +1,6 @@
 """Validation sets: identical on all ranks, whatever each rank reads. `gather` simulates the other ranks."""
 
+import pickle
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Subset
 
 from mb_data import (
     ByteTokenizer,
@@ -21,7 +23,13 @@ from mb_data import (
 )
 from mb_data.batch_iterators import BatchSettings, DataRanks
 from mb_data.run_data import RunDatasets
-from mb_data.validation_sets import NamedDataset, build_validation_sets, stream_batches, validation_batches
+from mb_data.validation_sets import (
+    NamedDataset,
+    WholeBatches,
+    build_validation_sets,
+    stream_batches,
+    validation_batches,
+)
 
 CONTEXT = DatasetBuildContext(train_samples=8, valid_samples=4, test_samples=2, tokenizer=ByteTokenizer())
 
@@ -178,6 +186,11 @@ def counted(batches):
         )
         if counts
     )
+
+
+def test_a_complete_set_can_be_sent_to_workers_that_are_not_forked():
+    again = pickle.loads(pickle.dumps(WholeBatches(Subset(range(5), [0, 1, 2]), 2)))
+    assert (len(again), again[2], hasattr(again, "length")) == (4, 2, False)
 
 
 @pytest.mark.parametrize("loader", ["single", "cyclic", "batch"])

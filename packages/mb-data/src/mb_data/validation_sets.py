@@ -77,7 +77,7 @@ class WholeBatches:
         if hasattr(dataset, "collate"):
             self.collate = dataset.collate
         if hasattr(dataset, "length"):
-            self.length: Callable[[int], int] = lambda index: dataset.length(self.sample(index))
+            self.length = self._length
 
     def __len__(self) -> int:
         return self._size
@@ -85,6 +85,10 @@ class WholeBatches:
     def sample(self, index: int) -> int:
         """Return the index of a sample in the dataset; of the last one for its copies."""
         return min(index, len(self.dataset) - 1)
+
+    def _length(self, index: int) -> int:
+        length: int = self.dataset.length(self.sample(index))
+        return length
 
     def __getitem__(self, index: int) -> Any:
         """Return the sample at an index."""

@@ -75,6 +75,7 @@ def evaluate_run(run: Path, *, complete: bool, log: Callable[[str], object]) -> 
         config.validation.full_validation = True
         config.validation.eval_interval = config.validation.eval_interval or 1  # a run may have none
         keep_partial_sequence(config.dataset)
+        config.train.train_iters, config.train.train_samples = 0, None  # no training data is opened
     tokenizer = prepare_tokenizer(config.dataset, config.tokenizer, saved_in=saved.checkpoint.path)
     with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:
         datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=model.pg_collection, log=log)

@@ -4,7 +4,7 @@ from difflib import get_close_matches
 
 from mb_guard.errors import UnknownFaultError
 from mb_guard.fault import Fault
-from mb_guard.faults import attention, context_parallel, distributed, moe, mtp
+from mb_guard.faults import attention, context_parallel, datasets, distributed, moe, mtp
 
 FAULTS: tuple[Fault, ...] = (
     *distributed.FAULTS,
@@ -12,6 +12,7 @@ FAULTS: tuple[Fault, ...] = (
     *mtp.FAULTS,
     *context_parallel.FAULTS,
     *attention.FAULTS,
+    *datasets.FAULTS,
 )
 
 _BY_ID = {fault.id: fault for fault in FAULTS}

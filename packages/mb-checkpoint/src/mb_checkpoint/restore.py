@@ -82,17 +82,7 @@ class StateRestorer:
         if exact:
             requested = main_params.in_float32(requested)
         if with_optimizer:
-            optimizer = mcore.optimizer_section(
-                ctx.optimizer, all_sections, self._groups, metadata, is_loading=True
-            )
-            requested["optimizer"] = request_stored_types(optimizer, self._contents.dtypes)
-            self._leave_groups_out(requested["optimizer"])
-            if not self._contents.has_optimizer_states:
-                self._leave(
-                    "optimizer: saved before its first update; main parameters are read, moments start at zero"
-                )
-                for part in parts_of(requested["optimizer"]):
-                    part.get("optimizer", part)["state"].clear()
+            requested["optimizer"] = self._optimizer_request(all_sections)
         if self._wants_rng():
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
@@ -108,6 +98,21 @@ class StateRestorer:
             loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
         )
         return self._notes
+
+    def _optimizer_request(self, sections: Mapping[str, Any]) -> Any:
+        """Return the sharded optimizer state to read, of which a run without an update has only main parameters."""
+        optimizer = mcore.optimizer_section(
+            self._ctx.optimizer, sections, self._groups, self._contents.metadata, is_loading=True
+        )
+        requested = request_stored_types(optimizer, self._contents.dtypes)
+        self._leave_groups_out(requested)
+        if not self._contents.has_optimizer_states:
+            self._leave(
+                "optimizer: saved before its first update; main parameters are read, moments start at zero"
+            )
+            for part in parts_of(requested):
+                part.get("optimizer", part)["state"].clear()
+        return requested
 
     def _read_checkpoint(self, requested: dict[str, Any]) -> dict[str, Any]:
         ctx = self._ctx

@@ -75,3 +75,10 @@ def test_a_run_that_started_from_another_folder_resumes_from_its_own_checkpoints
 def test_a_run_that_loads_where_it_saves_has_no_fields():
     assert start_fields(CheckpointConfig(load="run", save="./run")) == {}
     assert start_fields(CheckpointConfig(load="other")) == {}
+
+
+@pytest.mark.parametrize("damaged", [{}, {"step": None}, {"step": "x"}, {"step": []}])
+def test_a_save_without_a_step_does_not_count(damaged):
+    section = CheckpointConfig(load="base", save="run", ckpt_step=4)
+    start = {"event": "start", "ckpt_step": 4, "load": "base"}
+    assert release_ckpt_step(section, events=[start, {"event": "save", **damaged}]) is None

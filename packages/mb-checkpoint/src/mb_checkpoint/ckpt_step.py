@@ -66,10 +66,10 @@ def _saved_since(start: Mapping[str, object], events: Iterable[Mapping[str, Any]
                 "load": _absolute(load) if isinstance(load, str) else None,
             }
             newest = None
-        elif (
-            kind == "save" and last_start == start and int(event["step"]) > int(str(start["ckpt_step"] or 0))
-        ):
-            newest = int(event["step"])
+        elif kind == "save" and last_start == start:
+            step = event.get("step")  # None or of another type in a damaged file
+            if isinstance(step, int) and step > int(str(start["ckpt_step"] or 0)):
+                newest = step
     return newest
 
 

@@ -109,3 +109,14 @@ def test_the_tool_logs_statistics_of_a_models_layers(tmp_path):
     logs = "".join(path.read_text() for path in tmp_path.rglob("*statistics*/*") if path.is_file())
     lines = [line for line in logs.splitlines() if "model.1_activation_max" in line]
     assert len(lines) == 3
+
+
+def test_features_that_the_tool_rejects_are_one_message(tmp_path, monkeypatch):
+    class Rejects(Tool):
+        def initialize(self, **settings):
+            raise AssertionError("Could not find feature 'transformer_engine'")
+
+    monkeypatch.setattr("mb_metrics.tensor_inspect._transformer_engine_features", lambda: None)
+    config = TensorInspectConfig(enabled=True, features={"transformer_engine": {}}, log_dir=str(tmp_path))
+    with pytest.raises(TensorInspectError, match=r"rejects them \(Could not .*there is LogTensorStats only"):
+        start_tensor_inspection(config, tool=Rejects)

@@ -208,5 +208,6 @@ def _schedule_message(problem: str) -> str:
     return (
         f"scheduler: {problem}. A resumed run follows one of the two, and neither is chosen. Set "
         "scheduler.override_opt_param_scheduler=true to use the configured values, or "
-        "scheduler.use_checkpoint_opt_param_scheduler=true to use the stored ones."
+        "scheduler.use_checkpoint_opt_param_scheduler=true to use the stored ones (in Megatron-LM "
+        "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler)."
     )

@@ -134,8 +134,8 @@ def start_tensor_inspection(
         tool: Function that returns the tool; None: nvdlfw_inspect.
 
     Raises:
-        TensorInspectError: nvdlfw-inspect is not installed, no features are set, or custom feature folders are set
-            without permission to execute them.
+        TensorInspectError: nvdlfw-inspect is not installed or rejects the features, none are set, or custom feature
+            folders are set without permission to execute them.
     """
     if config is None or not config.enabled:
         return None
@@ -154,13 +154,24 @@ def start_tensor_inspection(
     folder = Path(config.log_dir or save or ".")
     folder.mkdir(parents=True, exist_ok=True)
     shipped = _transformer_engine_features()
-    begun.initialize(
-        config_file=_settings_file(config.features, folder, rank),
-        feature_dirs=config.feature_dirs or shipped,
-        log_dir=str(folder),
-        init_training_step=config.init_training_step or loaded_step,
-        default_logging_enabled=True,
-    )
+    try:
+        begun.initialize(
+            config_file=_settings_file(config.features, folder, rank),
+            feature_dirs=config.feature_dirs or shipped,
+            log_dir=str(folder),
+            init_training_step=config.init_training_step or loaded_step,
+            default_logging_enabled=True,
+        )
+    except AssertionError as error:  # the tool's way to reject its settings
+        without = (
+            ""
+            if shipped
+            else " Transformer Engine is not installed; without it there is LogTensorStats only."
+        )
+        raise TensorInspectError(
+            f"tensor_inspect.features: the tool rejects them ({error}).{without} Correct the settings, or set "
+            "tensor_inspect.enabled=false."
+        ) from error
     return TensorInspection(begun, hooks=shipped is None)
 
 

@@ -40,7 +40,6 @@ SHAPE_FIELDS = frozenset(
         "mtp_use_repeated_layer",
         # embeddings
         "vocab_size",
-        "make_vocab_size_divisible_by",
         "position_embedding_type",
         "max_position_embeddings",
         "share_embeddings_and_output_weights",

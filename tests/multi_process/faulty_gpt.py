@@ -31,9 +31,15 @@ class Faults(Callback):
 
 
 def fail(kind: str) -> None:
-    """Raise, die, or stop without a progress."""
+    """Raise, leave, die, or stop without a progress."""
     if kind == "raise":
         raise RuntimeError("a planted fault")
+    if kind.startswith("exit "):
+        os._exit(int(kind.split()[1]))
+    if kind.startswith("SystemExit "):
+        raise SystemExit(int(kind.split()[1]))
+    if kind == "KeyboardInterrupt":
+        raise KeyboardInterrupt
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}[kind])
 
 

@@ -50,6 +50,56 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
     assert last["message"].startswith("rank 1 was killed by SIGKILL")
 
 
+RECIPE = f"{Path(__file__).parent / 'faulty_gpt.py'}:recipe"
+
+
+def faulty(overrides, folder, kind, *words):
+    """Run two ranks of which rank 1 fails before step 5; return the ended process."""
+    environment = {"MB_TEST_FAULTS": json.dumps([(1, kind, 4)]), "MB_TEST_FAULT_FOLDER": str(folder)}
+    out = f"--out={folder / 'run'}"
+    return mb("pretrain", RECIPE, *overrides, *words, "--nproc=2", out, environment=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "cause", "end"),
+    [
+        ("exit 7", "error: rank 1 ended with exit code 7", ""),
+        ("exit 0", "error: rank 1 ended with exit code 0 in the middle of its work", ""),
+        (
+            "SystemExit 0",
+            "error: rank 1: Traceback",
+            "left the run by SystemExit(0), and the other ranks would wait",
+        ),
+        (
+            "SystemExit 3",
+            "error: rank 1: Traceback",
+            "left the run by SystemExit(3), and the other ranks would wait",
+        ),
+        ("KeyboardInterrupt", "error: rank 1: Traceback", "KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_leaves_on_its_own_is_the_first_cause(overrides, tmp_path, kind, cause, end):
+    ended = faulty(overrides, tmp_path, kind)
+    assert ended.returncode not in (0, None)
+    assert ended.stderr.startswith(cause)
+    assert end in ended.stderr
+    assert "SIGTERM: stopping" not in ended.stdout  # of the launcher, not of a user
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_the_first_cause(overrides, tmp_path):
+    """The collective of the other rank fails after a minute; the report comes after half of it."""
+    ended = faulty(overrides, tmp_path, "hang", "dist.distributed_timeout_minutes=1")
+    assert ended.returncode == 1
+    assert re.match(
+        r"error: no progress for \d+ s: check rank 1, which sends no heartbeats: stopped, dead, or on an "
+        r"unreachable machine; then rank 0: Traceback",
+        ended.stderr,
+    )
+    assert "check rank 1, which sends no heartbeats" in ended.stdout  # while the run still waits
+
+
 def test_a_requested_port_in_use_is_rejected(overrides, tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -3,10 +3,11 @@
 Importing this module imports torch and Megatron Core.
 """
 
+import os
 import signal
+import time
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,13 @@ from mb_checkpoint import (
     verify_last_checkpoint_on_all_ranks,
 )
 from mb_checkpoint.dataloader import warn_without_position
-from mb_checkpoint.layout import shared_save_roots
-from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_config import non_default_values
 from mb_config.megatron_lm.arguments import megatron_arguments
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
+from mb_data.changed_files import changed_data_files
 from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
+from mb_launch.failures import ERROR_FOLDER
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
 from mb_loop.mcore_graphs import graph_resources, wrapping_stream
@@ -43,9 +44,10 @@ from mb_resilience import IgnoreSignals
 from mb_resilience.monitors import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data import batch_settings, build_datasets
+from mb_trainer.errors import RankLeftError
+from mb_trainer.folder_locks import locked_folders
 from mb_trainer.model import build_model, layers_of, model_groups
 from mb_trainer.pretrained import save_assets
-from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.tokenizer_assets import kept_by_run
@@ -71,6 +73,8 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         )
         if last is not None:
             return report_complete(job, last.path, console)
+        # before the model is built: a second trainer of a folder is refused at once
+        locks = stack.enter_context(locked_folders(job, alert=console.alert))
         monitors = stack.enter_context(run_monitors(job, console))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         CallbackManager(job.options.code.callbacks).fire(
@@ -80,11 +84,19 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
             job, groups=groups, device=device, state=state, monitors=monitors, console=console, stack=stack
         )
         stack.callback(parts.data.close)
-        stack.enter_context(open_folder(job, console))
+        open_folder(job, console)
+        began = time.time()
         try:
-            return parts.train()
-        except BaseException:
+            return parts.train(locks)
+        except BaseException as error:
+            for line in changed_data_files(since=began):
+                error.add_note(f"dataset: {line}. Restore it, and start again: the run resumes.")
             console.log(traceback.format_exc())
+            if isinstance(error, SystemExit) and job.world.world_size > 1:
+                raise RankLeftError(
+                    f"rank {job.world.rank}: left the run by SystemExit({error.code!r}), and the other ranks would "
+                    "wait for it. Raise another exception to end the run as failed, or return from the callback."
+                ) from error
             raise
 
 
@@ -167,8 +179,15 @@ def run_monitors(job: Job, console: RankConsole) -> AbstractContextManager[RunMo
         asynchronous_saves=config.checkpoint.async_save,
         seed=config.rng.seed,
         log=console.print,
-        alert=console.alert,
+        alert=partial(alert, console),
     )
+
+
+def alert(console: RankConsole, text: str) -> None:
+    """Print a text of this rank at once; a launcher of local ranks shows the stderr of the logging rank only."""
+    console.alert(text)
+    if ERROR_FOLDER in os.environ and not console.is_logging_rank:
+        print(text, flush=True)
 
 
 def run_profilers(job: Job) -> RunProfilers:
@@ -230,7 +249,9 @@ def data_loaders(
     loaders = datasets.loaders(
         batch_settings(config),
         ranks=ranks,
-        worker_init_fn=IgnoreSignals((signal.SIGINT, signal.SIGTERM, config.train.exit_signal)),
+        worker_init_fn=IgnoreSignals(
+            (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, config.train.exit_signal)
+        ),
     )
     warn_without_position(
         loaders.external,
@@ -286,38 +307,26 @@ def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
     return data
 
 
-@contextmanager
-def open_folder(job: Job, console: RankConsole) -> Iterator[None]:
-    """Create and lock the run folder on rank 0, save the configuration, and open the logs of all ranks. Collective.
+def open_folder(job: Job, console: RankConsole) -> None:
+    """Save the configuration on rank 0, and open the logs of all ranks. Collective.
 
     An evaluation may run with a folder that cannot be written: it is not locked, and nothing is written to it.
     `logger.save_config_filepath` is written in any case.
-
-    Raises:
-        mb_trainer.errors.RunFolderError: on rank 0, another trainer uses the run folder.
-        mb_checkpoint.CheckpointFolderError: on rank 0, another trainer saves to the same checkpoint folder.
     """
-    with ExitStack() as stack:
-        if job.unwritable_reason is not None:
-            console.print(
-                f"{job.folder.path}: cannot be written ({job.unwritable_reason}): there is no log.txt, and the folder "
-                "is not locked"
-            )
-        elif job.world.rank == 0:
-            job.folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(exclusive_lock(job.folder.path, partial(in_use_error, job.folder)))
-            if not job.config.validation.skip_train:
-                for root in shared_save_roots(job.config.checkpoint):
-                    stack.enter_context(writer_lock(root, run=str(job.folder.path.absolute())))
-                job.config.to_yaml(job.folder.run_config)
-        if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
-            job.config.to_yaml(job.config.logger.save_config_filepath)
-        barrier()
-        if job.unwritable_reason is None:
-            console.open_log(job.folder.log)
-        if job.world.is_logging_rank:
-            console.log(non_default_values(job.config))
-        yield
+    if job.unwritable_reason is not None:
+        console.print(
+            f"{job.folder.path}: cannot be written ({job.unwritable_reason}): there is no log.txt, and the folder "
+            "is not locked"
+        )
+    elif job.world.rank == 0 and not job.config.validation.skip_train:
+        job.config.to_yaml(job.folder.run_config)
+    if job.world.rank == 0 and job.config.logger.save_config_filepath is not None:
+        job.config.to_yaml(job.config.logger.save_config_filepath)
+    barrier()
+    if job.unwritable_reason is None:
+        console.open_log(job.folder.log)
+    if job.world.is_logging_rank:
+        console.log(non_default_values(job.config))
 
 
 def shared_tokenizer(config: ConfigContainer, console: RankConsole) -> Tokenizer:

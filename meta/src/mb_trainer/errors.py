@@ -28,3 +28,9 @@ class UnwritableFolderError(TrainerError, OSError):
 
 class UserCodeError(TrainerError, ValueError):
     """Code of the user that the configuration leaves without a purpose."""
+
+
+class RankLeftError(TrainerError, RuntimeError):
+    """Code of the user ended one rank of a run by SystemExit, while the others were training."""
+
+    internal = True

@@ -17,6 +17,7 @@ from mb_checkpoint.exported_weights import hugging_face_copies
 from mb_config.predict.prediction import predicted_speed
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
+from mb_launch.failures import stop_was_requested
 from mb_loop import (
     CallbackManager,
     StepResult,
@@ -40,13 +41,21 @@ from mb_models.training import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.restart import restart_fields
+from mb_resilience.signals import announce_stop
 from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
 from mb_trainer.data import batch_form
+from mb_trainer.folder_locks import FolderLocks
 from mb_trainer.machine import first_gpu
 from mb_trainer.pretrained import EXPORT
 from mb_trainer.settle import Job
 from mb_trainer.state import GlobalState
 from mb_trainer.user_code import UserCode
+
+
+def announce_request(name: str) -> None:
+    """Print that a signal has arrived, unless the launcher ends this rank because another one failed."""
+    if stop_was_requested(os.environ):
+        announce_stop(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +74,11 @@ class Run:
     inspection: LossInspection
     monitors: RunMonitors
 
-    def train(self) -> TrainOutcome:
-        """Train and evaluate, or evaluate only (`validation.skip_train`); print the summary. Collective."""
+    def train(self, locks: FolderLocks | None) -> TrainOutcome:
+        """Train and evaluate, or evaluate only (`validation.skip_train`); print the summary. Collective.
+
+        `locks`: those on the folders of the run; None on ranks without.
+        """
         tokens = None if self.data.sizes is None else self.data.sizes.tokens
         summary = RunSummary(tokens_per_sample=tokens, wait_for_device=wait_for_device)
         if self.loaded.from_persistent_storage:
@@ -74,7 +86,7 @@ class Run:
         if self.job.config.validation.skip_train:
             outcome = self.evaluate_only(summary)
         else:
-            outcome = self.train_and_evaluate(summary)
+            outcome = self.train_and_evaluate(summary, locks)
         self.console.print(outcome.message)
         if outcome.reason != "skip_train":
             resume_command = None if outcome.reason == "finished" else self.job.options.resume_command
@@ -86,7 +98,7 @@ class Run:
         barrier()
         return outcome
 
-    def train_and_evaluate(self, summary: RunSummary) -> TrainOutcome:
+    def train_and_evaluate(self, summary: RunSummary, locks: FolderLocks | None) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
@@ -98,6 +110,7 @@ class Run:
             # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
             manager = CallbackManager(
                 [
+                    *([] if locks is None else [locks]),
                     *stragglers.callbacks,
                     summary,
                     *bar.callbacks,
@@ -257,6 +270,7 @@ class Run:
             start_time=self.state.start_time,
             launched=is_launched(os.environ),
             process_ends=self.job.options.process_ends,
+            announce=announce_request,
         )
 
     def straggler_detectors(self) -> AbstractContextManager[StragglerDetectors]:

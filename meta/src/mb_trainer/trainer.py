@@ -149,8 +149,12 @@ def announce(job: Job, bound: str | None, console: RankConsole) -> None:
     """Print the status of the run folder, the CPU binding, values that were filled in, and warnings."""
     # with several ranks, the last checkpoint of a complete run is verified later, collectively
     complete = job.status.state == "complete"
-    run = "run" if complete else f"{job.status.state} run"
+    storage = job.config.checkpoint.storage
+    is_fetched = job.status.state == "fresh" and storage is not None  # it is read later, collectively
+    run = "run" if complete or is_fetched else f"{job.status.state} run"
     last = ", which has a checkpoint of its last step" if complete else ""
+    if is_fetched:
+        last = ", which has no checkpoint; resumes from checkpoint.storage if that has one"
     console.print(f"{job.options.name}: {run} in {job.folder.path}{last}; loading Megatron Core")
     resolved = [f"resolved: {change}" for change in job.settled.notable]
     warnings = [f"warning: [{warning.id}] {warning}" for warning in job.settled.warnings]

@@ -30,6 +30,18 @@ def test_a_rank_that_the_launcher_terminated_is_not_the_cause(tmp_path):
     assert found.text == "rank 0: connection closed by peer"
 
 
+def test_an_exit_code_without_a_record_is_the_cause_of_recorded_failures():
+    found = first_failure(ended(r0=1, r1=7), [LATER])
+    assert (found.rank, found.text) == (1, "rank 1 ended with exit code 7, without an error")
+
+
+def test_a_rank_that_a_forwarded_signal_ended_is_said_to_have_trained_nothing():
+    assert first_failure(ended(r0=-signal.SIGTERM), []).text == (
+        "rank 0 was ended by SIGTERM, which its launcher forwarded, before it could handle it: it was starting. "
+        "Nothing was trained in this start"
+    )
+
+
 def test_without_a_record_the_end_of_stderr_is_shown(tmp_path):
     file = tmp_path / "run" / "attempt_0" / "1" / "stderr.log"
     file.parent.mkdir(parents=True)

@@ -84,3 +84,26 @@ def test_the_first_cause_of_a_failure_is_printed_once():
 def test_ranks_are_forked_from_a_launcher_that_has_imported_their_modules():
     ended = run(sys.executable, "-c", FORKED)
     assert ended.stdout == "1 rank 1 ended with exit code 7\n[]\n", ended.stderr
+
+
+LIMITED = """
+import resource, sys
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from mb_launch import launch_local
+from mb_launch.errors import OpenFilesError
+try:
+    code = launch_local(["-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"], processes=2)
+    print(code.exit_code)
+except OpenFilesError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_limit_of_open_files_is_raised_and_one_that_is_too_low_is_one_message():
+    assert run(sys.executable, "-c", LIMITED, "64", "64").stdout == (
+        "ulimit -n: this process may open 64 files, and a rank opens more than that with its connections to the "
+        "others. Raise the limit to 4096, or start one process.\n"
+    )
+    assert run(sys.executable, "-c", LIMITED, "64", "512").stdout.splitlines() == ["512", "512", "0"]

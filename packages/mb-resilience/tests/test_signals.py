@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mb_resilience import AgreedStop, IgnoreSignals, SignalWatcher, StopSetupError
-from mb_resilience.signals import watch_run_signals
+from mb_resilience.signals import announce_stop, watch_run_signals
 
 
 def handlers():
@@ -209,7 +209,7 @@ def test_a_watcher_that_cannot_install_handlers_ignores_no_signal_afterwards():
 
 
 def test_a_stop_is_announced_immediately(capfd):
-    with watch_run_signals(signal.SIGUSR1, launched=False, announce=True):
+    with watch_run_signals(signal.SIGUSR1, launched=False, announce=announce_stop):
         signal.raise_signal(signal.SIGUSR1)
         text = "\nSIGUSR1: stopping after this step (Ctrl-C again: at once)\n"
         assert capfd.readouterr().out == text

@@ -4,7 +4,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 
-from mb_config.cli_errors import exit_code
+from mb_config.cli_errors import INTERRUPTED, exit_code
 from mb_launch import report_failure
 from mb_launch.failures import ERROR_FOLDER, FAILED
 
@@ -16,8 +16,19 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None =
     that a launcher monitors records both for the launcher, which prints the first error of all processes.
     """
     variables = os.environ if environment is None else environment
+
+    def recorded_work() -> int:
+        try:
+            return work()
+        except KeyboardInterrupt:  # pressed again, or raised by code of one rank: the others then fail
+            if ERROR_FOLDER not in variables:
+                raise
+            return report_failure(traceback.format_exc(), exit_code=INTERRUPTED, environment=variables)
+
     try:
-        return exit_code(work, lambda text, code: report_failure(text, exit_code=code, environment=variables))
+        return exit_code(
+            recorded_work, lambda text, code: report_failure(text, exit_code=code, environment=variables)
+        )
     except Exception:
         if ERROR_FOLDER not in variables:
             raise

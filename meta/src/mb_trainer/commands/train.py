@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -12,11 +13,13 @@ from pathlib import Path
 from mb_checkpoint.initial_weights import require_weights
 from mb_config.request import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
+from mb_launch.left_ranks import at_work
 from mb_launch.world import require_single_process, torchrun_environment
 from mb_metrics import write_missing_stop
 from mb_metrics.bench.request import bench_callbacks
 from mb_metrics.rank_console import RankConsole
 from mb_metrics.run_folder import RunFolder
+from mb_resilience.hang_reporter import newest_report
 from mb_resilience.rank_keeper import keep_run_alive
 from mb_resilience.restart import prepare_environment
 from mb_schema.secrets import masked_argument
@@ -57,12 +60,13 @@ def pretrain(
             resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
             code = options.code.with_callbacks(recording_callbacks(os.environ))
             options = replace(options, code=code, resume_command=resume_command, process_ends=True)
-            return keep_run_alive(
-                lambda: reported(lambda: train_job(request.config, options).exit_code),
-                request.config.inprocess_restart,
-                environment=torchrun_environment(os.environ),
-                exit_signals=[request.config.train.exit_signal],
-            )
+            with at_work(os.environ):
+                return keep_run_alive(
+                    lambda: reported(lambda: train_job(request.config, options).exit_code),
+                    request.config.inprocess_restart,
+                    environment=torchrun_environment(os.environ),
+                    exit_signals=[request.config.train.exit_signal],
+                )
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
         job = settle_job(request.config, replace(options, environment=world))
         if job.status.state == "complete" and outcome_if_complete(job, RankConsole()) is not None:
@@ -149,6 +153,7 @@ def launch(
 ) -> int:
     """Start the processes, wait for them, and report their failure if there is one. Return the exit code."""
     set_omp_threads(os.environ, processes=processes)
+    began = time.time()
     local = import_module("mb_trainer.local_launch")  # imports torch, therefore only after all checks
     ended = local.launch_mb(
         arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
@@ -156,7 +161,12 @@ def launch(
     # all processes have ended: a late signal must not change the exit code
     signal.signal(exit_signal, signal.SIG_IGN)
     if ended.failure is not None:
-        print(f"error: {ended.failure.text}", file=sys.stderr)
+        hang = None if folder is None else newest_report(folder.path, since=began)
+        print(
+            f"error: {ended.failure.text if hang is None else f'{hang}; then {ended.failure.text}'}",
+            file=sys.stderr,
+        )
         if folder is not None:
-            write_missing_stop(folder.events, metrics=folder.metrics, message=ended.failure.message)
+            message = ended.failure.message if hang is None else f"{hang}; then {ended.failure.message}"
+            write_missing_stop(folder.events, metrics=folder.metrics, message=message)
     return int(ended.exit_code)

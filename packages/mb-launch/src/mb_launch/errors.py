@@ -55,3 +55,9 @@ class LaunchCheckError(LauncherError, RuntimeError):
 
 class NemoRunError(LauncherError, RuntimeError):
     """NeMo-Run could not submit or find a job."""
+
+
+class OpenFilesError(LauncherError, OSError):
+    """This process may open too few files for several ranks."""
+
+    bad_input = True

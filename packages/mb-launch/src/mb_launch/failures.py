@@ -21,6 +21,9 @@ ERROR_FOLDER = "MB_ERROR_FOLDER"
 TORCHRUN_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torchrun: a file of this rank, two folders below one that all local ranks share."""
 
+FORWARDED_MARK = "forwarded"
+"""Name of the file in that folder that exists once the launcher has forwarded a signal."""
+
 FAILED = 1
 """Exit code of a rank that failed for a reason without a code of its own."""
 
@@ -69,6 +72,15 @@ def record_failure(failure: Failure, environment: Mapping[str, str]) -> bool:
         return False
     (Path(folder) / f"failure-{failure.rank}.json").write_text(json.dumps(asdict(failure)))
     return True
+
+
+def stop_was_requested(environment: Mapping[str, str]) -> bool:
+    """Return whether a signal that this rank received requests a stop; False if its launcher ends a failed launch.
+
+    A process that `launch_local` has not started cannot know, and assumes a request.
+    """
+    folder = environment.get(ERROR_FOLDER)
+    return folder is None or (Path(folder) / FORWARDED_MARK).exists()
 
 
 def read_failures(folder: Path) -> list[Failure]:

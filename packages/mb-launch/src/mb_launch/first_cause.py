@@ -8,7 +8,7 @@ from typing import Protocol
 
 from mb_launch.failures import FAILED, STDERR_HEADING, Failure
 
-FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that a launcher passes on to its ranks; one of them ends a rank on request, not by a fault."""
 
 RERUN_CODES = frozenset({16, 17})
@@ -24,28 +24,54 @@ class EndedProcess(Protocol):
 
 
 def first_failure(
-    ended: Mapping[int, EndedProcess], recorded: Sequence[Failure], *, logs: Path | None = None
+    ended: Mapping[int, EndedProcess],
+    recorded: Sequence[Failure],
+    *,
+    logs: Path | None = None,
+    left: Failure | None = None,
 ) -> Failure:
-    """Return the first cause: a rank that was killed, else the earliest recorded failure, else an exit code.
+    """Return the first cause: a rank that ended without an error, or was killed, else the earliest recorded failure.
 
-    The other ranks fail as a consequence, because their partner is gone.
+    The other ranks fail as a consequence, because their partner is gone. An exit code without a record precedes a
+    record: an error is recorded, and a rank that exits without one does so on its own.
 
     Args:
         ended: Rank to its process, of those that did not end with 0.
         recorded: As `read_failures` returns them.
         logs: Folder in which torch elastic keeps the stderr of ranks; None: there is none.
+        left: Of a rank that ended in the middle of its work, as `LeftRanks` found it.
     """
+    known = {failure.rank for failure in recorded}
+    if left is not None and left.rank not in known:
+        return replace(left, text=f"{left.text}{stderr_tail(logs, left.rank)}")
     for rank, process in ended.items():
         if process.exitcode < 0 and -process.exitcode not in FORWARDED_SIGNALS:
-            name = signal.Signals(-process.exitcode).name
-            text = f"rank {rank} was killed by {name}{stderr_tail(logs, rank)}"
-            return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)
+            number = signal.Signals(-process.exitcode)
+            reason = (
+                ": a file that it maps was cut short, or shared memory is full"
+                if number == signal.SIGBUS
+                else ""
+            )
+            return _without_record(rank, f"was killed by {number.name}{reason}", logs)
+    exits = {rank: process.exitcode for rank, process in ended.items() if rank not in known}
+    for rank, code in exits.items():
+        if code > 0 and recorded:
+            return _without_record(rank, f"ended with exit code {code}, without an error", logs)
     if recorded:
         first = min(recorded, key=lambda failure: failure.time)
         return replace(first, text=f"rank {first.rank}: {first.text}")
-    rank, process = next(iter(ended.items()))
-    text = f"rank {rank} ended with exit code {process.exitcode}{stderr_tail(logs, rank)}"
-    return Failure(rank=rank, time=0.0, text=text, exit_code=FAILED)
+    rank, code = next(iter(exits.items()))
+    if code < 0:
+        name = signal.Signals(-code).name
+        ended_by = (
+            f"was ended by {name}, which its launcher forwarded, before it could handle it: it was starting"
+        )
+        return _without_record(rank, f"{ended_by}. Nothing was trained in this start", logs)
+    return _without_record(rank, f"ended with exit code {code}", logs)
+
+
+def _without_record(rank: int, what: str, logs: Path | None) -> Failure:
+    return Failure(rank=rank, time=0.0, text=f"rank {rank} {what}{stderr_tail(logs, rank)}", exit_code=FAILED)
 
 
 def common_rerun_code(exit_codes: Sequence[int]) -> int | None:

@@ -6,6 +6,8 @@ interpreter of its own, because a CUDA context does not survive a fork.
 """
 
 import atexit
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -49,12 +51,21 @@ def run_forked_rank(program: ForkedProgram) -> None:
     process without running them.
     """
     reset_signal_handlers()
+    die_with_launcher()
     atexit._clear()
     sys.argv = [*program.argv]
     try:
         program.main()
     finally:
         atexit._run_exitfuncs()
+
+
+def die_with_launcher() -> None:
+    """Let the kernel kill this process when its parent dies (PR_SET_PDEATHSIG)."""
+    launcher = multiprocessing.parent_process()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if launcher is not None and os.getppid() != launcher.pid:  # it died before the call
+        os._exit(1)
 
 
 def reset_signal_handlers() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+REPORT_HEAD = "no progress for"
+"""First words of a report."""
 SHOWN_FRAMES = 4
 """Number of frames of a stack in a report."""
 
@@ -128,7 +130,7 @@ def format_report(
         stacks: path of the files with the full stacks.
     """
     suspects = find_suspects(statuses)
-    head = f"no progress for {seconds:.0f} s"
+    head = f"{REPORT_HEAD} {seconds:.0f} s"
     if suspects is not None:
         noun = "rank" if len(suspects.ranks) == 1 else "ranks"
         head += f": check {noun} {format_ranks(suspects.ranks)}, which {suspects.reason}"

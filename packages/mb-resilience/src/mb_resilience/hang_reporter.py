@@ -20,7 +20,7 @@ from types import TracebackType
 
 from mb_resilience.collective_records import GroupCollectives, missing_collectives, read_dump_files
 from mb_resilience.decision_exchange import KeyValueStore
-from mb_resilience.hang_report import RankStatus, format_report, innermost_frames
+from mb_resilience.hang_report import REPORT_HEAD, RankStatus, format_report, innermost_frames
 from mb_resilience.loop_events import CheckpointContext, StepContext
 from mb_resilience.rank_status_store import RankStatusStore, StatusRecord
 
@@ -31,6 +31,20 @@ RESPONSE_HEARTBEATS = 3
 """Heartbeats within which a responsive rank sends at least one."""
 REPORT_FILE = "hang_report.txt"
 """Name of the report in its folder."""
+RESUMED = "resumed after"
+
+
+def newest_report(folder: Path, *, since: float) -> str | None:
+    """Return the first line of the newest report in a folder.
+
+    None if none was written since a time of the epoch, or the rank that reported it has resumed.
+    """
+    file = folder / REPORT_FILE
+    if not file.is_file() or file.stat().st_mtime < since:
+        return None
+    lines = reversed(file.read_text(errors="replace").splitlines())
+    newest = next((line for line in lines if line.startswith(REPORT_HEAD) or RESUMED in line), "")
+    return newest if newest.startswith(REPORT_HEAD) else None
 
 
 def print_to_stderr(text: str) -> None:
@@ -203,7 +217,7 @@ class HangReporter:
             now = self._clock()
             if self._notes != seen:
                 if has_reported:
-                    self._publish(f"rank {self._rank} resumed after {now - since:.0f} s")
+                    self._publish(f"rank {self._rank} {RESUMED} {now - since:.0f} s")
                 seen, since, is_due, has_reported = self._notes, now, True, False
             self._publish_status(self._status(now - since))
             if is_due and not is_stopped and now - since >= self.seconds:

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -84,6 +85,7 @@ class SignalWatcher:
         self._received: str | None = None
         self._first_interrupt: float | None = None
         self._was_entered = False
+        self._terminals: list[int] = []
 
     @property
     def received(self) -> str | None:
@@ -106,6 +108,7 @@ class SignalWatcher:
 
     def __enter__(self) -> "SignalWatcher":
         self._was_entered = True
+        self._terminals = [each for each in (1, 2) if os.isatty(each)]
         if threading.current_thread() is not threading.main_thread():
             names = ", ".join(number.name for number in self._signals)
             warnings.warn(
@@ -141,12 +144,21 @@ class SignalWatcher:
         forget(self)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         if self._received is None:
             self._received = signal.Signals(number).name
             if self._publish_request is not None:
                 self._publish_request(self._received)
         if number == signal.SIGINT:
             self._interrupt()
+
+    def _leave_terminal(self) -> None:
+        """Discard further output: the terminal has ended, and printing would raise before the run has saved."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in self._terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
     def _interrupt(self) -> None:
         now = self._clock()
@@ -171,24 +183,32 @@ def _signal(given: signal.Signals | str) -> signal.Signals:
 
 
 def watch_run_signals(
-    exit_signal: signal.Signals, *, launched: bool, announce: bool = False, process_ends: bool = False
+    exit_signal: signal.Signals,
+    *,
+    launched: bool,
+    announce: Callable[[str], object] | None = None,
+    process_ends: bool = False,
 ) -> SignalWatcher:
-    """Return the watcher of Ctrl-C and of the signal that ends a run.
+    """Return the watcher of Ctrl-C, of the signal that ends a run, and of the end of the terminal (SIGHUP).
+
+    A SIGHUP that is ignored, as nohup does, stays ignored; one that has a handler keeps it.
 
     Args:
         exit_signal: signal with which a scheduler ends the run.
         launched: whether a launcher such as torchrun started this process, which forwards Ctrl-C.
-        announce: whether to print immediately that a signal has arrived, on the rank that logs.
+        announce: called in the handler with the name of the first signal, such as `announce_stop`.
         process_ends: whether the process ends with the run; the exit signal is then ignored from the end of the run.
     """
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else []
     return SignalWatcher(
-        (signal.SIGINT, exit_signal),
+        (signal.SIGINT, exit_signal, *hangup),
         debounce_seconds=LAUNCHED_DEBOUNCE_SECONDS if launched else TERMINAL_DEBOUNCE_SECONDS,
-        announce=announce_stop if announce else None,
+        announce=announce,
         ignore_afterwards=(exit_signal,) if process_ends else (),
     )
 
 
 def announce_stop(name: str) -> None:
     """Print that a signal has arrived; the current step is finished first. Safe in a signal handler."""
-    os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())
+    with suppress(OSError):  # the terminal has ended
+        os.write(1, f"\n{name}: stopping after this step (Ctrl-C again: at once)\n".encode())

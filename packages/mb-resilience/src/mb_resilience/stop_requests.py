@@ -11,7 +11,7 @@ from typing import Protocol
 from mb_resilience.agreed_stop import AgreedStop, Watcher
 from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.rank_info import RankInfo
-from mb_resilience.signals import watch_run_signals
+from mb_resilience.signals import announce_stop, watch_run_signals
 from mb_resilience.watchers import CombinedWatcher, DeadlineWatcher
 
 STORE_TIMEOUT_SECONDS = 600.0
@@ -113,6 +113,7 @@ def watch_stop_requests(
     start_time: float | None = None,
     launched: bool = False,
     process_ends: bool = False,
+    announce: Callable[[str], object] = announce_stop,
 ) -> Iterator[StopRequests]:
     """Receive Ctrl-C and the exit signal while the block runs, and yield the stop requests of all ranks.
 
@@ -126,6 +127,7 @@ def watch_stop_requests(
         start_time: start of the job in seconds since the epoch; None: no duration limit applies.
         launched: whether a launcher such as torchrun started this process, which forwards Ctrl-C.
         process_ends: whether the process ends with the run; the exit signal is then ignored after the block.
+        announce: called on the logging rank, in the handler, with the name of the first signal.
 
     Raises:
         StopSetupError: several ranks without a store.
@@ -134,9 +136,11 @@ def watch_stop_requests(
     if minutes is not None and start_time is not None:
         limit = f"train.exit_duration_in_mins={minutes}"
         deadline = DeadlineWatcher(minutes, start_time=start_time, what=limit)
-    announce = world.is_logging_rank
     with watch_run_signals(
-        train.exit_signal, launched=launched, announce=announce, process_ends=process_ends
+        train.exit_signal,
+        launched=launched,
+        announce=announce if world.is_logging_rank else None,
+        process_ends=process_ends,
     ) as watcher:
         requests = StopRequests(
             watcher,

@@ -1,0 +1,122 @@
+"""Ranks that end in every way, and launchers that are killed: real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+psutil = pytest.importorskip("psutil")
+
+LAUNCHER = """
+import os, signal, sys, time, traceback
+from mb_launch import ForkedProgram, launch_local, report_failure
+from mb_launch.left_ranks import at_work
+
+HOW, FOLDER = sys.argv[1:3]
+
+def work():
+    rank = os.environ["RANK"]
+    open(f"{FOLDER}/{rank}", "w").write(str(os.getpid()))
+    if HOW == "sleep":
+        time.sleep(120)
+    with at_work(os.environ):
+        time.sleep(0.5)
+        if rank == "1":
+            exec(HOW)
+        time.sleep(0.3 if HOW.endswith("(7)") else 60)  # a collective may notice at once, or never
+        raise RuntimeError("Connection reset by peer")
+
+def main():
+    try:
+        work()
+    except Exception:
+        sys.exit(report_failure(traceback.format_exc(), exit_code=1, environment=os.environ))
+
+if "RANK" in os.environ:
+    main()
+else:
+    program = ForkedProgram(argv=tuple(sys.argv), main=main, preload=int)
+    fork = program if sys.argv[3] == "forked" else None
+    ended = launch_local(sys.argv, processes=2, fork=fork)
+    print(ended.exit_code, ended.failure and ended.failure.text)
+"""
+
+KINDS = ["forked", "interpreters"]
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def start(how, kind, *before):
+        program = tmp_path / "program.py"
+        program.write_text(LAUNCHER)
+        command = [*before, sys.executable, program, how, tmp_path, kind]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def ranks_of(folder):
+    """Return the processes of both ranks once they run."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [file.read_text() for file in (folder / "0", folder / "1") if file.exists()]
+        if len(found) == 2 and all(found):
+            return [psutil.Process(int(process)) for process in found]
+        time.sleep(0.05)
+    raise TimeoutError("the ranks did not start")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("os._exit(7)", "1 rank 1 ended with exit code 7"),
+        ("os._exit(0)", "1 rank 1 ended with exit code 0 in the middle of its work, without an error"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "1 rank 1 was killed by SIGKILL"),
+        ("raise OSError('the cause')", "1 rank 1: Traceback"),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(launch, how, cause, kind):
+    printed, _ = launch(how, kind).communicate(timeout=45)
+    assert printed.startswith(cause)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_end_with_a_launcher_that_is_killed(launch, tmp_path, kind):
+    launcher = launch("sleep", kind)
+    ranks = ranks_of(tmp_path)
+    launcher.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    for rank in alive:
+        rank.kill()
+    assert alive == []
+
+
+@pytest.mark.slow
+def test_the_end_of_the_terminal_is_forwarded_and_nohup_is_respected(launch, tmp_path):
+    protected = launch("sleep", "forked", "nohup")
+    ranks = ranks_of(tmp_path)
+    protected.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert [process.is_running() for process in (*ranks, psutil.Process(protected.pid))] == [True] * 3
+    protected.send_signal(signal.SIGTERM)
+    protected.wait(timeout=30)
+    for file in (tmp_path / "0", tmp_path / "1"):
+        file.unlink()
+    usual = launch("sleep", "forked")
+    ranks_of(tmp_path)
+    usual.send_signal(signal.SIGHUP)
+    printed, _ = usual.communicate(timeout=45)
+    assert printed.startswith("1 rank 0 was ended by SIGHUP, which its launcher forwarded")

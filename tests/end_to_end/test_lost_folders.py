@@ -1,0 +1,191 @@
+"""Folders, disks and files that are lost while a run trains: nothing is lost in silence."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+from runs import events, losses, metrics, train_here
+
+from mb_checkpoint import CheckpointSaveError
+from mb_loop import Callback
+from mb_trainer.errors import RunFolderError
+
+
+class AtStep(Callback):
+    """Call a function before a step."""
+
+    def __init__(self, step, do):
+        self.step, self.do = step, do
+
+    def on_train_step_start(self, context):
+        if context.state.train_state.step == self.step - 1:
+            self.do()
+
+
+def test_a_run_folder_that_is_deleted_is_made_again(overrides, tmp_path, capfd):
+    out = tmp_path / "run"
+    outcome = train_here(overrides, out, callbacks=(AtStep(13, lambda: shutil.rmtree(out)),))
+    assert outcome.reason == "finished"
+    assert {*losses(out)} == {*range(1, 21)}
+    assert next(event for event, _ in events(out)) == "start"
+    assert (out / "run_config.yaml").is_file()
+    assert (out / "checkpoints" / "iter_0000020").is_dir()
+    assert "loading Megatron Core" in (out / "log.txt").read_text()
+    told = capfd.readouterr().err
+    assert f"warning: {out}: was deleted or moved while the run trains" in told
+    assert (
+        f"warning: {out}/checkpoints: was deleted or moved while the run trains; its checkpoints are lost"
+        in told
+    )
+
+
+def test_checkpoints_that_are_deleted_are_reported(overrides, tmp_path, capfd):
+    out = tmp_path / "run"
+    train_here(overrides, out, callbacks=(AtStep(13, lambda: shutil.rmtree(out / "checkpoints")),))
+    assert "its checkpoints are lost, and a restart begins with the first one" in capfd.readouterr().err
+    assert [step for event, step in events(out) if event == "save"] == [10, 20]
+
+
+class Began(Callback):
+    """Records that the run began to build its parts."""
+
+    began = False
+
+    def on_data_init_start(self, context):
+        self.began = True
+
+
+def test_a_second_trainer_is_refused_before_its_model_is_built(overrides, tmp_path):
+    out, began = tmp_path / "run", Began()
+    out.mkdir()
+    holder = os.open(out, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(RunFolderError, match="another trainer is at work in this run folder"):
+        train_here(overrides, out, callbacks=(began,))
+    os.close(holder)
+    assert not began.began
+    assert [*out.iterdir()] == []
+
+
+def test_a_trainer_that_takes_a_deleted_folder_is_not_disturbed(overrides, tmp_path):
+    """The folder that is made again belongs to the other one, which has locked it."""
+    out, holders = tmp_path / "run", []
+
+    def take():
+        shutil.rmtree(out)
+        out.mkdir()
+        (out / "metrics.jsonl").write_text('{"step": 1, "time": 1.0}\n')
+        holders.append(os.open(out, os.O_RDONLY))
+        fcntl.flock(holders[0], fcntl.LOCK_EX)
+
+    with pytest.raises(RunFolderError, match="another trainer is at work"):
+        train_here(overrides, out, callbacks=(AtStep(3, take),))
+    os.close(holders[0])
+    assert (out / "metrics.jsonl").read_text() == '{"step": 1, "time": 1.0}\n'
+
+
+def test_a_failure_before_the_first_write_leaves_no_folder(overrides, tmp_path):
+    class Fails(Callback):
+        def on_data_init_start(self, context):
+            raise OSError("no data")
+
+    with pytest.raises(OSError, match="no data"):
+        train_here(overrides, tmp_path / "run", callbacks=(Fails(),))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_description_of_a_killed_writer_whose_number_lives_again_is_no_lock(overrides, tmp_path):
+    root = tmp_path / "run" / "checkpoints"
+    root.mkdir(parents=True)
+    (root / ".writer").write_text(f"process {os.getpid()} on here (of before)")
+    assert train_here(overrides, tmp_path / "run").reason == "finished"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder):
+    """Use up the space of a disk."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 8, 1):
+            with suppress(OSError):  # no space left
+                while True:
+                    file.write(bytes(size))
+
+
+@pytest.mark.slow
+def test_the_end_of_a_run_does_not_wait_for_the_full_disk_of_its_folder(overrides, disk, tmp_path):
+    words = [*overrides, f"checkpoint.save={tmp_path}/checkpoints"]
+    began = []
+
+    def full():
+        fill(disk)
+        began.append(time.monotonic())
+
+    outcome = train_here(words, disk / "run", callbacks=(AtStep(12, full),))
+    assert (outcome.reason, outcome.step) == ("finished", 20)
+    assert time.monotonic() - began[0] < 45  # before: two minutes at the end
+    assert (tmp_path / "checkpoints" / "iter_0000020").is_dir()
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only_ends_the_run_with_an_error_and_keeps_what_was_saved(
+    overrides, disk, tmp_path
+):
+    """The disk of the checkpoints: the system refuses this for a disk with files that are open for writing."""
+    words, out = [*overrides, f"checkpoint.save={disk}/checkpoints"], tmp_path / "run"
+
+    def mount(option):
+        subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+
+    with pytest.raises(CheckpointSaveError, match=r"(?i)read-only file system"):
+        train_here(words, out, callbacks=(AtStep(12, lambda: mount("ro")),))
+    mount("rw")
+    again = train_here(words, out)
+    assert (again.reason, [step for event, step in events(out) if event == "resume"]) == ("finished", [10])
+    assert {*losses(out)} == {*range(1, 21)}
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0], ids=["a day back", "a day forward"])
+def test_a_jump_of_the_clock_changes_no_step(overrides, tmp_path, monkeypatch, jump):
+    train_here(overrides, tmp_path / "steady")
+    real = time.time
+
+    def set_clock():
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+
+    outcome = train_here(overrides, tmp_path / "run", callbacks=(AtStep(7, set_clock),))
+    assert (outcome.reason, outcome.step, outcome.saved) == ("finished", 20, True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "steady")
+    assert all(row.get("iteration-time", 1.0) < 60 for row in metrics(tmp_path / "run"))
+    assert train_here(overrides, tmp_path / "run").saved is False  # complete: nothing to do
+
+
+@pytest.mark.slow
+def test_data_that_are_overwritten_while_they_are_read_are_named(overrides, tmp_path):
+    cache = tmp_path / "cache"
+
+    def overwrite():
+        time.sleep(0.05)
+        for file in cache.rglob("*.bin"):
+            file.write_bytes(b"\xff" * file.stat().st_size)  # ids outside of the vocabulary
+
+    words = [*overrides, f"dataset.cache_dir={cache}"]
+    with pytest.raises(Exception) as failed:
+        train_here(words, tmp_path / "run", callbacks=(AtStep(3, overwrite),))
+    (note,) = failed.value.__notes__
+    assert note.startswith(f"dataset: {cache}")
+    assert ".bin: was changed at" in note

@@ -1,5 +1,7 @@
 import gzip
 import json
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -125,3 +127,32 @@ def test_missing_and_empty_inputs(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="nothing to tokenize"):
         build_indexed([tmp_path / "empty"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+
+
+class Ending(ByteTokenizer):
+    """A tokenizer whose post-processor ends each text."""
+
+    def encode(self, text):
+        return [*super().encode(text), self.eod]
+
+
+def test_a_document_ends_once(tmp_path):
+    lines = write_lines(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "b"}])
+    build_indexed([lines], tokenizer=Ending(), prefix=tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == [97, END, 98, END]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    lines = tmp_path / "in.jsonl"
+    lines.write_bytes(b"\xef\xbb\xbf" + b'{"text": "a"}\n{"text": "b"}\n')
+    build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == [97, END, 98, END]
+
+
+@pytest.mark.parametrize("value", [b"ab", date(2024, 5, 1), Decimal("1.5"), {"inner": b"x"}, 3])
+def test_a_column_of_a_table_that_is_no_text_is_named(tmp_path, value):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(BadDocumentError, match=r"a\.parquet:1: the value of 'text' is not a string \("):
+        build_indexed([tmp_path / "a.parquet"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")

@@ -41,7 +41,8 @@ class ChunkEncoder:
         """
         end = [self.tokenizer.eod] if self.append_eod else []
         texts = list(decode_texts(chunk, json_key=self.json_key))
-        documents = [ids + end for ids in encode_texts(self.tokenizer, texts)]
+        # the post-processor of a tokenizer may have appended it
+        documents = [ids if ids[-1:] == end else ids + end for ids in encode_texts(self.tokenizer, texts)]
         dtype = token_dtype(self.tokenizer.vocab_size)
         return EncodedChunk(
             tokens=np.concatenate([np.array(ids, dtype) for ids in documents])

@@ -160,7 +160,9 @@ def _tokenize(
                 if split not in writers:
                     dtype = token_dtype(tokenizer.vocab_size)
                     writers[split] = stack.enter_context(IndexedWriter(folder / split, dtype=dtype))
-                writers[split].add_document([*tokenizer.encode(document.text), tokenizer.eod])
+                ids = tokenizer.encode(document.text)
+                # the post-processor of a tokenizer may have appended it
+                writers[split].add_document(ids if ids[-1:] == [tokenizer.eod] else [*ids, tokenizer.eod])
                 documents[split] += 1
             if progress is not None:
                 progress("tokenize", done, len(files))

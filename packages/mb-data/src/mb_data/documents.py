@@ -145,7 +145,7 @@ def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
     Raises:
         BadDocumentError: The line is not a JSON object in UTF-8.
     """
-    text = _decode(line, location=location)
+    text = _decode(line, location=location).removeprefix("\ufeff")  # byte order mark of a file's first line
     if not text.strip():
         return None
     try:
@@ -256,5 +256,5 @@ def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:
 
 def _format_value(value: object) -> str:
     """Return a JSON value with its type, truncated to 40 characters."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, default=repr)  # a table may have bytes, dates and decimals
     return f"{text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}"

@@ -16,13 +16,22 @@ pytest.importorskip("nvidia_resiliency_ext")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import restarted_training  # noqa: E402
+from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord  # noqa: E402
 from nvidia_resiliency_ext.inprocess.monitor_thread import RankShouldRestart  # noqa: E402
+from nvidia_resiliency_ext.inprocess.store import PrefixStore as AttemptStore  # noqa: E402
 from restarted_training import attempts, even, launch, losses  # noqa: E402
+from torch.distributed import PrefixStore  # noqa: E402
 
 from mb_resilience import InProcessRestartConfig, RestartLimitError  # noqa: E402
-from mb_resilience.nvrx_store import SharedStore  # noqa: E402
+from mb_resilience.nvrx_store import NVRX, SharedStore  # noqa: E402
 from mb_resilience.restart import Rendezvous  # noqa: E402
-from mb_resilience.restart_nvrx import forget_incomplete_imports, interruption_in, run_with_restarts  # noqa: E402
+from mb_resilience.restart_nvrx import (  # noqa: E402
+    RestartedRun,
+    forget_incomplete_imports,
+    interruption_in,
+    run_with_restarts,
+)
+from mb_resilience.restart_signals import HeldSignals  # noqa: E402
 from mb_resilience.restart_store import serve_store  # noqa: E402
 
 
@@ -119,6 +128,29 @@ def test_a_single_process_is_restarted_without_a_launcher(monkeypatch):
     last = InProcessRestartConfig(enabled=True, max_iterations=0, **restarted_training.SHORT_TIMES)
     with pytest.raises(RestartLimitError, match="max_iterations=0"):
         run_with_restarts(train, last)
+
+
+def test_a_rank_that_died_is_the_first_cause_although_its_record_came_too_late():
+    """NVRx locks the records of an attempt once a rank has raised; the ranks that died are kept apart."""
+    meeting = Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=2)
+    server = serve_store(meeting)
+    run = RestartedRun(
+        lambda _attempt: None,
+        replace(meeting, port=server.port),
+        section=InProcessRestartConfig(enabled=True),
+        signals=HeldSignals([]),
+        is_final=lambda _error: False,
+    )
+    records = AttemptStore(0, PrefixStore(NVRX, run.store))
+    records.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
+    run.store.set("error/0/0", "RuntimeError: Connection reset by peer")
+    records.lock_interruption_records()
+    records.record_interrupted([InterruptionRecord(1, Interruption.TERMINATED)])
+    records.record_terminated_ranks([1])
+    assert [*map(str, run.faults(0))] == [
+        "rank 1 was killed, or its process ended",
+        "rank 0 raised RuntimeError: Connection reset by peer",
+    ]
 
 
 def test_an_interruption_is_found_behind_the_error_that_replaced_it():

@@ -63,10 +63,8 @@ def first_failure(
     rank, code = next(iter(exits.items()))
     if code < 0:
         name = signal.Signals(-code).name
-        ended_by = (
-            f"was ended by {name}, which its launcher forwarded, before it could handle it: it was starting"
-        )
-        return _without_record(rank, f"{ended_by}. Nothing was trained in this start", logs)
+        what = f"was ended by {name}, which its launcher forwarded: it has no handler for it, or was still starting"
+        return _without_record(rank, what, logs)
     return _without_record(rank, f"ended with exit code {code}", logs)
 
 

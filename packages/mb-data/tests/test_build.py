@@ -154,5 +154,5 @@ def test_a_column_of_a_table_that_is_no_text_is_named(tmp_path, value):
     pyarrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": [value]}), tmp_path / "a.parquet")
-    with pytest.raises(BadDocumentError, match=r"a\.parquet:1: the value of 'text' is not a string \("):
+    with pytest.raises(BadDocumentError, match=r"a\.parquet: row 1: the value of 'text' is not a string \("):
         build_indexed([tmp_path / "a.parquet"], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")

@@ -1,7 +1,7 @@
 """Packed samples on several ranks from the command line: every stage and slice has the boundaries of samples."""
 
 import pytest
-from runs import losses, mb, train_here
+from runs import losses, mb, metrics, train_here
 
 SMALL = [
     "sft_tiny",
@@ -64,3 +64,30 @@ def test_three_stages_train_as_one(tmp_path):
     result = mb("finetune", *words, *three)
     assert (result.returncode, result.stderr) == (0, "")
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
+EXPERTS = [
+    "model.num_moe_experts=4",
+    "model.moe_token_dispatcher_type=alltoall",
+    "model.moe_ffn_hidden_size=32",
+    "model.moe_router_load_balancing_type=seq_aux_loss",
+    "model.moe_aux_loss_coeff=0.5",
+]
+BALANCE = "seq_load_balancing_loss"
+
+
+def test_padding_is_left_out_of_the_balance_on_every_stage(tmp_path):
+    words = [*SMALL, *EXPERTS, f"dataset.cache_dir={tmp_path / 'cache'}"]
+    base = ["checkpoint.pretrained_checkpoint=null", "train.train_iters=1"]
+    train_here([*words, *base], tmp_path / "base")
+    words = [*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"]
+    train_here([*words, *ROWS], tmp_path / "rows")
+    three = ["model.pipeline_model_parallel_size=3", "--nproc", "3", "--out", str(tmp_path / "three")]
+    result = mb("finetune", *words, *ROWS, "train.micro_batch_size=7", *three)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "rows"), abs=1e-4)
+    one, other = (
+        [row[BALANCE] for row in metrics(tmp_path / out) if BALANCE in row] for out in ("rows", "three")
+    )
+    assert len(one) == 3
+    assert other == pytest.approx(one, abs=1e-4)

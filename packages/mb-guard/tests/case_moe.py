@@ -144,3 +144,10 @@ def hybrid_layers(fault: str | None) -> list[tuple[bool, int]]:
         for module in model.mtp.modules()
         if isinstance(module, TopKRouter)
     ]
+
+
+def wrong_length() -> None:
+    """Pass the padding mask of a shorter sequence."""
+    start()
+    whole = batch(torch.ones(1, LENGTH), padding_mask=torch.zeros(1, LENGTH - 2, dtype=torch.bool))
+    gradients(gpt(**EXPERTS), [whole])

@@ -56,3 +56,10 @@ def test_tokens_are_counted_exactly_in_bfloat16(run_case):
 def test_experts_of_a_hybrids_prediction_have_their_own_layer(run_case):
     assert run_case("case_moe.py", "hybrid_layers", None) == [[(True, 1)]]
     assert run_case("case_moe.py", "hybrid_layers", "hybrid-prediction-layers") == [[(False, 2)]]
+
+
+def test_a_padding_mask_of_another_length_is_rejected(run_case):
+    from mb_host import RankFailedError
+
+    with pytest.raises(RankFailedError, match=r"padding_mask: has 14 tokens on this rank, .* have 16. Pass"):
+        run_case("case_moe.py", "wrong_length")

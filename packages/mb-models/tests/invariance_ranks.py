@@ -20,6 +20,12 @@ from tiny_training import start
 
 from mb_models import GPTForwardStep, MimoForwardStep, T5ForwardStep, wrap_ddp
 
+LOSS_OF = {
+    "aux_loss": "load_balancing_loss",
+    "seq_aux_loss": "seq_load_balancing_loss",
+    "global_aux_loss": "global_load_balancing_loss",
+    "none": None,
+}
 ROWS, LENGTH = 8, SHAPE["seq_length"]
 LENGTHS = (16, 5, 9, 16, 3, 12, 7, 16)
 """Tokens of each row that are not padding; for the families with padding."""
@@ -232,10 +238,16 @@ def step(
         logged["lm loss"] = float(total[0] / total[1])
     found = Written(logged)
     if transformer.num_moe_experts:
-        tracker = get_moe_metrics_tracker()
-        layers = {"num_layers": transformer.num_layers, "mtp_num_layers": transformer.mtp_num_layers}
-        tracker.report(
-            1 / number, 0, writer=found, force_initialize=True, track_names=[*tracker.metrics], **layers
+        # Named, because a stage without experts has tracked none.
+        names = [LOSS_OF[transformer.moe_router_load_balancing_type], "z_loss"]
+        get_moe_metrics_tracker().report(
+            1 / number,
+            0,
+            writer=found,
+            force_initialize=True,
+            track_names=[name for name in names if name],
+            num_layers=transformer.num_layers,
+            mtp_num_layers=transformer.mtp_num_layers,
         )
     if transformer.mtp_num_layers and reports:
         MTPLossLoggingHelper.track_mtp_metrics(1 / number, 0, found)

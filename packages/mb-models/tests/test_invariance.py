@@ -107,6 +107,8 @@ def applies(model: str, cut: Cut) -> bool:
         return False
     if (kind == "t5" and "context_parallel_size" in layout) or (kind == "hybrid" and cut.form == "packs"):
         return False
+    if kind == "hybrid" and split and "context_parallel_size" in layout:
+        return False  # too few heads
     if not experts and "expert_model_parallel_size" in layout:
         return False
     if experts and split and "sequence_parallel" not in layout:

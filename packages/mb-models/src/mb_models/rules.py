@@ -145,6 +145,9 @@ def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) 
     return f"the exchange would mix up microbatches (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
 
 
+_OVER_ALL_TOKENS = ("sinkhorn", "quantile_balancing")
+
+
 def _dropout_on_parts(cp: int | None, hidden: float | None, attention: float | None) -> str | None:
     if (cp or 1) == 1 or not (hidden or attention):
         return None
@@ -356,6 +359,19 @@ RULES: tuple[Rule, ...] = (
         fix="Leave moe, moe_router and moe_preprocess out of cuda_graph_modules, or set cuda_graph_impl=none.",
         fails=("transformer_engine", ["attn", "moe_router"], 8, "/data"),
         passes=("transformer_engine", ["attn"], 8, "/data"),
+    ),
+    rule(
+        "G57",
+        ("model.moe_router_load_balancing_type", "dataset.dataset_root", "model.num_moe_experts"),
+        lambda kind, root, experts: (
+            f"is {kind} for fine-tuning"
+            if kind in _OVER_ALL_TOKENS and root is not None and experts
+            else None
+        ),
+        why="it assigns experts to all tokens of a microbatch together, so padding would change those of the others",
+        fix="Use aux_loss, seq_aux_loss, global_aux_loss or none.",
+        fails=("sinkhorn", "/data", 8),
+        passes=("seq_aux_loss", "/data", 8),
     ),
     *variant_rules.RULES,
     *layer_variant_rules.RULES,

@@ -27,9 +27,8 @@ def scale_balancing_losses(attach: Function) -> Function:
     ) -> Any:
         step = current_step()
         if step is not None and self.calculate_per_token_loss:
-            ahead = self.is_mtp_layer
             tokens = options["valid_token_count"] * self.tp_cp_group.size()
-            scale, share = step.balancing_scale(ahead=ahead), tokens / step.routed(ahead=ahead)
+            scale, share = step.scale[self.is_mtp_layer], tokens / step.routed[self.is_mtp_layer]
             loss = loss * scale
             coefficient = coefficient * scale / share.nan_to_num(nan=1.0)  # Megatron logs loss / coefficient
         return attach(self, activation, coefficient, loss, name, *groups, **options)
@@ -54,25 +53,24 @@ def scale_z_loss(apply_z_loss: Function) -> Function:
         names = apply_z_loss.__globals__
         values = torch.logsumexp(logits.float(), dim=-1).square()
         ranks, step = self.tp_cp_group.size(), current_step()
-        if padding_mask is None:
-            tokens = torch.tensor(float(logits.shape[0] * ranks), device=logits.device)
-        else:
+        tokens: Any = logits.shape[0] * ranks
+        if padding_mask is not None:
             values = values * ~padding_mask
             tokens = (~padding_mask).sum().float()
             if ranks > 1:
                 torch.distributed.all_reduce(tokens, group=self.tp_cp_group)
+            tokens = tokens.clamp(min=1)
         own = values.sum()
-        repeated = self.is_mtp_layer and self.config.mtp_use_repeated_layer
-        if repeated:
+        if self.is_mtp_layer and self.config.mtp_use_repeated_layer:
             own = own / (self.config.mtp_num_layers or 1)
-        mean = own / tokens.clamp(min=1)
+        mean = own / tokens
         if not self.calculate_per_token_loss:
             attached = logged = mean
         elif step is None:
             attached, logged = own, mean
         else:
-            attached = own * step.balancing_scale(ahead=self.is_mtp_layer)
-            logged = mean * (tokens / step.routed(ahead=self.is_mtp_layer)).nan_to_num(nan=1.0)
+            attached = own * step.scale[self.is_mtp_layer]
+            logged = mean * (tokens / step.routed[self.is_mtp_layer]).nan_to_num(nan=1.0)
         logits = names["MoEAuxLossAutoScaler"].apply(logits, coefficient * attached)
         layers, ahead = self.config.num_layers, self.config.mtp_num_layers or 0
         names["get_moe_metrics_tracker"]().record(
@@ -153,7 +151,7 @@ def sequence_balancing(apply_seq_aux_loss: Function) -> Function:
 
 
 def read_sequences(routing: Function) -> Function:
-    """Take the sequences of a pack off the padding mask, where `mark_sequences` has put them."""
+    """Take the sequences of a pack off the padding mask, where `local_padding_mask` has put them."""
 
     @functools.wraps(routing)
     def patched(self: Any, logits: Any, padding_mask: Any = None) -> Any:

@@ -18,21 +18,22 @@ from mb_guard.fault import Function, Patch
 class StepTokens:
     """Numbers of tokens, means over the microbatches of a step and all replicas: tensors on the device.
 
-    The last dimension is the depth of multi-token prediction, 0 for the main model. NaN: unknown from the data.
+    NaN: unknown from the data.
     """
 
     in_loss: Any
-    """Tokens in the loss; those of depth k have a label in the loss k tokens ahead."""
-    valid: Any
-    """Tokens that are not padding; those of depth k have a token k positions ahead."""
+    """Tokens in the loss, `[depths + 1]`; those of depth k have a label in the loss k tokens ahead."""
+    routed: tuple[Any, Any]
+    """Tokens of a router that are not padding, in the main model and in multi-token prediction (mean over depths)."""
+    scale: tuple[Any, Any]
+    """Tokens in the loss for each token of a router; 1 if unknown."""
 
-    def routed(self, *, ahead: bool) -> Any:
-        """Return the tokens of a router; of one of multi-token prediction, the mean over depths."""
-        return self.valid[1:].mean() if ahead else self.valid[0]
-
-    def balancing_scale(self, *, ahead: bool) -> Any:
-        """Return the tokens in the loss for each token of a router; 1 if unknown."""
-        return (self.in_loss[0] / self.routed(ahead=ahead)).nan_to_num(nan=1.0)
+    @classmethod
+    def of(cls, in_loss: Any, valid: Any) -> "StepTokens":
+        """Return the numbers, `valid` being the tokens that are not padding by depth: those with a token ahead."""
+        routed = valid[0], valid[1:].mean()
+        scale = (in_loss[0] / routed[0]).nan_to_num(nan=1.0), (in_loss[0] / routed[1]).nan_to_num(nan=1.0)
+        return cls(in_loss, routed, scale)
 
 
 # Routers and the loss of multi-token prediction are called through the layers of a model, which pass no state.
@@ -112,7 +113,7 @@ def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
         if group is not None and group.size() > 1:
             torch.distributed.all_reduce(sums, group=group)
     # Megatron divides a step without any token in the loss by 1.
-    return StepTokens(*(sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float())
+    return StepTokens.of(*(sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float())
 
 
 def _counts(microbatch: Any, depths: int) -> Any:

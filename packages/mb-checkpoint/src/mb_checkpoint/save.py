@@ -25,7 +25,6 @@ A process that dies before step 8 leaves the previous checkpoint current.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +45,7 @@ from mb_checkpoint.save_shards import ShardSavePlanner
 from mb_checkpoint.save_state import SaveState, collect_state
 from mb_checkpoint.train_state import encode_train_state
 from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.versions import installed_versions
 from mb_checkpoint.write_plan import WritePlan
 from mb_checkpoint.writing import DataFile, Piece
 
@@ -254,5 +254,5 @@ def _facts(ctx: CheckpointSaveContext, config: CheckpointConfig, state: SaveStat
             "random_states": config.save_rng,
             **state.metadata,
         },
-        versions={name: version(name) for name in WRITERS},
+        versions=installed_versions(*WRITERS),
     )

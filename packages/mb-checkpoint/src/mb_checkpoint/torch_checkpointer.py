@@ -6,7 +6,6 @@ The commit is that of `save.py`, from step 3 on. Torch is required; torch.distri
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from importlib.metadata import version
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +41,7 @@ from mb_checkpoint.storage_mirror import load_with_storage, new_mirror
 from mb_checkpoint.torch_state import TorchState
 from mb_checkpoint.train_state import encode_train_state, read_train_state
 from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.versions import installed_versions
 
 FORMAT = "torch_dcp"
 """Layout in the manifest: torch's distributed checkpoint, with the names of `torch_state`."""
@@ -311,7 +311,7 @@ class TorchCheckpointer:
                 ckpt_format=FORMAT,
                 layout={"world_size": number_of_ranks()},
                 content={"random_states": config.save_rng},
-                versions={name: version(name) for name in ("mb-checkpoint", "torch")},
+                versions=installed_versions("mb-checkpoint", "torch"),
             ),
             keep=-1 if config.most_recent_k is None else config.most_recent_k,
             retain_interval=config.save_retain_interval,

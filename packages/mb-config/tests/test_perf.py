@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from mb_config import Provenance, runtime_config_update
+from mb_config.perf.candidates import tunable
 from mb_config.perf.names import GPUS, PerfName, gpu_of, read_name
 from mb_config.perf.resolve_perf import perf_target
 from mb_config.perf.settings import MODEL, RUN, VARIABLES
@@ -253,3 +254,28 @@ def test_every_gpu_of_the_table_has_a_target(make_fast):
 
 def test_every_setting_has_a_reason():
     assert all(setting.why for setting in (*MODEL, *RUN, *VARIABLES))
+
+
+def alternatives(config, **facts):
+    known = {**H100, **facts}
+    found = tunable(config, target=perf_target(config, known), cpus=4, replicas=2)
+    return {each.name: each.values for each in found}
+
+
+def test_what_is_tuned_divides_the_batch_and_fits_the_model(make_fast):
+    config = make_fast(perf="h100", cuda_graph_impl="full_iteration")
+    config.train.micro_batch_size, config.train.global_batch_size = 2, 24
+    found = alternatives(config)
+    assert found["larger microbatches"] == (("train.micro_batch_size=4",),)  # 12 of each replica
+    assert found["smaller microbatches"] == (("train.micro_batch_size=1",),)
+    assert [values[0] for values in found["CUDA graphs"]] == [
+        "model.cuda_graph_impl=none",
+        "model.cuda_graph_impl=transformer_engine",
+    ]
+    assert "norms" not in found  # this model has LayerNorm
+
+
+def test_without_a_gpu_only_batches_and_workers_are_tuned(make_fast):
+    config = make_fast(perf=None)
+    config.train.micro_batch_size, config.train.global_batch_size = 1, 8
+    assert {*alternatives(config, cpu=True)} <= {"larger microbatches", "workers that load data"}

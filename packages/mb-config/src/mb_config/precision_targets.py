@@ -20,6 +20,10 @@ def precision_values(recipe: Any, config: Any) -> Iterator[tuple[str, Any]]:
     for item in fields(recipe):
         for section in _SECTIONS:
             path, value = f"{section}.{item.name}", getattr(recipe, item.name)
+            if path == "optimizer.fp8_recipe" and recipe.fp8 is None:
+                # With the name of a recipe Megatron Core keeps float32 copies of the weights itself, and the
+                # precision-aware optimizer saves nothing.
+                value = None
             if getattr(config, section) is None or not has_field(config, path):
                 continue
             required = value is None and default_of(config, path) not in (None, UNKNOWN)

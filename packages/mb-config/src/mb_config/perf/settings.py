@@ -71,7 +71,9 @@ def _sharded_optimizer(target: PerfTarget) -> bool:
 
 def _precision_aware(target: PerfTarget) -> bool:
     bf16 = target.bf16 or target.float32  # which becomes BF16
-    return _sharded_optimizer(target) and bf16 and target.facts.get("transformer_engine") is not False
+    installed = target.facts.get("transformer_engine") is not False
+    # in eight bits, except by delayed scaling, Megatron Core keeps float32 weights itself: nothing is saved
+    return _sharded_optimizer(target) and bf16 and not target.eight_bits and installed
 
 
 def _averaged_on_the_way(target: PerfTarget) -> bool:

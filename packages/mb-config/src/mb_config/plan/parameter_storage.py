@@ -111,6 +111,11 @@ def _main_bytes(weights: int, optimizer: object, fsdp: object) -> int:
         return 0 if dtype is None else dtype_bytes(dtype)
     if read_field(optimizer, "use_precision_aware_optimizer", False):
         main = dtype_bytes(read_field(optimizer, "main_params_dtype", "float32"))
+        offloaded = read_field(optimizer, "optimizer_cpu_offload", False)
+        if main == 4 and read_field(optimizer, "fp8_recipe") not in (None, "delayed") and not offloaded:
+            return (
+                main  # Megatron Core keeps them itself, see `use_precision_aware_optimizer_no_fp8_or_ds_fp8`
+            )
         halves = read_field(optimizer, "store_param_remainders", True) and read_field(
             optimizer, "bf16", False
         )

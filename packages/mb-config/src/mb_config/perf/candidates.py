@@ -1,0 +1,98 @@
+"""Settings whose fastest value depends on the machine, and which train the same model. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mb_config.field_access import get_field, has_field
+from mb_config.perf.target import PerfTarget
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternatives:
+    """Other values of a setting, as overrides."""
+
+    name: str
+    values: tuple[Overrides, ...]
+    ordered: bool = False
+    """A later value is only of use if the one before made the run faster."""
+
+
+def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int) -> Iterator[Alternatives]:
+    """Yield the alternatives to the settings of a configuration, those that matter most first.
+
+    Args:
+        config: Resolved sections.
+        target: GPU and configuration, as the settings of `perf` read them; None: there is no GPU.
+        cpus: Processors of the machine.
+        replicas: Data-parallel size.
+    """
+    yield from _microbatches(config, replicas=replicas)
+    if target is not None:
+        yield from _kernels(target)
+    yield from _workers(config, cpus=cpus)
+
+
+def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
+    own, total = config.train.micro_batch_size, config.train.global_batch_size
+    packed = has_field(config, "dataset.packed_sequence_specs") and get_field(
+        config, "dataset.packed_sequence_specs"
+    )
+    if not own or not total or packed:  # a pack is one row
+        return
+    share = total // replicas
+    sizes = [size for size in _powers(share) if share % size == 0]
+    for name, found in (
+        ("larger", [size for size in sizes if size > own]),
+        ("smaller", [size for size in reversed(sizes) if size < own]),
+    ):
+        if found:
+            values = tuple((f"train.micro_batch_size={size}",) for size in found)
+            yield Alternatives(name=f"{name} microbatches", values=values, ordered=True)
+
+
+def _powers(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length())]
+
+
+def _workers(config: Any, *, cpus: int) -> Iterator[Alternatives]:
+    if not has_field(config, "dataset.num_workers"):
+        return
+    own = get_field(config, "dataset.num_workers")
+    counts = [count for count in (0, 1, 2, 4, 8) if count <= cpus and count != own]
+    yield Alternatives(
+        name="workers that load data", values=tuple((f"dataset.num_workers={count}",) for count in counts)
+    )
+
+
+def _kernels(target: PerfTarget) -> Iterator[Alternatives]:
+    implementation = target.model("cuda_graph_impl") or "none"
+    if target.engine and target.one_layout:
+        random = ("model.use_te_rng_tracker=true", "rng.te_rng_tracker=true")
+        graphs = {
+            "none": ("model.cuda_graph_impl=none",),
+            "transformer_engine": ("model.cuda_graph_impl=transformer_engine", *random),
+            "full_iteration": ("model.cuda_graph_impl=full_iteration", *random),
+        }
+        others = tuple(value for name, value in graphs.items() if name != implementation)
+        yield Alternatives(name="CUDA graphs", values=others)
+    if not target.engine:
+        return
+    if target.model("position_embedding_type") == "rope" and target.model("apply_rope_fusion"):
+        yield _switch("rotary positions", "++model.transformer.fused_single_qkv_rope=true")
+    if target.model("normalization") == "RMSNorm":
+        yield _switch("norms", "model.fused_residual_rmsnorm=true")
+    yield _switch(
+        "activation",
+        "model.bias_activation_fusion=false",
+        "++model.transformer.use_te_activation_func=true",
+    )
+    yield _switch("fused operations", "++model.transformer.use_transformer_engine_op_fuser=true")
+
+
+def _switch(name: str, *overrides: str) -> Alternatives:
+    return Alternatives(name=name, values=(overrides,))

@@ -179,7 +179,7 @@ def watch(
     epilog='gpt_tiny --steps 20 --against "model.hidden_size=128"',
     context_settings={"ignore_unknown_options": True, "allow_extra_args": False},
 )
-def bench(
+def bench(  # noqa: PLR0913 - each option of the command
     context: typer.Context,
     arguments: Annotated[
         list[str],
@@ -207,6 +207,13 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each, in turn.")] = 1,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Write kernels.json in the run folder: kernels, gaps and waits of the profiled steps.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the run folders and their output here.", show_default=False),
@@ -223,7 +230,9 @@ def bench(
         command.bench(
             arguments,
             against=against,
-            plan=command.BenchPlan(steps=steps, warmup=warmup, profiled=profiled, rounds=rounds),
+            plan=command.BenchPlan(
+                steps=steps, warmup=warmup, profiled=profiled, rounds=rounds, kernels=kernels
+            ),
             out=out,
             make_command=context.meta.get(_BENCH_COMMAND, command.plain_command),
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mb_metrics.bench.kernels import kernel_table
 from mb_metrics.bench.request import PREFIX, BenchRequest
 from mb_metrics.bench.result import BenchResult, combine_rounds, ratios
 from mb_metrics.errors import MetricsError
@@ -21,7 +22,15 @@ _BAD_INPUT = 2
 
 
 class BenchRunError(MetricsError, RuntimeError):
-    """Error raised when a measured command fails, or measures nothing."""
+    """Error raised when a measured command fails, or measures nothing.
+
+    Attributes:
+        exit_code: That of the command; None if it did not fail itself.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class BenchCommandError(BenchRunError):
@@ -39,10 +48,15 @@ class BenchPlan:
     profiled: int
     rounds: int = 1
     """Runs of each command, in turn."""
+    kernels: bool = False
+    """Write the table of `mb_metrics.bench.kernels` in the folder of each run."""
 
     def request(self, result: Path) -> BenchRequest:
         """Return the request for one run."""
-        return BenchRequest(result=result, steps=self.steps, warmup=self.warmup, profiled=self.profiled)
+        trace = result.with_name("trace.json") if self.kernels and self.profiled else None
+        return BenchRequest(
+            result=result, steps=self.steps, warmup=self.warmup, profiled=self.profiled, trace=trace
+        )
 
 
 MakeCommand = Callable[[Path, BenchRequest], Sequence[str]]
@@ -112,7 +126,8 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
         kind = BenchCommandError if code == _BAD_INPUT else BenchRunError
         seconds = time.monotonic() - began
         raise kind(
-            f"{name}: the run failed with exit code {code} after {seconds:.0f} s. Its last lines:\n{last}"
+            f"{name}: the run failed with exit code {code} after {seconds:.0f} s. Its last lines:\n{last}",
+            exit_code=code,
         )
     if not request.result.exists():
         raise BenchRunError(
@@ -120,4 +135,7 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
             f"{request.warmup + request.steps} steps, or has no callback of "
             f"mb_metrics.bench.request.bench_callbacks. Add it to the callbacks."
         )
+    if request.trace is not None:
+        table = kernel_table(json.loads(request.trace.read_text()), steps=request.profiled)
+        (run / "kernels.json").write_text(json.dumps(table, indent=1))
     return BenchResult.from_dict(json.loads(request.result.read_text()))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mb_metrics.bench.device_calls import LAUNCHES, READS, WAITS, CallCounter
+from mb_metrics.bench.device_calls import LAUNCHES, READS, CallCounter
+from mb_metrics.bench.kernels import WAITS
 from mb_metrics.bench.request import BenchRequest
 from mb_metrics.bench.result import BenchResult
 from mb_metrics.training import device_peak_tflops
@@ -53,7 +54,8 @@ class BenchRecorder:
         if result is not None and done <= request.steps:
             self._keep(result, measured=done > 0)
         if done == request.steps and request.profiled:
-            self._counter = CallCounter()
+            first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+            self._counter = CallCounter(trace=request.trace if first else None)
             self._counter.__enter__()
 
     def on_train_start(self, context: MetricsContext) -> None:

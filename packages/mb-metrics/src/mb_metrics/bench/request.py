@@ -6,6 +6,7 @@
 | `MB_BENCH_STEPS` | measured steps |
 | `MB_BENCH_WARMUP` | steps before them |
 | `MB_BENCH_PROFILED` | steps after them in which calls are counted; 0: none |
+| `MB_BENCH_TRACE` | file for the trace of these steps on rank 0, with stacks, for `mb_metrics.bench.kernels` |
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from mb_metrics.errors import MetricsError
 
 PREFIX = "MB_BENCH_"
-RESULT, STEPS, WARMUP, PROFILED = (f"{PREFIX}{name}" for name in ("RESULT", "STEPS", "WARMUP", "PROFILED"))
+RESULT, STEPS, WARMUP, PROFILED, TRACE = (
+    f"{PREFIX}{name}" for name in ("RESULT", "STEPS", "WARMUP", "PROFILED", "TRACE")
+)
 DEFAULT_WARMUP, DEFAULT_PROFILED = 5, 2
 
 
@@ -38,6 +41,8 @@ class BenchRequest:
     """Steps before the measurement, in which kernels are compiled and graphs captured."""
     profiled: int = DEFAULT_PROFILED
     """Steps after the measurement, in which calls are counted: the profiler would slow down measured ones."""
+    trace: Path | None = None
+    """File that receives the trace of the profiled steps on rank 0."""
 
     @property
     def length(self) -> int:
@@ -47,7 +52,8 @@ class BenchRequest:
     def variables(self) -> dict[str, str]:
         """Return the environment variables that pass the request to a process."""
         values = {RESULT: self.result, STEPS: self.steps, WARMUP: self.warmup, PROFILED: self.profiled}
-        return {name: str(value) for name, value in values.items()}
+        texts = {name: str(value) for name, value in values.items()}
+        return texts if self.trace is None else {**texts, TRACE: str(self.trace)}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BenchRequest | None:
@@ -64,6 +70,7 @@ class BenchRequest:
             steps=_number(STEPS, environment, least=1),
             warmup=_number(WARMUP, environment, default=DEFAULT_WARMUP),
             profiled=_number(PROFILED, environment, default=DEFAULT_PROFILED),
+            trace=Path(environment[TRACE]) if environment.get(TRACE) else None,
         )
 
 

@@ -1,0 +1,225 @@
+"""Search for the fastest settings of a run: one after another, from a base, each measured for a few steps. No torch.
+
+A setting is kept if the run with it is faster by more than its noise, and its losses are those of the base. Running out
+of memory, and any other failure, is the result of a trial and does not end the search.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mb_metrics.bench.command import BenchRunError
+from mb_metrics.bench.result import BenchResult
+
+LEAST_GAIN = 0.02
+"""Part by which a step must be shorter: the times of two equal runs differ by less."""
+LARGEST_DIFFERENCE = 0.02
+"""Relative difference of a loss to that of the base above which a setting trains something else."""
+KILLED = (-9, 137)
+"""Exit codes of a process that the system ended, as it does when memory runs out."""
+_MEMORY = re.compile(r"OutOfMemoryError|out of memory|Cannot allocate memory", re.IGNORECASE)
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """Alternatives to one setting, nearest first, such as larger microbatches."""
+
+    name: str
+    alternatives: tuple[Overrides, ...]
+    ordered: bool = False
+    """A later alternative is tried only if the one before was faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One measured run, or the reason why there is none."""
+
+    overrides: Overrides
+    """Overrides that are on trial, beyond those kept before."""
+    outcome: str
+    """"base", "faster", "slower", "out of memory", or what is wrong."""
+    result: BenchResult | None = None
+    speedup: float | None = None
+    """Step time of the best run before, over that of this one."""
+
+
+@dataclass(slots=True)
+class Search:
+    """Result of a search."""
+
+    trials: list[Trial] = field(default_factory=list)
+    kept: Overrides = ()
+    """Overrides that made the run faster."""
+    untried: list[Overrides] = field(default_factory=list)
+    """Alternatives that the time did not suffice for."""
+    best: BenchResult | None = None
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster the best run is than the base."""
+        base = self.trials[0].result if self.trials else None
+        return 1.0 if base is None or self.best is None else _median(base) / _median(self.best)
+
+
+def search(
+    switches: Sequence[Switch],
+    run: Callable[[Overrides, int], BenchResult],
+    *,
+    seconds: float,
+    rejected: Callable[[Overrides], str | None] = lambda overrides: None,
+    log: Callable[[Trial], object] = lambda trial: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Search:
+    """Measure the base and every alternative on top of what has been kept, until the time is over.
+
+    Args:
+        switches: What is tried, in this order.
+        run: Measures a run with overrides and the number of the trial; raises BenchRunError if it fails.
+        seconds: Time of the search. A trial that would take longer than what is left, like the longest one before, is
+            not started.
+        rejected: Returns why a run with overrides could not start; None if it can.
+        log: Called with each trial.
+        clock: Seconds.
+
+    Raises:
+        BenchRunError: The base failed.
+    """
+    began, found = clock(), Search()
+    base = run((), 0)
+    longest = clock() - began
+    found.best = base
+    _add(found, Trial(overrides=(), outcome="base", result=base), log)
+    for alternatives in _chains(switches):
+        for number, overrides in enumerate(alternatives):
+            if clock() - began + longest > seconds:
+                found.untried += alternatives[number:]
+                break
+            started = clock()
+            trial = _tried(found, overrides, base, run, rejected)
+            longest = max(longest, clock() - started)
+            _add(found, trial, log)
+            if trial.outcome != "faster":
+                break
+            found.kept = merged(found.kept, overrides)
+            found.best = trial.result
+    return found
+
+
+def merged(kept: Overrides, overrides: Overrides) -> Overrides:
+    """Return overrides with later ones in place of those of the same field."""
+    names = {_path(each) for each in overrides}
+    return (*(each for each in kept if _path(each) not in names), *overrides)
+
+
+def _path(override: str) -> str:
+    """Return the field of an override, without the signs with which one may be added."""
+    return override.partition("=")[0].lstrip("+")
+
+
+def _chains(switches: Sequence[Switch]) -> Iterator[list[Overrides]]:
+    """Yield lists of alternatives, each of which is left where one is no faster."""
+    for switch in switches:
+        if switch.ordered:
+            yield list(switch.alternatives)
+        else:
+            yield from ([each] for each in switch.alternatives)
+
+
+def _tried(
+    found: Search,
+    overrides: Overrides,
+    base: BenchResult,
+    run: Callable[[Overrides, int], BenchResult],
+    rejected: Callable[[Overrides], str | None],
+) -> Trial:
+    together = merged(found.kept, overrides)
+    if reason := rejected(together):
+        return Trial(overrides=overrides, outcome=reason)
+    try:
+        result = run(together, len(found.trials))
+    except BenchRunError as error:
+        return Trial(overrides=overrides, outcome=failure(error))
+    apart = difference(result, base)
+    speedup = _median(found.best) / _median(result) if found.best is not None else 1.0
+    if not apart <= LARGEST_DIFFERENCE:
+        outcome = f"other losses ({apart:.1%} apart)"
+    else:
+        outcome = "faster" if speedup > 1 + LEAST_GAIN else "slower" if speedup < 1 - LEAST_GAIN else "equal"
+    return Trial(overrides=overrides, outcome=outcome, result=result, speedup=speedup)
+
+
+def failure(error: BenchRunError) -> str:
+    """Return what ended a run: "out of memory", or its last line."""
+    if error.exit_code in KILLED or _MEMORY.search(str(error)):
+        return "out of memory"
+    return str(error).rstrip().rpartition("\n")[2].strip()[:120]
+
+
+def difference(result: BenchResult, base: BenchResult) -> float:
+    """Return the largest relative difference of the losses of two runs."""
+    pairs = zip(result.losses, base.losses, strict=False)
+    return max((abs(one - two) / max(abs(two), 1e-12) for one, two in pairs), default=0.0)
+
+
+def _median(result: BenchResult) -> float:
+    times = sorted(result.step_times)
+    return times[len(times) // 2]
+
+
+def _add(found: Search, trial: Trial, log: Callable[[Trial], object]) -> None:
+    found.trials.append(trial)
+    log(trial)
+
+
+def table(found: Search) -> str:
+    """Return the trials as a table, and what was not tried."""
+    rows = [("setting", "ms/step", "tokens/s", "GiB", "x best", "outcome")]
+    for trial in found.trials:
+        result = trial.result
+        numbers = ("-", "-", "-", "-")
+        if result is not None:
+            tokens = result.tokens_per_second
+            numbers = (
+                f"{1000 * _median(result):.1f}",
+                "-" if tokens is None else f"{tokens:,.0f}",
+                f"{result.peak_memory_gib:.2f}",
+                "-" if trial.speedup is None else f"{trial.speedup:.3f}",
+            )
+        rows.append((" ".join(trial.overrides) or "(as given)", *numbers, trial.outcome))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index in (0, 5) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    if found.untried:
+        lines.append("not tried, the time is over: " + "; ".join(" ".join(each) for each in found.untried))
+    return "\n".join(lines)
+
+
+def override_file(found: Search, *, heading: Sequence[str], fixed: Overrides = ()) -> str:
+    """Return a YAML file with the overrides that were kept, which `--config` reads.
+
+    Args:
+        found: Result of the search.
+        heading: Lines of the comment at the head.
+        fixed: Overrides that every trial had in addition to what the user gave.
+    """
+    lines = [f"# {line}" for line in heading]
+    sections: dict[str, list[str]] = {}
+    for each in merged(fixed, found.kept):
+        section, _, name = _path(each).rpartition(".")
+        value = each.partition("=")[2]
+        sections.setdefault(section, []).append(f"{name}: {value}")
+    for section, entries in sorted(sections.items()):
+        parts = section.split(".") if section else []
+        lines += [f"{'  ' * depth}{part}:" for depth, part in enumerate(parts)]
+        lines += ["  " * len(parts) + entry for entry in entries]
+    return "\n".join([*lines, *([] if sections else ["{}"])]) + "\n"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from first_run.pytest_rows import outcomes_of  # noqa: E402
 from first_run.resume_rows import SAVES, STALL, stalls  # noqa: E402
 from first_run.row import Row, RowFailed  # noqa: E402
 from first_run.running import run_row, table, tail  # noqa: E402
-from first_run.speed_rows import LADDER, further_speed_rows, measured, speed_rows  # noqa: E402
+from first_run.speed_rows import LADDERS, bridge_row, further_speed_rows, measured, speed_rows  # noqa: E402
 from first_run.table import all_rows, summary  # noqa: E402
 from first_run.training_rows import compared, need_gpu  # noqa: E402
 
@@ -30,7 +31,7 @@ from mb_metrics.bench.result import BenchResult  # noqa: E402
 ON_A_CPU = {
     "smoke",
     "train.cpu",
-    "ladder.350m.eager",
+    "ladder.350m.perf",
     "peer.350m.megatron_lm",
     "peer.350m.nanogpt",
     "report",
@@ -74,7 +75,7 @@ def test_a_dry_run_without_a_gpu_skips_with_reasons_what_it_cannot_run(tmp_path)
     values = {line["row"]: line.get("values") for line in lines}
     assert len(values["train.cpu"]["losses"]) == 20
     assert values["report"]["runs"] == 2
-    for row in ("ladder.350m.eager", "peer.350m.megatron_lm", "peer.350m.nanogpt"):
+    for row in ("ladder.350m.perf", "peer.350m.megatron_lm", "peer.350m.nanogpt"):
         assert (values[row]["steps"], values[row]["device"], values[row]["mfu"]) == (3, "cpu", None)
         assert values[row]["tokens_per_second"] > 0
         assert values[row]["losses"][0] == pytest.approx(6.24, abs=0.1)  # log of 512 tokens
@@ -84,21 +85,46 @@ def test_a_dry_run_without_a_gpu_skips_with_reasons_what_it_cannot_run(tmp_path)
     assert "peer.350m.nanogpt" in end[-5]
 
 
-def test_the_ladder_and_the_peers_are_in_the_table_for_both_models(tmp_path):
-    (tmp_path / "torchtitan.py").write_text("")
-    rows = [*speed_rows(tmp_path), *further_speed_rows()]
+def test_the_ladders_and_the_peers_are_in_the_table_with_what_decides_first(tmp_path):
+    (tmp_path / "torchtitan.py").write_text("from measured import measure_steps")
+    (tmp_path / "bench_bridge.py").write_text("print('RESULT {}')")
+    (tmp_path / "common.py").write_text("")
+    rows = [*speed_rows(tmp_path), *further_speed_rows(tmp_path)]
     found = [row.id for row in rows]
-    peers = ["megatron_lm", "nanogpt", "torchtitan"]
-    expected = {
-        f"{kind}.{shape}.{name}"
-        for shape in ("350m", "1300m")
-        for kind, names in (("ladder", LADDER), ("peer", peers))
-        for name in names
+    ladders = {f"ladder.{shape.name}.{step}" for shape, ladder in LADDERS.items() for step in ladder}
+    peers = {
+        *(
+            f"peer.{shape}.{name}"
+            for shape in ("350m", "1300m")
+            for name in ("megatron_lm", "nanogpt", "torchtitan")
+        ),
+        *(f"peer.llama_1400m.{name}" for name in ("nanogpt", "torchtitan", "megatron_bridge")),
     }
-    assert ({*found}, len(found)) == (expected, len(expected))
-    assert found[0] == "ladder.350m.eager"
-    assert found.index("peer.1300m.torchtitan") < found.index("ladder.1300m.whole_graph")
+    others = {"kernels.350m.perf", "kernels.llama_1400m.perf", "in_turn.350m"}
+    assert ({*found}, len(found)) == (ladders | peers | others, len(found))
+    assert found[0] == "ladder.llama_1400m.perf"
+    assert found.index("ladder.350m.perf") < found.index("ladder.350m.eager")
+    assert found.index("peer.350m.torchtitan") < found.index("ladder.llama_1400m.fp8_current")
     assert all(row.alone for row in rows)
+
+
+def test_what_megatron_bridge_prints_is_read(machine, tmp_path):
+    result = {
+        "step_ms_median": 607.2,
+        "tokens_per_s": 53_970,
+        "peak_alloc_gib": 36.4,
+        "loss": {},
+        "attn_used": "fused",
+        "params": 1,
+        "versions": {},
+    }
+    (tmp_path / "bench_bridge.py").write_text(f"print('RESULT {json.dumps(result)}')")
+    row = bridge_row(tmp_path)
+    line = run_row(replace(row, needs=()), machine)
+    assert line["status"] == "passed"
+    assert line["values"]["step_seconds"] == {"median": pytest.approx(0.6072)}
+    (tmp_path / "bench_bridge.py").write_text("")
+    assert run_row(replace(row, needs=()), machine)["reason"] == "printed no result"
 
 
 def test_the_next_row_follows_whatever_happens(machine):
@@ -286,32 +312,32 @@ def measurement(machine, row, losses, *, tokens=1000):
 
 def test_a_row_of_the_ladder_is_compared_with_the_first_one(tmp_path):
     machine = Machine(out=tmp_path, environment={}, gpu=True)
-    measurement(machine, "eager", (8.0, 4.0))
+    measurement(machine, "perf", (8.0, 4.0))
     measurement(machine, "fast", (8.0, 4.2), tokens=3000)
-    found = measured(machine, "fast", eager="eager")
-    assert (found["times_eager"], found["largest_difference"]) == (3.0, 0.05)
-    assert "times_eager" not in measured(machine, "eager", eager="eager")
+    found = measured(machine, "fast", base="perf")
+    assert (found["times_perf"], found["largest_difference"]) == (3.0, 0.05)
+    assert "times_perf" not in measured(machine, "perf", base="perf")
     lines = [{"row": "fast", "status": "passed", "seconds": 9.0, "values": found}]
     assert summary(lines).splitlines()[2:4] == [
-        "      ms/step  tokens/s  MFU  GiB  waits  launches  x eager  loss apart",
-        "fast    500.0     3,000    -  1.0      0       300     3.00       5.00%",
+        "      ms/step  tokens/s  MFU  GiB  waits  launches  x perf  loss apart",
+        "fast    500.0     3,000    -  1.0      0       300   3.000       5.00%",
     ]
 
 
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        ((8.0, 3.0), r"the losses are 25\.0% from those of eager, above 10%"),
+        ((8.0, 3.0), r"the losses are 25\.0% from those of perf, above 10%"),
         ((8.0, float("nan")), "a loss is not finite"),
         ((8.0, 8.0), "the loss did not fall"),
     ],
 )
 def test_a_measurement_with_wrong_losses_fails(losses, reason, tmp_path):
     machine = Machine(out=tmp_path, environment={}, gpu=True)
-    measurement(machine, "eager", (8.0, 4.0))
+    measurement(machine, "perf", (8.0, 4.0))
     measurement(machine, "fast", losses)
     with pytest.raises(RowFailed, match=reason):
-        measured(machine, "fast", eager="eager")
+        measured(machine, "fast", base="perf")
 
 
 def write_steps(run, times):

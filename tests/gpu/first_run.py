@@ -4,10 +4,9 @@
 
 `--packages DIR` is a folder of packages that the machine lacks: wheels, site-packages to add to the path, or a folder
 with an `install.sh` that unpacks them into $ROOT/site and writes $ROOT/te_env.sh. Each row is a process of its own with
-a time limit, and the next row follows whatever happens. The deadline of 570 seconds ends the table, so that the whole
-takes less than ten minutes; `--rows` runs the rest. Standard output has one JSON object per row, standard error the
-same for people, and at the end a table, a table of speeds, and the path of a report on all runs. The exit code is 0
-when no row failed, else 1.
+a time limit, and the next row follows whatever happens. The deadline of 400 seconds ends the table; `--rows` runs the
+rest. Standard output has one JSON object per row, standard error the same for people, and at the end a table, a table
+of speeds, and the path of a report on all runs. The exit code is 0 when no row failed, else 1.
 
 `--dry-run` hides the GPU: what can run on the CPU runs in a small size, and the settings of every other row are checked
 for an H200 with `mb check` before the row is skipped.
@@ -32,7 +31,7 @@ from first_run.row import Row
 from first_run.running import table
 from first_run.table import all_rows, report_row, run_folders, summary
 
-DEADLINE = 570.0
+DEADLINE = 400.0
 """Seconds in which a machine with a GPU is done, but for the report."""
 MANY_CPUS = 12
 """Number of CPUs from which four rows that measure no speed run at the same time."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from first_run.machine import Machine
 from first_run.row import RowFailed
+from first_run.speed_rows import in_turn_child
 from first_run.training_rows import TWO_PERCENT
 
 REQUIRED_MODULES = (
@@ -154,6 +155,7 @@ CHILDREN: Mapping[str, Callable[[], dict[str, Any]]] = {
     "smoke": smoke_child,
     "transformer_engine": transformer_engine_child,
     "settings": settings_child,
+    "in_turn": in_turn_child,
 }
 
 

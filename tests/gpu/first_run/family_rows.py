@@ -5,7 +5,7 @@ from typing import Any
 
 from first_run.machine import Machine
 from first_run.row import BF16, ENGINE, WITHOUT_TENSORBOARD, Row, RowFailed, mb, out_of
-from first_run.training_rows import losses_of, require_falling, rounded
+from first_run.training_rows import losses_of, require_falling, rounded, validation_of
 
 TEN = 10
 TEN_STEPS = (
@@ -18,6 +18,15 @@ TEN_STEPS = (
 )
 BASE = "family.base"
 """Row whose weights the rows of fine-tuning start from."""
+ADAPTERS = (
+    "peft=lora",
+    "peft.dim=8",
+    "optimizer.lr=0.005",
+    "train.train_iters=40",
+    "validation.eval_interval=10",
+    "validation.eval_iters=8",
+)
+"""Forty steps, because the base has made ten, and the same 64 sequences of the validation set after each ten."""
 PACKED = (
     "dataset.packed_sequence_specs.packed_sequence_size=256",
     "train.micro_batch_size=1",
@@ -43,7 +52,7 @@ def family_rows() -> list[Row]:
         ),
         family_row(BASE, "gpt_tiny", saves=True),
         fine_tuning_row("finetune.packed", "sft_tiny", *PACKED),
-        fine_tuning_row("finetune.lora", "gpt_tiny", "peft=lora", "peft.dim=8", "optimizer.lr=0.01"),
+        fine_tuning_row("finetune.lora", "gpt_tiny", *ADAPTERS, check=adapted),
     ]
 
 
@@ -53,7 +62,7 @@ def family_row(row: str, recipe: str, *settings: str, saves: bool = False, **fie
 
     return Row(
         id=row,
-        limit_seconds=240,
+        limit_seconds=120,
         command=lambda machine: mb("pretrain", *machine.words(words, recipe=recipe), *out_of(machine, row)),
         check=lambda machine: learned(machine, row),
         settings=(recipe, *words),
@@ -61,8 +70,8 @@ def family_row(row: str, recipe: str, *settings: str, saves: bool = False, **fie
     )
 
 
-def fine_tuning_row(row: str, recipe: str, *settings: str) -> Row:
-    """Return a row that trains ten steps from the weights of the row `BASE`."""
+def fine_tuning_row(row: str, recipe: str, *settings: str, check: Any = None) -> Row:
+    """Return a row that trains from the weights of the row `BASE`, ten steps unless `settings` have another number."""
     words = (*TEN_STEPS, *BF16, *settings)
 
     def command(machine: Machine) -> list[str]:
@@ -74,9 +83,9 @@ def fine_tuning_row(row: str, recipe: str, *settings: str) -> Row:
 
     return Row(
         id=row,
-        limit_seconds=240,
+        limit_seconds=120,
         command=command,
-        check=lambda machine: learned(machine, row),
+        check=lambda machine: (check or learned)(machine, row),
         settings=(recipe, *words, "checkpoint.pretrained_checkpoint={folder}"),
         needs=ENGINE,
         after=(BASE,),
@@ -95,3 +104,16 @@ def learned(machine: Machine, row: str) -> dict[str, Any]:
     if machine.gpu and "Transformer Engine layers" not in log:
         raise RowFailed(f"the layers are not Transformer Engine's: {json.dumps(log.splitlines()[:6])}")
     return {"losses": rounded(losses)}
+
+
+def adapted(machine: Machine, row: str) -> dict[str, Any]:
+    """Return the losses on the validation set, which must fall from the first evaluation to the last.
+
+    Raises:
+        RowFailed: They did not.
+    """
+    found = validation_of(machine.trained(row))
+    first, last = min(found, default=0), max(found, default=0)
+    if not found or first == last or not found[last] < found[first] < float("inf"):
+        raise RowFailed(f"the loss of the validation set did not fall: {found}")
+    return {"validation": rounded(found)}

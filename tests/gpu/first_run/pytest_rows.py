@@ -27,16 +27,32 @@ WORST_FIRST = (
     "test_measuring_on_gpu.py::test_recording_never_waits_for_the_device",
 )
 """Tests by risk; those that are not in this list follow."""
+CASES = {
+    "test_pretrain_on_gpu.py::test_a_resume_is_exact": (
+        "local",
+        "local-sharded",
+        "transformer-engine",
+        "sharded-async",
+        "lora",
+    ),
+    "test_pretrain_on_gpu.py::test_a_checkpoint_goes_to_a_host_without_gpu_and_back": (
+        "gpt_tiny",
+        "moe_tiny",
+        "mla_tiny",
+    ),
+}
+"""Tests of which each case has a row, because together they take longer than a row may."""
 OF_PACKAGES = ("packages/mb-metrics/tests", "packages/mb-checkpoint/tests/test_staging.py")
 """Tests of packages that need a GPU."""
 
 
 def pytest_rows() -> list[Row]:
-    """Return a row for each test function of tests/gpu, and for the tests of packages."""
-    return [pytest_row(test) for test in (*gpu_tests(), *OF_PACKAGES)]
+    """Return a row for each test function of tests/gpu, or for each of its cases, and for the tests of packages."""
+    cases = [f"{test}[{case}]" if case else test for test in gpu_tests() for case in CASES.get(test, ("",))]
+    return [pytest_row(test) for test in (*cases, *OF_PACKAGES)]
 
 
-def pytest_row(test: str, *, limit_seconds: float = 400) -> Row:
+def pytest_row(test: str, *, limit_seconds: float = 150) -> Row:
     """Return a row of one test function of tests/gpu, or of tests of a package that need a GPU."""
     path = f"tests/gpu/{test}" if "::" in test else test
     row = f"pytest.{test.partition('::')[2] or test}"

@@ -23,6 +23,8 @@ from first_run.row import (
 
 DETERMINISTIC = ("model.deterministic_mode=true", "model.cross_entropy_loss_fusion=false")
 DROPOUT = ("model.hidden_dropout=0.1",)
+PRECISION_AWARE = ("optimizer.use_precision_aware_optimizer=true",)
+FP8_DELAYED = "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
 HIDDEN_PACKAGES = ("transformer_engine", "transformer_engine_torch", "apex", "amp_C")
 """Packages that a row without them cannot import."""
 
@@ -33,6 +35,8 @@ def resume_rows() -> list[Row]:
         stall_row(),
         resume_row("resume.transformer_engine_sharded", *BF16, *SHARDED, *DROPOUT, needs=ENGINE),
         resume_row("resume.local_distributed_optimizer", *LOCAL, *SHARDED, *DROPOUT),
+        resume_row("resume.precision_aware", *BF16, *SHARDED, *PRECISION_AWARE, *DROPOUT, needs=ENGINE),
+        resume_row("resume.fp8_delayed", *SHARDED, FP8_DELAYED, needs=ENGINE),
         resume_row("graphs.layers_saved_and_resumed", *BF16, *LAYER_GRAPHS, needs=ENGINE),
         resume_row("graphs.whole_step_saved_and_resumed", *BF16, *WHOLE_GRAPH, needs=ENGINE),
         resume_row("resume.asynchronous", *BF16, *SHARDED, "checkpoint.async_save=true", needs=ENGINE),
@@ -47,7 +51,7 @@ def resume_row(row: str, *settings: str, **fields: Any) -> Row:
     words = (*DETERMINISTIC, *settings)
     return Row(
         id=row,
-        limit_seconds=400,
+        limit_seconds=150,
         command=lambda machine: mb("verify-resume", *machine.words(words), "--steps", "8", "--cut", "4"),
         environment={"NCCL_ALGO": "Ring"},
         settings=("gpt_tiny", *words),

@@ -18,7 +18,7 @@ SPEED_COLUMNS = {
     "peak_memory_gib": ("GiB", "{:.1f}"),
     "synchronizations_per_step": ("waits", "{:g}"),
     "kernel_launches_per_step": ("launches", "{:g}"),
-    "times_eager": ("x eager", "{:.2f}"),
+    "times_perf": ("x perf", "{:.3f}"),
     "largest_difference": ("loss apart", "{:.2%}"),
 }
 """Value of a row to its heading and format in the table of speeds."""
@@ -31,8 +31,8 @@ def all_rows(peers: Path | None = None) -> list[Row]:
         *speed_rows(peers),
         *resume_rows(),
         *family_rows(),
-        *further_speed_rows(),
         *pytest_rows(),
+        *further_speed_rows(peers),
     ]
 
 

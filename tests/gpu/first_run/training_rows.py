@@ -21,17 +21,17 @@ TRAINED = (
 
 def training_rows() -> list[Row]:
     """Return the first rows: the machine, and 20 steps on the CPU and on the GPU."""
-    loose = {"limit_seconds": 300, "needs": ("gpu",), "after": ("train.cpu",)}
+    loose = {"limit_seconds": 120, "needs": ("gpu",), "after": ("train.cpu",)}
     return [
         Row(
             id="smoke",
-            limit_seconds=180,
+            limit_seconds=60,
             command=in_a_child("smoke"),
             check=lambda machine: need_gpu(machine, values_of(machine, "smoke")),
         ),
         Row(
             id="transformer_engine",
-            limit_seconds=180,
+            limit_seconds=60,
             command=in_a_child("transformer_engine"),
             check=lambda machine: values_of(machine, "transformer_engine"),
             needs=ENGINE,
@@ -39,7 +39,7 @@ def training_rows() -> list[Row]:
         pretrain_row(
             "train.cpu",
             *SAME_WEIGHTS,
-            limit_seconds=300,
+            limit_seconds=120,
             environment={"CUDA_VISIBLE_DEVICES": ""},
             check=lambda machine: compared(machine, "train.cpu"),
         ),
@@ -80,6 +80,12 @@ def losses_of(run: Path) -> dict[int, float]:
     """Return the losses of a run by step."""
     rows_ = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["lm loss"] for row in rows_ if "lm loss" in row}
+
+
+def validation_of(run: Path) -> dict[int, float]:
+    """Return the losses of the validation set by step."""
+    rows_ = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["lm loss validation"] for row in rows_ if "lm loss validation" in row}
 
 
 def compared(

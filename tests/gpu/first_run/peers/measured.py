@@ -2,8 +2,9 @@
 
 A further program for `first_run.py --peers DIR` takes the same arguments: `--layers --hidden --heads --seq-length
 --vocab-size --micro-batch-size --global-batch-size`, of a GPT-2 with learned positions, LayerNorm with biases, GELU of
-four times the width, and an output layer tied to the embedding. It calls `measure_steps` with a function that makes one
-step and returns its loss as a tensor, without waiting for the GPU.
+four times the width, and an output layer tied to the embedding; with `--ffn` of a Llama: RMSNorm, rotary positions, a
+gated MLP of that width, no biases, and an output layer of its own. It calls `measure_steps` with a function that makes
+one step and returns its loss as a tensor, without waiting for the GPU.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def read_arguments() -> argparse.Namespace:
         "global-batch-size",
     ):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--ffn", type=int)
     return parser.parse_args()
 
 
@@ -41,7 +43,8 @@ def measure_steps(shape: argparse.Namespace, step: Callable[[], Tensor]) -> None
     flops = gpt_flops_per_token(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
-        ffn_hidden_size=4 * shape.hidden,
+        ffn_hidden_size=shape.ffn or 4 * shape.hidden,
+        gated_mlp=shape.ffn is not None,
         num_attention_heads=shape.heads,
         seq_length=shape.seq_length,
         vocab_size=shape.vocab_size,

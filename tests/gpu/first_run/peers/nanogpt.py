@@ -1,4 +1,4 @@
-"""A GPT-2 in plain PyTorch with `torch.compile`, BF16 autocast, fused AdamW and flash attention, as nanoGPT trains."""
+"""A GPT-2 or Llama in plain PyTorch with `torch.compile`, BF16 autocast, fused AdamW, flash attention; as nanoGPT."""
 
 import argparse
 
@@ -29,17 +29,57 @@ class Block(nn.Module):
         return hidden_BSH + self.down(inner)
 
 
+def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of each head by the angles of its position."""
+    first, second = values.chunk(2, dim=-1)
+    return values * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class LlamaBlock(nn.Module):
+    """Attention with rotary positions and a gated feed-forward layer, behind RMSNorms."""
+
+    def __init__(self, hidden: int, heads: int, ffn: int, seq_length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.projection = nn.Linear(hidden, hidden, bias=False)
+        self.up, self.down = nn.Linear(hidden, 2 * ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+        rates = 10_000.0 ** -(torch.arange(0, hidden // heads, 2) / (hidden // heads))
+        angles = torch.outer(torch.arange(seq_length), rates).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, hidden_BSH: Tensor) -> Tensor:
+        """Return the residual stream after this layer."""
+        batch, length, width = hidden_BSH.shape
+        parts = self.qkv(self.norm_1(hidden_BSH)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        cos, sin = self.cos.to(query.dtype), self.sin.to(query.dtype)
+        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden_BSH = hidden_BSH + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        gate, inner = self.up(self.norm_2(hidden_BSH)).chunk(2, dim=-1)
+        return hidden_BSH + self.down(functional.silu(gate) * inner)
+
+
 class PlainGpt(nn.Module):
-    """GPT-2 whose output layer is the embedding."""
+    """GPT-2 whose output layer is the embedding, or with `ffn` a Llama, whose output layer is its own."""
 
     def __init__(self, shape: argparse.Namespace) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocab_size, shape.hidden)
-        self.positions = nn.Embedding(shape.seq_length, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape.hidden, shape.heads) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.hidden)
+        llama = shape.ffn is not None
+        self.positions = None if llama else nn.Embedding(shape.seq_length, shape.hidden)
+        sizes = shape.hidden, shape.heads
+        self.blocks = nn.ModuleList(
+            LlamaBlock(*sizes, shape.ffn, shape.seq_length) if llama else Block(*sizes)
+            for _ in range(shape.layers)
+        )
+        self.norm = nn.RMSNorm(shape.hidden, eps=1e-5) if llama else nn.LayerNorm(shape.hidden)
         self.output = nn.Linear(shape.hidden, shape.vocab_size, bias=False)
-        self.output.weight = self.tokens.weight
+        if not llama:
+            self.output.weight = self.tokens.weight
         for each in self.modules():
             if isinstance(each, nn.Linear | nn.Embedding):
                 nn.init.normal_(each.weight, std=0.02)
@@ -48,8 +88,9 @@ class PlainGpt(nn.Module):
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
         """Return the mean loss."""
-        positions = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
-        hidden = self.tokens(tokens_BS) + self.positions(positions)
+        hidden = self.tokens(tokens_BS)
+        if self.positions is not None:
+            hidden = hidden + self.positions(torch.arange(tokens_BS.shape[1], device=tokens_BS.device))
         for block in self.blocks:
             hidden = block(hidden)
         logits = self.output(self.norm(hidden))

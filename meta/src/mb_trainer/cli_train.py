@@ -1,7 +1,8 @@
-"""Command line for training: `mb pretrain`, `finetune`, `verify-resume`, `drill`, `replay`."""
+"""Command line for training: `mb pretrain`, `finetune`, `tune`, `verify-resume`, `drill`, `replay`."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -82,6 +83,47 @@ def finetune(run: RunArguments) -> None:
     The recipe lora_tiny starts from what mb pretrain gpt_tiny made in runs/gpt_tiny.
     """
     run.start("finetune")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneArguments:
+    """Arguments and options of `mb tune`."""
+
+    recipe: Recipe = None
+    config: ConfigFiles = None
+    nproc: Processes = None
+    minutes: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="N", help="Time of the search; a trial that may not fit is not started."
+        ),
+    ] = 10.0
+    steps: Annotated[int, typer.Option(min=2, metavar="N", help="Measured steps of a trial.")] = 10
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file that --config reads.")] = Path(
+        "tuned.yaml"
+    )
+
+
+@train.command(epilog="Example: mb tune gpt_350m train.global_batch_size=32 --minutes 10")
+@common_options
+def tune(run: TuneArguments) -> None:
+    """Measure which settings are fastest on this machine, and write them to a file for --config.
+
+    Starts from the given settings, on a GPU with perf=auto, and tries one setting after another for a few steps each:
+    the size of microbatches, CUDA graphs, fused kernels, the processes that load data. A setting is kept if the steps
+    are shorter by 2% and the losses are those of the first run. Running out of memory is a result like any other. The
+    table shows every trial, and what the time did not suffice for. Nothing else changes: the file is applied with
+    --config tuned.yaml.
+    """
+    code = command("tune").tune(
+        list(run.recipe or []),
+        files=run.config or [],
+        processes=run.nproc,
+        minutes=run.minutes,
+        steps=run.steps,
+        out=run.out,
+    )
+    raise typer.Exit(code)
 
 
 add_run_commands(

@@ -1,0 +1,123 @@
+"""`mb tune`: the fastest settings of a run on this machine, measured one after another, as a file for `--config`."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+from mb_config.facts import TargetMachine
+from mb_config.perf.candidates import tunable
+from mb_config.perf.names import AUTO, PerfName, gpu_of
+from mb_config.perf.resolve_perf import perf_target
+from mb_config.program import examine
+from mb_launch.world import require_single_process
+from mb_metrics.bench.command import BenchPlan, measure_once
+from mb_metrics.bench.result import BenchResult
+from mb_metrics.bench.tuning import Overrides, Search, Switch, Trial, override_file, search, table
+from mb_trainer.commands.bench import bench_command
+from mb_trainer.commands.errors import reported
+from mb_trainer.config_program import program
+
+PERF = ("perf=auto",)
+
+
+def tune(
+    arguments: Sequence[str],
+    *,
+    files: Sequence[Path],
+    processes: int | None,
+    minutes: float,
+    steps: int,
+    out: Path,
+) -> int:
+    """Measure, print the table, and write the file; return the exit code."""
+
+    def work() -> int:
+        require_single_process(os.environ, option="--nproc")
+        with tempfile.TemporaryDirectory(prefix="tune-") as folder:
+            found, fixed, device = _search(
+                arguments,
+                files=files,
+                processes=processes,
+                seconds=60 * minutes,
+                plan=BenchPlan(steps=steps, warmup=max(2, steps // 3), profiled=0),
+                folder=Path(folder),
+            )
+        heading = [
+            f"mb tune {' '.join(arguments)}: {found.speedup:.2f} times the speed of these settings alone,",
+            f"measured on {device}, {date.today().isoformat()}. Use it with --config {out.name}.",
+        ]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(override_file(found, heading=heading, fixed=fixed))
+        print(table(found))
+        kept = " ".join(found.kept) or "nothing"
+        print(f"{kept}: {found.speedup:.2f} times as fast; written to {out}")
+        return 0
+
+    return reported(work)
+
+
+def _search(
+    arguments: Sequence[str],
+    *,
+    files: Sequence[Path],
+    processes: int | None,
+    seconds: float,
+    plan: BenchPlan,
+    folder: Path,
+) -> tuple[Search, Overrides, str]:
+    """Return the result, the overrides of every trial beyond those of the user, and the device."""
+    machine = TargetMachine(world_size=processes or 1)
+    read = partial(examine, program(), files=files, target=machine)
+    examined = read(list(arguments))
+    fixed: Overrides = ()
+    if _has_fast_settings(examined.facts) and examined.request.config.perf is None:
+        fixed = PERF
+        examined = read([*arguments, *fixed])
+    config = examined.request.config
+    sizes = [
+        getattr(config.model, f"{name}_model_parallel_size", 1) or 1
+        for name in ("tensor", "pipeline", "context")
+    ]
+    ranks = sizes[0] * sizes[1] * sizes[2]
+    alternatives = tunable(
+        config,
+        target=perf_target(config, examined.facts),
+        cpus=os.cpu_count() or 1,
+        replicas=max(1, (processes or 1) // ranks),
+    )
+    switches = [
+        Switch(name=each.name, alternatives=each.values, ordered=each.ordered) for each in alternatives
+    ]
+
+    def rejected(overrides: Overrides) -> str | None:
+        problems = read([*arguments, *fixed, *overrides]).result.problems
+        errors = [problem for problem in problems if problem.severity == "error"]
+        return f"rejected: {errors[0].id}" if errors else None
+
+    def run(overrides: Overrides, number: int) -> BenchResult:
+        given = [*_options(files, processes), *arguments, *fixed, *overrides]
+        name = " ".join(overrides) or "as given"
+        return measure_once(name, partial(bench_command, given), folder / f"trial-{number}", plan)
+
+    def log(trial: Trial) -> None:
+        setting = " ".join(trial.overrides) or "as given"
+        measured = "" if trial.result is None else f", {trial.result.as_text()}"
+        print(f"{setting}: {trial.outcome}{measured}", file=sys.stderr, flush=True)
+
+    found = search(switches, run, seconds=seconds, rejected=rejected, log=log)
+    device = found.best.device if found.best is not None else "this machine"
+    return found, fixed, f"{device} with {os.cpu_count()} CPUs" if device == "cpu" else device
+
+
+def _has_fast_settings(facts: Mapping[str, object]) -> bool:
+    """Return whether this machine has a GPU for which `perf=auto` has settings."""
+    return not facts.get("cpu") and gpu_of(PerfName(AUTO, ""), facts.get("gpu")) is not None
+
+
+def _options(files: Sequence[Path], processes: int | None) -> list[str]:
+    ranks = [] if processes is None else ["--nproc", str(processes)]
+    return [*ranks, *(f"--config={file}" for file in files)]

@@ -152,6 +152,10 @@ class TestBuild:
             IndexedFormatError, match=r"bad\.bin: token 2 of document 1 is 300, .* has 257 entries"
         ):
             [train[index] for index in range(len(train))]
+        with pytest.raises(IndexedFormatError) as raised:
+            list(DataLoader(train, num_workers=1))
+        assert str(raised.value).startswith(f"{tmp_path / 'bad'}.bin: token 2 of document 1 is 300, but")
+        assert "Traceback" not in str(raised.value)
 
     def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]

@@ -668,6 +668,12 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def pages(session: nox.Session) -> None:
+    """Run the pages of the documentation word for word, about an hour; names of pages after -- choose some."""
+    session.run(*DEV, "python", "tests/run_pages.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def drill(session: nox.Session) -> None:
     """Inject faults into a small run on two ranks for an hour; the moments are other ones each time."""
     run = [

@@ -1,0 +1,84 @@
+"""Program: run pages of the documentation word for word: `python tests/run_pages.py meta/docs/tutorials/own-text.md`.
+
+The files and the shell blocks of a page are one script, in their order, in one empty folder per page. A command that
+fails, other than those of `FAILING`, is reported with its page. What needs a cluster, GPUs or a network is left out.
+`meta/tests/test_documentation.py` checks each command of all pages in seconds; this program runs them, in minutes.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = {
+    r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
+    r"^(srun|sbatch|torchrun)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
+    r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch": "a service",
+    r"models/|imported/|exported/": "weights that no page makes",
+    r"\.\.\.|^cd ": "only described",
+}
+"""Regular expression of a command to what it needs."""
+FAILING = (
+    "train.global_batch_size=7",
+    "mb ckpt verify runs/killed",
+    "optimizer.lr=5e-4 checkpoint.save_interval=20 --out runs/stopped",
+    "mb check deepseek_v3 --world-size 1024",
+    "kill -",
+    "wait ",
+)
+"""Parts of commands that fail on their page: it shows a rejection, damage or a stop."""
+_BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# ([\w/]+\.(?:yaml|py))\b")
+_TRAP = """trap 'echo "FAILED: $BASH_COMMAND" >> failed.txt' ERR\n"""
+
+
+def script_of(page: Path) -> tuple[str, list[str]]:
+    """Return the script of a page, and the commands that it leaves out."""
+    parts, left_out = [_TRAP], []
+    for language, block in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "sh":
+            for line in block.replace("\\\n", " ").splitlines():
+                reason = next((why for pattern, why in LEFT_OUT.items() if re.search(pattern, line)), None)
+                if reason is None:
+                    parts.append(f"{line}\n")
+                else:
+                    left_out.append(f"{line.strip()}    ({reason})")
+        elif (found := _FILE.match(block)) is not None:
+            parts.append(
+                f"mkdir -p $(dirname {found[1]})\ncat > {found[1]} <<'END_OF_FILE'\n{block}END_OF_FILE\n"
+            )
+    return "".join(parts), left_out
+
+
+def run(page: Path) -> list[str]:
+    """Run a page and return the commands that failed unexpectedly."""
+    script, left_out = script_of(page)
+    print(f"== {page.relative_to(ROOT)}: {script.count(chr(10))} lines, {len(left_out)} left out", flush=True)
+    for line in left_out:
+        print(f"   left out: {line}")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory(prefix="page-") as folder:
+        subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=False)
+        record = Path(folder, "failed.txt")
+        failed = record.read_text().splitlines() if record.is_file() else []
+    return [line for line in failed if not any(part in line for part in FAILING)]
+
+
+def main(pages: list[str]) -> int:
+    """Run the pages, by default all tutorials, "Ten minutes" and how-to pages; return the exit code."""
+    folders = ("start", "tutorials", "how-to")
+    chosen = [Path(page).resolve() for page in pages] or [
+        page for name in folders for page in sorted((ROOT / "meta" / "docs" / name).glob("*.md"))
+    ]
+    failed = {page: commands for page in chosen if (commands := run(page))}
+    for page, commands in failed.items():
+        print(page.relative_to(ROOT), *commands, sep="\n   ")
+    print(f"{len(chosen)} pages, {len(failed)} with commands that failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -336,7 +336,7 @@ def test_a_state_without_a_step_leaves_nothing_of_later_steps(tmp_path):
     assert run["optimizer"].state_dict()["state"] == {}
 
 
-def test_another_type_is_told(tmp_path):
+def test_another_type_is_reported(tmp_path):
     checkpointer(tmp_path, {"model": nn.Linear(2, 2)}).save(1)
     lines = []
     TorchCheckpointer(tmp_path, {"model": nn.Linear(2, 2).bfloat16()}, log=lines.append).load()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mb_launch.failures import read_failures
 from mb_trainer.commands.errors import reported
 
 
@@ -22,3 +23,13 @@ def test_other_errors_of_the_system_keep_their_traceback(error):
 
     with pytest.raises(type(error)):
         reported(work, environment={})
+
+
+def test_an_interrupt_of_one_rank_is_recorded_for_its_launcher(tmp_path):
+    def work():
+        raise KeyboardInterrupt
+
+    environment = {"MB_ERROR_FOLDER": str(tmp_path), "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert reported(work, environment=environment) == 130
+    (failure,) = read_failures(tmp_path)
+    assert (failure.rank, failure.text.splitlines()[-1]) == (1, "KeyboardInterrupt")

@@ -1,4 +1,7 @@
+import time
+
 from mb_resilience.hang_report import RankStatus, find_suspects, format_ranks, format_report
+from mb_resilience.hang_reporter import newest_report
 
 REDUCE = ("torch/distributed/distributed_c10d.py:9 all_reduce", "train.py:7 main")
 READ = ("data.py:3 read", "train.py:5 main")
@@ -70,3 +73,13 @@ def test_report_groups_ranks_with_the_same_status():
 
 def test_ranks_are_formatted_as_ranges():
     assert [format_ranks(ranks) for ranks in ([], [3], [0, 1], [0, 2, 3, 4])] == ["", "3", "0-1", "0,2-4"]
+
+
+def test_the_newest_report_counts_until_the_rank_resumes(tmp_path):
+    file = tmp_path / "hang_report.txt"
+    assert newest_report(tmp_path, since=0.0) is None
+    file.write_text("no progress for 30 s: check rank 1, which is late\n  rank 0: step 3\n")
+    assert newest_report(tmp_path, since=0.0) == "no progress for 30 s: check rank 1, which is late"
+    assert newest_report(tmp_path, since=time.time() + 60) is None
+    file.write_text(file.read_text() + "rank 0 resumed after 40 s\n")
+    assert newest_report(tmp_path, since=0.0) is None

@@ -1,7 +1,11 @@
+import fcntl
+import os
 import pickle
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 
 import pytest
@@ -213,3 +217,43 @@ def test_a_stop_is_announced_immediately(capfd):
         signal.raise_signal(signal.SIGUSR1)
         text = "\nSIGUSR1: stopping after this step (Ctrl-C again: at once)\n"
         assert capfd.readouterr().out == text
+
+
+ON_A_TERMINAL = """
+import pathlib, signal, sys, time
+from mb_resilience.signals import announce_stop, watch_run_signals
+with watch_run_signals(signal.SIGTERM, launched=False, announce=announce_stop) as watcher:
+    print("step 1", flush=True)
+    while watcher.received is None:
+        time.sleep(0.01)
+    print("saving", flush=True)
+    print("a warning", file=sys.stderr, flush=True)
+pathlib.Path(sys.argv[1]).write_text(watcher.received)
+"""
+
+
+def test_a_program_whose_terminal_ends_continues_to_its_save(tmp_path):
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL, tmp_path / "saved"],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    assert b"step 1" in os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert process.wait(timeout=30) == 0
+    assert (tmp_path / "saved").read_text() == "SIGHUP"
+
+
+def test_nohup_is_respected():
+    code = (
+        "import os, signal; from mb_resilience.signals import watch_run_signals\n"
+        "with watch_run_signals(signal.SIGTERM, launched=False) as watcher:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); print(watcher.received)"
+    )
+    ended = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "None\n"

@@ -35,11 +35,11 @@ def test_a_run_folder_that_is_deleted_is_made_again(overrides, tmp_path, capfd):
     assert (out / "run_config.yaml").is_file()
     assert (out / "checkpoints" / "iter_0000020").is_dir()
     assert "loading Megatron Core" in (out / "log.txt").read_text()
-    told = capfd.readouterr().err
-    assert f"warning: {out}: was deleted or moved while the run trains" in told
+    reported = capfd.readouterr().err
+    assert f"warning: {out}: was deleted or moved while the run trains" in reported
     assert (
         f"warning: {out}/checkpoints: was deleted or moved while the run trains; its checkpoints are lost"
-        in told
+        in reported
     )
 
 
@@ -101,7 +101,7 @@ def test_a_failure_before_the_first_write_leaves_no_folder(overrides, tmp_path):
 def test_the_description_of_a_killed_writer_whose_number_lives_again_is_no_lock(overrides, tmp_path):
     root = tmp_path / "run" / "checkpoints"
     root.mkdir(parents=True)
-    (root / ".writer").write_text(f"process {os.getpid()} on here (of before)")
+    (root / ".writer").write_text(f"process {os.getpid()} on here (an earlier run)")
     assert train_here(overrides, tmp_path / "run").reason == "finished"
 
 

@@ -107,7 +107,7 @@ if os.getppid() != int(launcher):
     sys.exit(1)
 os.execv(sys.executable, [sys.executable, *command])
 """
-"""Program that asks the kernel to be killed when its parent dies (PR_SET_PDEATHSIG), which survives the exec."""
+"""Program that the kernel kills when its parent dies (PR_SET_PDEATHSIG), which survives the exec."""
 
 
 def dying_with_launcher(arguments: Sequence[str]) -> list[str]:

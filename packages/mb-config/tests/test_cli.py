@@ -579,7 +579,7 @@ def test_import_args_writes_a_file_and_lists_what_is_left(tmp_path):
     assert logged.splitlines()[1:] == [
         "not converted: --rl-profile: the trainer has no reinforcement learning",
         "options of torchrun, not part of a configuration: --nproc_per_node",
-        f"check it with: mb check {out} --world-size N --gpu h100",
+        f"check it with: mb-config check {out} --world-size N --gpu h100",
     ]
     text = out.read_text()
     assert text.startswith(
@@ -620,3 +620,23 @@ def test_rules_of_an_imported_module_are_checked(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "TEAM01" in done.stdout, done.stderr
     assert "pairs are compared" in done.stdout
+
+
+def test_a_script_with_its_own_arguments_and_flags_of_custom_code(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "DATA=$1\ntorchrun pretrain_gpt.py --num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 16 "
+        "--max-position-embeddings 16 --micro-batch-size 1 --data-path $DATA --my-schedule wsd 3 --my-switch\n"
+    )
+    words = ["import-args", script, "--set", "1=/data/x"]
+    code, _, logged = mb_config(*words)
+    assert code == 2
+    assert (
+        "--my-schedule: unknown flag of Megatron-LM. A flag of custom code is left out by --custom-flag="
+        in logged
+    )
+    code, printed, logged = mb_config(*words, "--custom-flag=--my-schedule", "--custom-flag=--my-switch")
+    assert (code, yaml.safe_load(printed)["dataset"]["blend"]) == (0, [["/data/x"], None])
+    assert logged.splitlines()[:2] == ["left out: --my-schedule wsd 3", "left out: --my-switch"]
+    code, _, logged = mb_config(*words, "--custom-flag=--my-schedule", "--custom-flag=--no-such")
+    assert (code, "--custom-flag --no-such: is not among the arguments" in logged) == (2, True)

@@ -149,7 +149,7 @@ def test_flags_without_a_counterpart_have_a_reason():
             "do not divide --num-layers 8",
         ),
         ("--hiden-size 3", r"--hiden-size: unknown flag of Megatron-LM\. Did you mean --hidden-size"),
-        ("--qqqqqqq", "It may be a flag of another version"),
+        ("--qqqqqqq", "A flag of custom code is left out by --custom-flag=--qqqqqqq"),
         ("--lr abc", "argument --lr: invalid float value: 'abc'"),
         ("--lr 1 2", "unexpected words: 2"),
     ],

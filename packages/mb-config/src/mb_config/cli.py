@@ -259,6 +259,15 @@ def import_args(
             "--set", metavar="NAME=VALUE", help="Value of a variable of the script.", show_default=False
         ),
     ] = None,
+    custom: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--custom-flag",
+            metavar="FLAG",
+            help="Flag of custom code, left out with its values: --custom-flag=--my-flag.",
+            show_default=False,
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -278,7 +287,9 @@ def import_args(
     _run(
         context,
         "cli_import_args",
-        lambda module, _program: module.import_args(words, variables=variable or [], out=file),
+        lambda module, program: module.import_args(
+            words, variables=variable or [], custom=custom or [], out=file, program=program.name
+        ),
     )
 
 

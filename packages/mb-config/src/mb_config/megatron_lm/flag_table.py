@@ -96,13 +96,9 @@ class _Parser(argparse.ArgumentParser):
 def _unknown_flag(word: str) -> str:
     name = word.partition("=")[0]
     options = [option for flag in read_flags().values() for option in flag.options]
-    near = difflib.get_close_matches(name, options, n=2)
-    hint = (
-        f" Did you mean {' or '.join(near)}?"
-        if near
-        else " It may be a flag of another version, or of custom code."
-    )
-    return f"{name}: unknown flag of Megatron-LM.{hint}"
+    near = difflib.get_close_matches(name, options, n=2, cutoff=0.8)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{name}: unknown flag of Megatron-LM.{hint} A flag of custom code is left out by --custom-flag={name}."
 
 
 def option_of(dest: str) -> str:

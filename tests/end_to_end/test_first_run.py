@@ -82,7 +82,7 @@ def test_a_dry_run_without_a_gpu_skips_with_reasons_what_it_cannot_run(tmp_path)
     assert (tmp_path / "results.jsonl").read_text() == done.stdout
     end = done.stderr.rstrip().splitlines()
     assert end[-3].startswith("6 passed, 0 failed, ")
-    assert "peer.350m.nanogpt" in end[-5]
+    assert "peer.350m.megatron_lm" in end[-5]
 
 
 def test_the_ladders_and_the_peers_are_in_the_table_with_what_decides_first(tmp_path):

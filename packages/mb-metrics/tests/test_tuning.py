@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from mb_metrics.bench.command import BenchRunError
 from mb_metrics.bench.result import BenchResult
 from mb_metrics.bench.tuning import Search, Switch, override_file, search, table
+
+yaml = pytest.importorskip("yaml")
 
 BASE = BenchResult(
     device="cpu",

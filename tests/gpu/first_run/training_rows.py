@@ -82,12 +82,6 @@ def losses_of(run: Path) -> dict[int, float]:
     return {row["step"]: row["lm loss"] for row in rows_ if "lm loss" in row}
 
 
-def validation_of(run: Path) -> dict[int, float]:
-    """Return the losses of the validation set by step."""
-    rows_ = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["lm loss validation"] for row in rows_ if "lm loss validation" in row}
-
-
 def compared(
     machine: Machine, row: str, *, every: float | None = None, last: float | None = None
 ) -> dict[str, Any]:

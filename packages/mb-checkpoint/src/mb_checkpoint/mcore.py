@@ -41,7 +41,7 @@ from mb_checkpoint.mcore_param_remainders import complete_main_params, either_ma
 from mb_checkpoint.mcore_step_counts import synchronize_hybrid, with_step_counts
 from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
 from mb_checkpoint.megatron_lm import layout_of
-from mb_checkpoint.param_groups import SCHEDULE, Policy, is_rounded
+from mb_checkpoint.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
 from mb_checkpoint.shards import read_index
 from mb_checkpoint.unpickling import weights_only
 
@@ -189,9 +189,22 @@ def schedule_policy(scheduler: Any | None) -> Policy | None:
     return "stored" if scheduler.use_checkpoint_opt_param_scheduler else "equal"
 
 
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Return the state of a scheduler, of Megatron's with the settings that its own state lacks."""
+    state: dict[str, Any] = scheduler.state_dict()
+    if schedule_policy(scheduler) is None:
+        return state
+    return {**state, **{name: getattr(scheduler, name) for name in NOT_IN_MEGATRON_STATE}}
+
+
 def load_scheduler(scheduler: Any, stored: Mapping[str, Any]) -> None:
     """Restore a scheduler, and the learning rates and weight decays that follow from it."""
     policy = schedule_policy(scheduler)
+    if policy is not None:
+        scheduler.num_steps = 0  # Megatron adds the stored number
+    if policy == "stored":
+        for name in NOT_IN_MEGATRON_STATE & stored.keys():
+            setattr(scheduler, name, stored[name])
     warmup = stored.get("lr_warmup_steps")
     if policy == "equal" and is_rounded(warmup, scheduler.lr_warmup_steps):
         scheduler.lr_warmup_steps = warmup  # saved by a version that rounded: keep that schedule

@@ -141,6 +141,7 @@ def _same(group: Group, other: Group, keys: Sequence[str]) -> bool:
 
 
 ALIASES = {
+    "num_steps": ("num_iters",),
     "max_lr": ("start_lr",),
     "lr_warmup_steps": ("warmup_iter", "warmup_steps"),
     "lr_decay_steps": ("end_iter", "decay_steps"),
@@ -154,6 +155,9 @@ SETTINGS = {
     "lr_warmup_steps": "warm-up (sequences)",
     "lr_decay_steps": "decay (sequences)",
     "lr_decay_style": "scheduler.lr_decay_style",
+    "init_lr": "scheduler.lr_warmup_init",
+    "wsd_decay_steps": "decay phase of WSD (sequences)",
+    "lr_wsd_decay_style": "scheduler.lr_wsd_decay_style",
     "start_wd": "weight decay at the start",
     "end_wd": "weight decay at the end",
     "wd_incr_style": "scheduler.weight_decay_incr_style",
@@ -161,21 +165,45 @@ SETTINGS = {
 }
 """Name in a scheduler's state -> setting that a user changes."""
 
+NOT_IN_MEGATRON_STATE = frozenset({"init_lr", "wsd_decay_steps", "lr_wsd_decay_style"})
+"""Settings that shape the learning rate, and that Megatron's scheduler neither stores nor restores."""
+
 
 def schedule_changes(stored: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return setting -> (stored, own) for each setting in which two states of a scheduler differ.
 
-    Earlier versions rounded a warm-up that is a fraction of the decay to whole sequences; that is not a difference.
+    Settings that shape neither schedule are left out. Earlier versions rounded a warm-up that is a fraction of the
+    decay to whole sequences; that is not a difference.
     """
-    found = {}
+    found, consumed = {}, _stored_value(stored, "num_steps")
     for name, setting in SETTINGS.items():
-        names = [each for each in (name, *ALIASES.get(name, ())) if each in stored]
-        if not names or name not in own:
+        there, here = _stored_value(stored, name), own.get(name)
+        if there is None or here is None or not any(_shapes(name, each, consumed) for each in (stored, own)):
             continue
-        there, here = stored[names[0]], own[name]
         if there != here and not (name == "lr_warmup_steps" and is_rounded(there, here)):
             found[setting] = (there, here)
     return found
+
+
+def unstored_settings(stored: Mapping[str, Any]) -> list[str]:
+    """Return the settings that shape a stored schedule and are not stored: another program or version wrote it."""
+    consumed = _stored_value(stored, "num_steps")
+    missing = sorted(
+        name for name in NOT_IN_MEGATRON_STATE - stored.keys() if _shapes(name, stored, consumed)
+    )
+    return [SETTINGS[name] for name in missing]
+
+
+def _stored_value(stored: Mapping[str, Any], name: str) -> Any:
+    names = [each for each in (name, *ALIASES.get(name, ())) if each in stored]
+    return stored[names[0]] if names else None
+
+
+def _shapes(name: str, state: Mapping[str, Any], consumed: int | None) -> bool:
+    """Return whether a setting in the state of a scheduler affects learning rates after `consumed` sequences."""
+    if name == "init_lr":
+        return bool((_stored_value(state, "lr_warmup_steps") or 0) > (consumed or 0))
+    return name not in NOT_IN_MEGATRON_STATE or _stored_value(state, "lr_decay_style") == "WSD"
 
 
 def is_rounded(stored: Any, own: Any) -> bool:
@@ -194,6 +222,20 @@ def reject_schedule_change(changes: Mapping[str, tuple[Any, Any]]) -> None:
     if changes:
         raise CheckpointScheduleError(
             _schedule_message(f"differs from the checkpoint's ({describe(changes)})")
+        )
+
+
+def reject_unstored_settings(unstored: Sequence[str], changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Reject the continuation of a stored schedule that is only known in part, and differs from this run's.
+
+    Raises:
+        CheckpointScheduleError: There are changes and settings that are not stored.
+    """
+    if unstored and changes:
+        raise CheckpointScheduleError(
+            f"scheduler.use_checkpoint_opt_param_scheduler: the checkpoint does not hold {', '.join(unstored)}, and "
+            f"other settings differ ({describe(changes)}). The stored schedule cannot be continued without them. Set "
+            "the schedule as in the run of the checkpoint, or scheduler.override_opt_param_scheduler=true instead."
         )
 
 

@@ -19,7 +19,9 @@ from mb_checkpoint.param_groups import (
     group_changes,
     groups_of,
     reject_schedule_change,
+    reject_unstored_settings,
     schedule_changes,
+    unstored_settings,
 )
 from mb_checkpoint.rerun_state import RERUN_KEY, rerun_request, take_over
 from mb_checkpoint.rng import restore_rng_state
@@ -259,12 +261,18 @@ class StateRestorer:
         policy, stored = self._policy(), self._stored_schedule(self._contents.common)
         if policy is None or stored is None or not self._resume or not self._config.load_optim:
             return
-        changes = schedule_changes(stored, self._ctx.opt_param_scheduler.state_dict())  # type: ignore[union-attr]
+        changes = schedule_changes(stored, mcore.scheduler_state(self._ctx.opt_param_scheduler))
+        unstored = [] if policy == "configured" else unstored_settings(stored)
         if policy == "equal":
             reject_schedule_change(changes)
         elif changes:
-            whose = "configured" if policy == "configured" else "stored"
-            self._leave(f"scheduler: the {whose} values apply: {describe(changes)}")
+            if policy == "stored":
+                reject_unstored_settings(unstored, changes)
+            self._leave(f"scheduler: the {policy} values apply: {describe(changes)}")
+        if unstored:
+            self._leave(
+                f"scheduler: not in the checkpoint, so that the configured values apply: {', '.join(unstored)}"
+            )
 
     def _put_back_scheduler(self, loaded: Mapping[str, Any]) -> None:
         stored = self._stored_schedule(loaded)

@@ -66,7 +66,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
         }
         common[ARGUMENTS] = Namespace(**{**plain, **{name: int(counters.get(name, 0)) for name in COUNTERS}})
     if ctx.opt_param_scheduler is not None:
-        common["opt_param_scheduler"] = ctx.opt_param_scheduler.state_dict()
+        common["opt_param_scheduler"] = mcore.scheduler_state(ctx.opt_param_scheduler)
     collect = _fsdp_entries if config.ckpt_format == fsdp.FORMAT else _torch_dist_entries
     entries = common | collect(ctx, config, groups, metadata)
     return SaveState(step=step, counters=counters, groups=groups, metadata=metadata, entries=entries)

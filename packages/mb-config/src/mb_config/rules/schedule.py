@@ -40,7 +40,7 @@ def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str
 
 
 def _fraction(fraction: float | None) -> str | None:
-    return None if fraction is None or 0 <= fraction < 1 else f"must be in [0, 1), not {fraction}"
+    return None if fraction is None or 0 <= fraction <= 1 else f"must be in [0, 1], not {fraction}"
 
 
 def _negative(*values: float | None) -> str | None:
@@ -85,10 +85,15 @@ def _v204(*values: int | None) -> str | None:
     return f"the decay would end at {horizon}" if horizon is not None and horizon <= 0 else None
 
 
-def _v205(warmup_iters: int | None, warmup_samples: int | None, *values: int | None) -> str | None:
+def _v205(
+    fraction: float | None, warmup_iters: int | None, warmup_samples: int | None, *values: int | None
+) -> str | None:
     horizon, samples = _horizon(*values), values[1]
+    if not horizon or horizon <= 0:
+        return None
     warmup = warmup_iters if samples is None else warmup_samples
-    if not horizon or not warmup or horizon <= 0 or warmup < horizon:
+    warmup = warmup if fraction is None else round(fraction * horizon)
+    if not warmup or warmup < horizon or fraction not in (None, 1):
         return None
     return f"the warm-up of {warmup} does not end before the end of the decay at {horizon}"
 
@@ -278,7 +283,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="V205",
-        fields=("scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples", *_LENGTHS),
+        fields=(
+            "scheduler.lr_warmup_fraction",
+            "scheduler.lr_warmup_iters",
+            "scheduler.lr_warmup_samples",
+            *_LENGTHS,
+        ),
         test=_v205,
         why="the learning rate would still increase at the end of the decay; the warm-up is cut to one sequence less",
         fix="Shorten the warm-up or train longer.",

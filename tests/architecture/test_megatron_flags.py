@@ -11,19 +11,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron_lm_command_lines import command_line
 
 import mb_host
 
 mb_host.install()
 
+import megatron.training.training  # noqa: E402
+from megatron.core.num_microbatches_calculator import (  # noqa: E402
+    destroy_num_microbatches_calculator,
+    get_current_global_batch_size,
+    init_num_microbatches_calculator,
+    update_num_microbatches,
+)
 from megatron.core.transformer import MLATransformerConfig  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 from megatron.training.arguments import add_megatron_arguments, parse_args, validate_args  # noqa: E402
 from megatron.training.training import get_megatron_optimizer_config  # noqa: E402
 
 import mb_config.megatron_lm  # noqa: E402
+from mb_config import scheduler_steps  # noqa: E402
 from mb_config.facts import TargetMachine  # noqa: E402
-from mb_config.mcore import to_megatron  # noqa: E402
+from mb_config.mcore import build_scheduler, to_megatron  # noqa: E402
 from mb_config.megatron_lm.argument_values import Arguments  # noqa: E402
 from mb_config.megatron_lm.conversion import convert  # noqa: E402
 from mb_config.megatron_lm.flag_table import parse_flags, read_flags  # noqa: E402
@@ -34,6 +43,7 @@ from mb_config.preflight import preflight  # noqa: E402
 from mb_config.yaml_file import dump_yaml  # noqa: E402
 from mb_models.transformer import transformer_config  # noqa: E402
 from mb_trainer.config import ConfigContainer, GPTDatasetConfig, GPTModelConfig  # noqa: E402
+from mb_trainer.config_program import embedding_rows  # noqa: E402
 from mb_trainer.machine import target_facts  # noqa: E402
 from mb_trainer.preflight import all_checks  # noqa: E402
 
@@ -56,6 +66,8 @@ CALLS = (
     {**SIZES, "multi_latent_attention": True},
     {**SIZES, "enable_ft_package": True, "log_straggler": True, "profile": True},
     {"seq_length": 8, "train_data_path": ["a"]},
+    {**SIZES, "hidden_size": 8, "swiglu": True, "cuda_graph_impl": "local"},
+    {**SIZES, "cuda_graph_impl": "local", "cuda_graph_modules": ["attn", "full_iteration_inference"]},
 )
 """Arguments with which the conversions yield every path."""
 
@@ -230,11 +242,142 @@ def test_converted_scripts_give_the_objects_that_megatron_builds(script, monkeyp
     )
 
 
-def megatron_arguments(words, monkeypatch):
-    """Return the arguments as Megatron-LM parses and validates them, for 32 processes on H100."""
+SEEDS = range(int(os.environ.get("MB_EXAMPLES", "60")))
+"""MB_EXAMPLES=1000 draws more command lines."""
+
+SCHEDULE = (
+    *(
+        "init_lr",
+        "max_lr",
+        "min_lr",
+        "lr_warmup_steps",
+        "lr_decay_steps",
+        "lr_decay_style",
+        "start_wd",
+        "end_wd",
+    ),
+    *("wd_incr_steps", "wd_incr_style", "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"),
+)
+WSD = ("wsd_decay_steps", "lr_wsd_decay_style")
+SAME_EFFECT = {"use_te_rng_tracker"}
+"""Fields that only the trainer sets: Megatron-LM passes the argument `te_rng_tracker` on instead."""
+
+
+@dataclasses.dataclass
+class Groups:
+    """An optimizer without parameters."""
+
+    param_groups: list = dataclasses.field(default_factory=lambda: [{"params": []}])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_command_line_becomes_the_run_that_megatron_builds_from_it(seed, monkeypatch, tmp_path):
+    """Values of Megatron-LM are those of its own parser, validation and builders, which run here."""
+    words = command_line(seed).split()
+    try:
+        args = megatron_arguments(words, monkeypatch, world_size=8)
+        theirs = core_transformer_config_from_args(args)
+        schedule = megatron_schedule(args, monkeypatch)
+    except (AssertionError, ValueError) as error:
+        pytest.skip(f"Megatron-LM rejects it: {error}"[:200])
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(convert(parse_flags(words)).nested()))
+    config = ConfigContainer.from_yaml(file)
+    target = TargetMachine(world_size=8, gpu="h100", transformer_engine="2.8", apex=True)
+    result = preflight(config, all_checks(), facts=target_facts(target, config.env_vars), provenance=None)
+    if result.errors:  # a rule on the model; the conversion itself must be complete
+        assert {problem.fields[0].partition(".")[0] for problem in result.errors} == {"model"}, result.errors
+        pytest.skip(f"the trainer rejects it: {result.errors[0]}"[:200])
+    ours = transformer_config(config.model, device=torch.device("cuda"))
+    assert type(ours) is type(theirs)
+    assert differences(ours, theirs) - UNUSED - SAME_EFFECT == set()
+    optimizer, _ = get_megatron_optimizer_config(args)
+    assert differences(to_megatron(config.optimizer), optimizer) - UNUSED_BY_OPTIMIZER == set()
+    steps = scheduler_steps(config.train, config.scheduler, data_parallel_size=config.data_parallel_size)
+    built = build_scheduler(
+        Groups(), scheduler=config.scheduler, optimizer_config=config.optimizer, steps=steps
+    )
+    compared = SCHEDULE + (WSD if args.lr_decay_style == "WSD" else ())
+    assert [getattr(built, name) for name in compared] == [getattr(schedule, name) for name in compared]
+    model = config.model
+    assert config.train.train_iters == (
+        args.train_iters if args.rampup_batch_size is None else growing_steps(args)
+    )
+    assert (
+        embedding_rows(config),
+        model.max_position_embeddings or model.seq_length,
+        model.share_embeddings_and_output_weights,
+        model.position_embedding_type,
+        model.rotary_base,
+        model.rotary_percent,
+        model.seq_len_interpolation_factor,
+        (model.rope_scaling, model.rope_scaling_factor),
+        (config.train.micro_batch_size, config.train.global_batch_size),
+        (config.validation.eval_iters, config.validation.eval_interval),
+        (config.ddp.grad_reduce_in_fp32, config.ddp.overlap_grad_reduce, config.ddp.overlap_param_gather),
+        (config.ddp.check_for_nan_in_grad, config.rng.seed, config.rng.te_rng_tracker),
+    ) == (
+        padded_vocabulary(args),
+        args.max_position_embeddings,
+        not args.untie_embeddings_and_output_weights,
+        args.position_embedding_type,
+        args.rotary_base,
+        args.rotary_percent,
+        args.rotary_seq_len_interpolation_factor,
+        (args.use_rope_scaling, args.rope_scaling_factor),
+        (args.micro_batch_size, args.global_batch_size),
+        (args.eval_iters, args.eval_interval),
+        (args.accumulate_allreduce_grads_in_fp32, args.overlap_grad_reduce, args.overlap_param_gather),
+        (args.check_for_nan_in_loss_and_grad, args.seed, args.te_rng_tracker),
+    )
+
+
+def megatron_schedule(args, monkeypatch):
+    """Return the schedule that Megatron-LM builds, which also sets `args.train_iters`."""
+    start_batch_sizes(args)
+    try:
+        monkeypatch.setattr(megatron.training.training, "get_args", lambda: args)
+        return megatron.training.training.get_optimizer_param_scheduler(Groups())
+    finally:
+        destroy_num_microbatches_calculator()
+
+
+def growing_steps(args):
+    """Return the steps in `--train-samples` with the batch sizes of Megatron's own calculator.
+
+    Megatron-LM counts a growing batch as a full one, so that its run ends before it has read them.
+    """
+    start_batch_sizes(args)
+    steps = consumed = 0
+    while consumed + get_current_global_batch_size() <= args.train_samples:
+        consumed += get_current_global_batch_size()
+        update_num_microbatches(consumed, consistency_check=False)
+        steps += 1
+    destroy_num_microbatches_calculator()
+    return steps
+
+
+def start_batch_sizes(args):
+    init_num_microbatches_calculator(
+        0,
+        args.rampup_batch_size,
+        args.global_batch_size,
+        args.micro_batch_size,
+        args.data_parallel_size,
+        args.decrease_batch_size_if_needed,
+    )
+
+
+def padded_vocabulary(args):
+    multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+    return -(-args.vocab_size // multiple) * multiple
+
+
+def megatron_arguments(words, monkeypatch, *, world_size=32):
+    """Return the arguments as Megatron-LM parses and validates them, for processes on H100."""
     for name, value in {
         "RANK": 0,
-        "WORLD_SIZE": 32,
+        "WORLD_SIZE": world_size,
         "LOCAL_RANK": 0,
         "CUDA_DEVICE_MAX_CONNECTIONS": 1,
     }.items():

@@ -34,7 +34,35 @@ def values(flags):
     ("flags", "expected"),
     [
         ("--lr 3e-4 --train-iters 10", {"optimizer.lr": 3e-4, "train.train_iters": 10}),
-        ("--swiglu", {"model.activation_func": "silu", "model.gated_linear_unit": True}),
+        (
+            "--swiglu",
+            {
+                "model.activation_func": "silu",
+                "model.gated_linear_unit": True,
+                "model.ffn_hidden_size": 128,  # int(4 * 64 * 2 / 3 / 64) * 64, as Megatron-LM computes it
+            },
+        ),
+        (
+            "--swiglu --ffn-hidden-size 96",
+            {
+                "model.activation_func": "silu",
+                "model.gated_linear_unit": True,
+                "model.ffn_hidden_size": 96,
+            },
+        ),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp",
+            {
+                "model.cuda_graph_impl": "transformer_engine",
+                "model.cuda_graph_modules": ["attn", "mlp"],
+                "rng.te_rng_tracker": True,
+            },
+        ),
+        (
+            "--cuda-graph-impl local --cuda-graph-scope full_iteration",
+            {"model.cuda_graph_impl": "full_iteration", "rng.te_rng_tracker": True},
+        ),
+        ("--enable-cuda-graph", {"model.cuda_graph_impl": "local", "rng.te_rng_tracker": True}),
         ("--group-query-attention --num-query-groups 2", {"model.num_query_groups": 2}),
         ("--num-query-groups 2", {}),
         ("--use-rotary-position-embeddings", {"model.position_embedding_type": "rope"}),
@@ -77,6 +105,24 @@ def values(flags):
 )
 def test_flags_set_the_fields_of_the_same_meaning(flags, expected):
     assert values(flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--cuda-graph-scope attn --cuda-graph-modules mlp",
+            "--cuda-graph-scope and --cuda-graph-modules are one",
+        ),
+        (
+            "--enable-cuda-graph --cuda-graph-impl transformer_engine",
+            "--enable-cuda-graph: is an earlier name of --cuda-graph-impl local, and it is transformer_engine",
+        ),
+    ],
+)
+def test_settings_of_cuda_graphs_that_contradict_each_other(flags, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        converted(flags)
 
 
 def test_flags_that_megatron_would_not_read_are_listed():

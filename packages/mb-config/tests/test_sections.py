@@ -82,7 +82,7 @@ def test_samples_are_converted_to_iterations_idempotently():
         {"train_samples": 0, "global_batch_size": 1},
         {"num_epochs": -1.0, "global_batch_size": 1},
         {"train_iters": -1},
-        {"train_samples": 8, "global_batch_size": 8, "rampup_batch_size": [8, 8, 8]},
+        {"train_samples": 8, "global_batch_size": 8, "rampup_batch_size": [8, 0, 8]},
     ],
 )
 def test_an_invalid_length_is_rejected(values):

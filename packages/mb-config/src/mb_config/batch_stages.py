@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -54,6 +56,24 @@ def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[BatchSta
         BatchStage(-(-block * length // max(blocks, 1)), first + block * increment)
         for block in range(blocks + 1)
     )
+
+
+def sequences_in(steps: int, stages: Sequence[BatchStage], *, unit: int = 1) -> int:
+    """Return the sequences in the first `steps` steps, whose batches are rounded down to multiples of `unit`."""
+    consumed, left = 0, steps
+    for stage, following in pairwise(stages):
+        size = stage.size // unit * unit
+        taken = min(left, max(0, -(-(following.first - consumed) // max(size, 1))))
+        consumed, left = consumed + taken * size, left - taken
+    return consumed + left * (stages[-1].size // unit * unit)
+
+
+def steps_within(sequences: int, *, global_batch_size: int, ramp: list[int] | None = None) -> int:
+    """Return the number of steps in at most so many sequences: a last batch that is not full is left out."""
+    if ramp is None:
+        return sequences // global_batch_size
+    stages = growing_stages(ramp, global_batch_size=global_batch_size)
+    return bisect_right(range(1, sequences + 1), sequences, key=lambda steps: sequences_in(steps, stages))
 
 
 _PAIR = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mb_config.batch_stages import steps_within
 from mb_config.container import ConfigContainer, world_size_of_environment
 from mb_config.perf.resolve_perf import resolve_perf
 from mb_config.problem_merging import merge_problems
@@ -19,7 +20,7 @@ from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedule import epoch_iterations, scheduler_steps, weight_decays
 from mb_config.section_types import wrong_types
-from mb_schema.rules import NOTHING
+from mb_schema.rules import NOTHING, Problem
 
 __all__ = ["Change", "apply_perf", "mimo_runtime_config_update", "runtime_config_update"]
 
@@ -57,7 +58,7 @@ def runtime_config_update(
             method `setup(model, optimizer, ddp)`, it is called; it also receives `keep` (the paths that the user set)
             and `transformer_engine` if it has these parameters. It may return records with `field`, `new`, `why`,
             `rule` and `severity`, which explain its changes.
-        world_size: Number of processes; None: WORLD_SIZE of the environment, which torchrun sets, or 1.
+        world_size: Number of processes; None: `world_size_of_environment()`.
         provenance: Origins of the values; receives each change. Without it, values that the sections record as set
             count as set in code.
         facts: Facts that rules read, as for `check`. Overlap receives `facts["transformer_engine"]`. The length of
@@ -86,7 +87,7 @@ def runtime_config_update(
         _make_equal(state, rule, first, second)
     _initialise_on_cpu(state)
     _evaluation(state)
-    _length(state, facts)
+    _length(state, {**facts, "world_size": processes})
     _schedule(state, facts={"world_size": processes})
     return _finish(state, rules, {**facts, "world_size": processes})
 
@@ -253,12 +254,14 @@ def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
     state.problems += wrong
     if not wrong and train.num_epochs is not None:
         _epochs(state, facts.get(TRAINING_SAMPLES))
-    elif not wrong and train.train_samples is not None:
+    elif not wrong and train.train_samples is not None and not _batch_problems(state, facts):
         state.set(
             "train.train_iters",
-            train.train_samples // train.global_batch_size,
+            steps_within(
+                train.train_samples, global_batch_size=train.global_batch_size, ramp=train.rampup_batch_size
+            ),
             rule="V057",
-            why="train_samples / global_batch_size, rounded down",
+            why="the steps with a full batch in train_samples",
         )
 
 
@@ -290,6 +293,16 @@ def _epochs(state: ResolverState, size: object) -> None:
         )
 
 
+def _batch_problems(state: ResolverState, facts: Mapping[str, object]) -> list[Problem]:
+    """Return the problems with which the lengths of the schedule cannot be computed."""
+    # a batch may be rounded down to 0
+    rounded = ("V242",) if state.config.train.decrease_batch_size_if_needed else ()
+    needed = [
+        rule for rule in (*schedule.RULES, *batch_sizes.RULES) if rule.id in (*_LENGTH_RULE_IDS, *rounded)
+    ]
+    return check(state.config.sections(), needed, facts=facts, provenance=state.provenance)
+
+
 def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
     config, section = state.config, state.config.scheduler
     start, end = weight_decays(section, config.optimizer)
@@ -300,12 +313,7 @@ def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) ->
     }
     for path, value in defaults.items():
         state.set(path, value, rule="V208", why="the schedule requires a number")
-    # a batch may be rounded down to 0
-    rounded = ("V242",) if config.train.decrease_batch_size_if_needed else ()
-    needed = [
-        rule for rule in (*schedule.RULES, *batch_sizes.RULES) if rule.id in (*_LENGTH_RULE_IDS, *rounded)
-    ]
-    state.problems += check(config.sections(), needed, facts=facts, provenance=state.provenance)
+    state.problems += _batch_problems(state, facts)
     known = config.train.train_iters is not None and config.train.global_batch_size
     if state.problems or not known:
         return

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
-from mb_config.batch_stages import BatchStage, growing_stages, scheduled_stages
+from mb_config.batch_stages import BatchStage, growing_stages, scheduled_stages, sequences_in
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.training import TrainingConfig
@@ -91,14 +90,8 @@ def sequences_after(
         ValueError: If the global batch size is not set, or the schedule cannot be parsed.
     """
     unit = (train.micro_batch_size or 1) * (data_parallel_size or 1)
-    unit = unit if train.decrease_batch_size_if_needed else 1
     stages = _stages(train, seq_length=seq_length)
-    consumed, left = 0, steps
-    for stage, following in pairwise(stages):
-        size = stage.size // unit * unit
-        taken = min(left, max(0, -(-(following.first - consumed) // max(size, 1))))
-        consumed, left = consumed + taken * size, left - taken
-    return consumed + left * (stages[-1].size // unit * unit)
+    return sequences_in(steps, stages, unit=unit if train.decrease_batch_size_if_needed else 1)
 
 
 def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size: int) -> int:

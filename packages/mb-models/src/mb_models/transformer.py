@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
-from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+from megatron.core.activations import fast_gelu, squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # the one of two with which Megatron compares
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 

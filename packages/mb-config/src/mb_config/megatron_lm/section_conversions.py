@@ -29,7 +29,7 @@ def architecture(arguments: Arguments) -> Fields:
     fused = arguments["bias_swiglu_fusion" if arguments["swiglu"] else "bias_gelu_fusion"]
     yield (
         "model.bias_activation_fusion",
-        fused and (bool(gated.keys() & chosen) or arguments["add_bias_linear"]),
+        fused and (arguments["swiglu"] or arguments["add_bias_linear"]),
     )
     yield "model.add_qkv_bias", arguments["add_qkv_bias"] or arguments["add_bias_linear"]
     yield (
@@ -61,6 +61,13 @@ def architecture(arguments: Arguments) -> Fields:
                 f"--spec {' '.join(arguments['spec'])}: only `--spec local` has a counterpart."
             )
         yield "model.transformer_impl", "local"
+
+
+def width(arguments: Arguments) -> Fields:
+    """Width of the MLP, which Megatron-LM reduces to two thirds for the three matrices of SwiGLU."""
+    hidden = arguments["hidden_size"]
+    if arguments["swiglu"] and arguments["ffn_hidden_size"] is None and hidden is not None:
+        yield "model.ffn_hidden_size", int(4 * hidden * 2 / 3 / 64) * 64
 
 
 def model_class(arguments: Arguments) -> Fields:
@@ -147,6 +154,37 @@ def optimizer_dtypes(arguments: Arguments) -> Fields:
         yield f"optimizer.{name}", DTYPES.get(arguments[name], arguments[name])
 
 
+def cuda_graphs(arguments: Arguments) -> Fields:
+    """CUDA graphs: the implementation and the captured modules, also by their earlier names."""
+    old, new = arguments["cuda_graph_scope_deprecated"], arguments["cuda_graph_modules"]
+    if old and new:
+        raise MegatronFlagError("--cuda-graph-scope and --cuda-graph-modules are one setting. Pass one.")
+    implementation = arguments["cuda_graph_impl"]
+    for name, meaning in EARLIER_GRAPHS.items():
+        if arguments[name]:
+            if implementation not in ("none", meaning):
+                raise MegatronFlagError(
+                    f"{option_of(name)}: is an earlier name of --cuda-graph-impl {meaning}, and it is "
+                    f"{implementation}. Pass one."
+                )
+            implementation = meaning
+    modules = [*(old or new or ())]
+    if "full_iteration" in modules:
+        implementation = "full_iteration"
+    elif "full_iteration_inference" in modules and implementation != "none":
+        yield "model.transformer.inference_cuda_graph_scope", "block"
+    captured = [name for name in modules if not name.startswith("full")]
+    yield "model.cuda_graph_impl", implementation
+    if captured:
+        yield "model.cuda_graph_modules", captured
+    if implementation != "none" and "transformer_engine" in (implementation, arguments["transformer_impl"]):
+        yield "rng.te_rng_tracker", True
+
+
+EARLIER_GRAPHS = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
+"""Argument -> value of `cuda_graph_impl` of which it is an earlier name."""
+
+
 def context_parallel(arguments: Arguments) -> Fields:
     """Communication of context parallelism, of all layers or of each."""
     kinds = arguments["cp_comm_type"]
@@ -156,8 +194,12 @@ def context_parallel(arguments: Arguments) -> Fields:
 
 def data_parallel(arguments: Arguments) -> Fields:
     """Distributed data parallelism."""
-    yield "ddp.check_for_nan_in_grad", arguments["check_for_nan_in_loss_and_grad"]
-    yield "rerun_state_machine.check_for_nan_in_loss", arguments["check_for_nan_in_loss_and_grad"]
+    scaled = (
+        arguments["fp16"] and not arguments["loss_scale"]
+    )  # a dynamic scale is lowered after such gradients
+    checked = arguments["check_for_nan_in_loss_and_grad"] and not scaled
+    yield "ddp.check_for_nan_in_grad", checked
+    yield "rerun_state_machine.check_for_nan_in_loss", checked
     yield "ddp.use_distributed_optimizer", arguments["use_distributed_optimizer"]
     yield "optimizer.use_distributed_optimizer", arguments["use_distributed_optimizer"]
     yield "optimizer.overlap_param_gather", arguments["overlap_param_gather"]
@@ -277,6 +319,7 @@ NO_EFFECT_WITHOUT: Mapping[str, str] = {
 
 CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
     model_class: ("hybrid_layer_pattern", "hybrid_override_pattern"),
+    width: ("swiglu",),
     architecture: (
         *("swiglu", "quick_geglu", "squared_relu", "bias_swiglu_fusion", "bias_gelu_fusion"),
         *("add_qkv_bias", "group_query_attention", "num_query_groups", "untie_embeddings_and_output_weights"),
@@ -299,6 +342,10 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
     ),
     optimizer_dtypes: OPTIMIZER_DTYPES,
     context_parallel: ("cp_comm_type",),
+    cuda_graphs: (
+        *("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope_deprecated"),
+        *EARLIER_GRAPHS,
+    ),
     attention: ("attention_backend", "q_lora_rank"),
     data_parallel: (
         *("check_for_nan_in_loss_and_grad", "use_distributed_optimizer", "overlap_param_gather"),

@@ -99,10 +99,11 @@ def _schedule_divides(
     return f"the batch size {wrong[0]} is not a multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
-def _v247(samples: int | None, batch: int | None) -> str | None:
-    if samples is None or batch is None or samples <= 0 or samples >= batch:
+def _v247(samples: int | None, batch: int | None, ramp: list[int] | None) -> str | None:
+    first = ramp[0] if ramp else batch
+    if samples is None or first is None or samples <= 0 or samples >= first:
         return None
-    return f"{samples} sequences are less than one batch of {batch}"
+    return f"{samples} sequences are less than one batch of {first}"
 
 
 def _v242(
@@ -145,16 +146,19 @@ _BATCH = {"train.global_batch_size": 32, "train.micro_batch_size": 4, "facts.wor
 _STAGES = {"train.micro_batch_size": 4, "facts.world_size": 8}
 _LAYOUT = dict.fromkeys(SIZES, 1)
 
+RAMP_UP = rule(
+    "TR02",
+    within("train", "rampup_batch_size global_batch_size"),
+    _ramp,
+    why="the batch size grows from the first value to the global batch size in equal increments",
+    fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
+    fails=([8, 5, 1000], 32),
+    passes=([8, 8, 1000], 32),
+)
+
+
 RULES: tuple[Rule, ...] = (
-    rule(
-        "TR02",
-        within("train", "rampup_batch_size global_batch_size"),
-        _ramp,
-        why="the batch size grows from the first value to the global batch size in equal increments",
-        fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
-        fails=([8, 5, 1000], 32),
-        passes=([8, 8, 1000], 32),
-    ),
+    RAMP_UP,
     Rule(
         id="TR03",
         fields=(
@@ -202,7 +206,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V247",
-        within("train", "train_samples global_batch_size"),
+        within("train", "train_samples global_batch_size rampup_batch_size"),
         _v247,
         why="incomplete batches are dropped, so that no step would be trained",
         fix="Lower train.global_batch_size or raise train.train_samples.",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from mb_config.batch_stages import steps_within
+from mb_config.rules.batch_sizes import is_valid_ramp
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_schema.rule_kinds import in_range, rule, within
 from mb_schema.rules import Rule
 
 
-def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: int | None) -> str | None:
+def _v056(
+    iters: int | None, samples: int | None, epochs: float | None, batch: int | None, ramp: list[int] | None
+) -> str | None:
     given = [
         f"{name}={value}"
         for name, value in (("train_iters", iters), ("train_samples", samples), ("num_epochs", epochs))
@@ -16,7 +20,15 @@ def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: i
     ]
     if not given:
         return "the training length is not set"
-    if len(given) == 1 or (samples and batch and epochs is None and iters == samples // batch):
+    if len(given) == 1:
+        return None
+    ramp = ramp if is_valid_ramp(ramp, batch) else None  # a wrong one is reported by itself
+    if (
+        samples
+        and batch
+        and epochs is None
+        and iters == steps_within(samples, global_batch_size=batch, ramp=ramp)
+    ):
         return None
     if (
         samples is None
@@ -25,15 +37,13 @@ def _v056(iters: int | None, samples: int | None, epochs: float | None, batch: i
     return f"the training length is set more than once ({', '.join(given)})"
 
 
-def _v057(samples: int | None, batch: int | None, rampup: list[int] | None) -> str | None:
+def _v057(samples: int | None, batch: int | None) -> str | None:
     if samples is None:
         return None
     if samples <= 0:
         return f"must be above 0, not {samples}"
     if batch is None:
         return f"requires train.global_batch_size (train_samples={samples}, global_batch_size=null)"
-    if rampup is not None:
-        return f"cannot be combined with a ramp-up (train_samples={samples}, rampup_batch_size={rampup})"
     return None
 
 
@@ -100,7 +110,13 @@ MOVED = ("eval_iters", "eval_interval", "skip_train")
 LENGTH_RULES: tuple[Rule, ...] = (
     Rule(
         id="V056",
-        fields=("train.train_iters", "train.train_samples", "train.num_epochs", "train.global_batch_size"),
+        fields=(
+            "train.train_iters",
+            "train.train_samples",
+            "train.num_epochs",
+            "train.global_batch_size",
+            "train.rampup_batch_size",
+        ),
         test=_v056,
         why="exactly one of the three sets the end of the training",
         fix="Set train.train_iters, train.train_samples or train.num_epochs, and the others to null.",
@@ -109,10 +125,10 @@ LENGTH_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V057",
-        within("train", "train_samples global_batch_size rampup_batch_size"),
+        within("train", "train_samples global_batch_size"),
         _v057,
-        why="the number of steps is train_samples / global_batch_size",
-        fix="Set a positive train.train_samples and train.global_batch_size without a ramp-up.",
+        why="the number of steps follows from both",
+        fix="Set a positive train.train_samples and train.global_batch_size.",
         fails=(1000,),
         passes=(1000, 30),
     ),

@@ -6,7 +6,9 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mb_config.batch_stages import steps_within
 from mb_config.problems import reject
+from mb_config.rules.batch_sizes import RAMP_UP
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.section import Section, assign_computed
 
@@ -99,14 +101,17 @@ class TrainingConfig(Section):
     """Deprecated name of `validation.skip_train`; resolving moves the value."""
 
     def finalize(self) -> None:
-        """Compute `train_iters` from `train_samples`, rounded down. Idempotent.
+        """Compute `train_iters` from `train_samples`, without a last batch that is not full. Idempotent.
 
         Raises:
-            ConfigError: If the length is not set, set more than once, or cannot be computed (V056 to V058).
+            ConfigError: If the length is not set, set more than once, or cannot be computed (V056 to V058, TR02).
         """
-        reject({"train": self}, LENGTH_RULES)
+        reject({"train": self}, (*LENGTH_RULES, RAMP_UP))
         if self.train_samples is not None and self.global_batch_size is not None:
-            assign_computed(self, "train_iters", self.train_samples // self.global_batch_size)
+            steps = steps_within(
+                self.train_samples, global_batch_size=self.global_batch_size, ramp=self.rampup_batch_size
+            )
+            assign_computed(self, "train_iters", steps)
 
 
 @dataclass(kw_only=True)

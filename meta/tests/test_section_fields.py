@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from mb_config import ConfigError, ConfigReadError, Provenance, WrongTypeError, apply_overrides
+from mb_config import (
+    ConfigError,
+    ConfigReadError,
+    Provenance,
+    WrongTypeError,
+    apply_overrides,
+    given_fields,
+)
 from mb_config.field_types import dataclasses_of, hints, options
 from mb_trainer import config as trainer
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import RECIPES
+
+BASES = ("StrictFields", "Section")
+"""Base classes, of which there are no objects."""
 
 
 def section_classes():
@@ -25,7 +35,8 @@ def section_classes():
         queue += [*cls.__subclasses__(), *cls.__bases__]
         queue += [inner for hint in hints(cls).values() for inner in nested(hint)]
     return sorted(
-        (cls for cls in found if issubclass(cls, strict(cls))), key=lambda cls: (cls.__module__, cls.__name__)
+        (cls for cls in found if issubclass(cls, strict(cls)) and cls.__name__ not in BASES),
+        key=lambda cls: (cls.__module__, cls.__name__),
     )
 
 
@@ -90,6 +101,25 @@ def test_sections_can_be_copied(cls):
     assert replace(section) == section == copy.copy(section) == copy.deepcopy(section)
     if type(section) is cls:
         assert pickle.loads(pickle.dumps(section)) == section
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_section_and_every_copy_of_it_knows_which_fields_were_set(cls):
+    section = build(cls)
+    required = given_fields(section)
+    names = [item.name for item in fields(section) if item.init]
+    passed = [name for name in cls.__dataclass_fields__ if name != "checks_types"]
+    assert passed[0] == "_given"  # so that replace() passes it before the values that it copies
+    for name in {*names[:1], *names[-1:]}:
+        same = getattr(section, name)
+        assert given_fields(replace(section, **{name: same})) == required | {name}
+        other = copy.copy(section)
+        setattr(other, name, same)
+        copies = [copy.copy(other), copy.deepcopy(other), replace(other)]
+        copies += [pickle.loads(pickle.dumps(other))] if type(section) is cls else []
+        assert {given_fields(each) for each in copies} == {required | {name}}
+    assert given_fields(replace(section, **dict.fromkeys(reversed(names)))) >= {*names}
+    assert given_fields(section) == required
 
 
 WRONG = (

@@ -138,7 +138,28 @@ TABLE = [
     ({"model.hidden_dropout": 1.5}, {"MN01a"}, {"model.hidden_dropout": 0.1}),
     ({"model.init_method_std": -1.0}, {"MN02a"}, {"model.init_method_std": 0.02}),
     # precision and optimizer
-    ({"optimizer.optimizer": "adamw2"}, {"OP01"}, {"optimizer.optimizer": "dist_muon"}),
+    ({"optimizer.optimizer": "adamw2"}, {"OP01"}, {"optimizer.optimizer": "muon"}),
+    (
+        {"optimizer.optimizer": "soap", "facts.emerging_optimizers_installed": False},
+        {"OP04"},
+        {"facts.emerging_optimizers_installed": True},
+    ),
+    ({"optimizer.optimizer": "dist_muon", "facts.resolved": True}, {"OP05"}, {"optimizer.bf16": True}),
+    (
+        {"optimizer.optimizer": "dist_muon", "optimizer.bf16": True, "facts.cpu": True},
+        {"OP06"},
+        {"facts.world_size": 1},
+    ),
+    (
+        {
+            "optimizer.optimizer_cpu_offload": True,
+            "optimizer.use_distributed_optimizer": True,
+            "ddp.use_distributed_optimizer": True,
+            "facts.cpu": True,
+        },
+        {"OP07"},
+        {"optimizer.optimizer_cpu_offload": False},
+    ),
     ({"optimizer.clip_grad": -1.0}, {"OP02"}, {"optimizer.clip_grad": 0.0}),
     ({"optimizer.adam_beta2": 1.0}, {"OP03b"}, {"optimizer.adam_beta2": 0.95}),
     ({"mixed_precision": "bf17_mixed"}, {"V011"}, {"mixed_precision": "bf16-mixed"}),

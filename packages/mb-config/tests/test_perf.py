@@ -279,3 +279,47 @@ def test_without_a_gpu_only_batches_and_workers_are_tuned(make_fast):
     config = make_fast(perf=None)
     config.train.micro_batch_size, config.train.global_batch_size = 1, 8
     assert {*alternatives(config, cpu=True)} <= {"larger microbatches", "workers that load data"}
+
+
+BELONGS = [
+    ("h100", {"hidden_size": 1024}, "model.cuda_graph_impl", "none", ["model.cuda_graph", "te_rng_tracker"]),
+    ("h100", {"hidden_size": 1024}, "rng.te_rng_tracker", False, ["model.cuda_graph", "te_rng_tracker"]),
+    (
+        "b200",
+        {},
+        "model.cuda_graph_impl",
+        "none",
+        ["model.cuda_graph", "te_rng_tracker", "check_for_nan_in_loss"],
+    ),
+    ("h100", {}, "model.cross_entropy_loss_fusion", False, ["cross_entropy"]),
+    ("h100", {}, "ddp.use_distributed_optimizer", False, ["distributed_optimizer", "precision_aware"]),
+    ("h100", {}, "optimizer.use_distributed_optimizer", False, ["distributed_optimizer", "precision_aware"]),
+    ("h100", {}, "train.manual_gc", False, ["manual_gc"]),
+    ("h100", {}, "model.bf16", False, ["mixed_precision", "precision_aware"]),
+    ("h100_fp8", {}, "mixed_precision", "bf16_mixed", ["mixed_precision", "USE_CUDNN"]),
+]
+"""Value of `perf`, model, a field that the user sets, and parts of the paths that must stay as they are."""
+
+
+@pytest.mark.parametrize(
+    ("perf", "model", "path", "value", "untouched"), BELONGS, ids=lambda item: str(item)[:30]
+)
+def test_nothing_is_taken_that_belongs_to_a_setting_that_the_user_turned_off(
+    make_fast, perf, model, path, value, untouched
+):
+    def touched(config, **origins):
+        found = changed(config, gpu=perf.partition("_")[0], provenance=Provenance(origins))
+        return [field for field in found if any(part in field for part in untouched)]
+
+    config = make_fast(perf=perf, **model)
+    section, _, name = path.rpartition(".")
+    setattr(getattr(config, section) if section else config, name, value)
+    assert touched(make_fast(perf=perf, **model))
+    assert touched(config, **{path: "command line"}) == []
+
+
+def test_modules_of_the_user_are_captured(make_fast):
+    config = make_fast(perf="h100", hidden_size=1024)
+    config.model.cuda_graph_modules = ["attn"]
+    assert changed(config)["model.cuda_graph_impl"] == "transformer_engine"
+    assert config.model.cuda_graph_modules == ["attn"]

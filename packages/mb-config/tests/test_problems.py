@@ -1,13 +1,23 @@
 """Problems: reported together, with values, origins, reasons and fixes."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from mb_config import RULES, ConfigError, Problem, Provenance, Rule, check
+from mb_config import (
+    RULES,
+    ConfigContainer,
+    ConfigError,
+    Problem,
+    Provenance,
+    Rule,
+    TrainingConfig,
+    check,
+)
 from mb_config.facts import collect_facts
 from mb_config.problems import explain, explain_equivalent
+from mb_schema.rule_kinds import in_range
 
 EVEN = Rule(
     id="X1",
@@ -98,6 +108,19 @@ def test_validate_returns_warnings(make):
     config = make()
     config.scheduler.lr_warmup_iters = 1000
     assert [problem.id for problem in config.validate()] == ["V205"]
+
+
+def test_a_container_checks_the_rules_that_are_installed_in_it(make):
+    class Config(ConfigContainer):
+        def installed_rules(self):
+            return [in_range("X1", "train.train_iters", 100, why="it is short", fix="Train longer.")]
+
+    base = make(train=TrainingConfig(train_iters=10, global_batch_size=8, micro_batch_size=2))
+    config = Config(**{item.name: getattr(base, item.name) for item in fields(base) if item.init})
+    assert [problem.id for problem in config.check()] == ["X1"]
+    assert "X1" not in {problem.id for problem in config.check(RULES)}
+    with pytest.raises(ConfigError, match="X1"):
+        config.validate()
 
 
 def test_every_rule_can_be_checked_without_sections():

@@ -11,6 +11,7 @@ from mb_config import (
     mimo_runtime_config_update,
     runtime_config_update,
 )
+from mb_config.container import world_size_of_environment
 
 
 def test_the_parameter_is_named_cfg(make):
@@ -62,3 +63,25 @@ def test_the_two_names_of_a_field_are_equal_after_every_assignment(kind):
         assert getattr(section, second) is True
     section.fp8_param = None
     assert section.fp8_param_gather in (True, False)
+
+
+STEP = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes"),
+    [
+        ({}, 1),
+        ({"SLURM_NTASKS": "16", **STEP}, 16),
+        ({"SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "8", **STEP}, 8),
+        ({"WORLD_SIZE": "4", "SLURM_NTASKS": "16", **STEP}, 4),
+        ({"SLURM_NTASKS": "16"}, 1),  # a batch script, which is one process
+    ],
+)
+def test_the_world_size_is_that_of_torchrun_or_of_the_step_of_srun(environment, processes):
+    assert world_size_of_environment(environment) == processes
+
+
+def test_a_wrong_number_of_tasks_is_named():
+    with pytest.raises(ConfigReadError, match=r"SLURM_NTASKS: 'many' is not a number of processes"):
+        world_size_of_environment({"SLURM_NTASKS": "many", **STEP})

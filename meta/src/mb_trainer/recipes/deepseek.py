@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -42,6 +42,7 @@ EXPERTS: Mapping[str, Any] = {
 }
 
 
+@recipe
 def deepseek_v3() -> ConfigContainer:
     """Build DeepSeek-V3 with one MTP layer for multiples of 1,024 GPUs with 80 GB: TP 2, PP 16, EP 64."""
     model = GPTModelConfig(

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import ConfigContainer, SumsFinetuningConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.lora import BASE
 
 
+@recipe
 def sft_tiny() -> ConfigContainer:
     """Build supervised fine-tuning of gpt_tiny on synthetic additions: all parameters, or adapters with peft=lora.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -38,6 +38,7 @@ GEMMA3: Mapping[str, Any] = {
 }
 
 
+@recipe
 def gemma_2b() -> ConfigContainer:
     """Build Gemma 2B for one GPU with 80 GB and multiples."""
     model = GPTModelConfig(
@@ -52,6 +53,7 @@ def gemma_2b() -> ConfigContainer:
     return _pretraining(model, learning_rate=3e-4)
 
 
+@recipe
 def gemma2_2b() -> ConfigContainer:
     """Build Gemma 2 2B for one GPU with 80 GB and multiples: scores are recomputed."""
     model = GPTModelConfig(
@@ -67,6 +69,7 @@ def gemma2_2b() -> ConfigContainer:
     return _pretraining(model, learning_rate=3e-4)
 
 
+@recipe
 def gemma2_9b() -> ConfigContainer:
     """Build Gemma 2 9B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism, scores are recomputed."""
     model = GPTModelConfig(
@@ -84,6 +87,7 @@ def gemma2_9b() -> ConfigContainer:
     return _pretraining(model, learning_rate=2e-4)
 
 
+@recipe
 def gemma3_1b() -> ConfigContainer:
     """Build Gemma 3 1B, whose every sixth layer has no window, for one GPU with 80 GB and multiples."""
     model = GPTModelConfig(

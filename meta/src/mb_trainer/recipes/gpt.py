@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,
@@ -77,6 +77,7 @@ def on_python_sources(model: GPTModelConfig, *, steps: int) -> ConfigContainer:
     )
 
 
+@recipe
 def gpt_tiny() -> ConfigContainer:
     """Build a GPT of 5 million parameters."""
     model = GPTModelConfig(
@@ -91,12 +92,14 @@ def gpt_tiny() -> ConfigContainer:
     return on_python_sources(model, steps=300)
 
 
+@recipe
 def moe_tiny() -> ConfigContainer:
     """Build a GPT with four experts and a shared expert in two of three layers, balanced by an auxiliary loss."""
     balance: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01}
     return on_python_sources(GPTModelConfig(**SMALL, **EXPERTS, **balance, moe_z_loss_coeff=1e-3), steps=150)
 
 
+@recipe
 def mla_tiny() -> ConfigContainer:
     """Build a small GPT in the style of DeepSeek-V3: latent attention, experts balanced by a bias, one MTP layer."""
     balance: Mapping[str, Any] = {
@@ -113,6 +116,7 @@ def mla_tiny() -> ConfigContainer:
     )
 
 
+@recipe
 def mtp_tiny() -> ConfigContainer:
     """Build a dense GPT with two MTP layers."""
     return on_python_sources(GPTModelConfig(**SMALL, mtp_num_layers=2), steps=150)

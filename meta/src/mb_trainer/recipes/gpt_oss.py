@@ -1,10 +1,11 @@
 """Recipe in the shape of GPT-OSS."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import pretraining
 
 
+@recipe
 def gpt_oss_20b() -> ConfigContainer:
     """Build a model in the shape of GPT-OSS 20B for multiples of 8 GPUs with 80 GB: EP 8.
 

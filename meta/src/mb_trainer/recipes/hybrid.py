@@ -1,6 +1,6 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,
@@ -12,6 +12,7 @@ from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.pretraining import pretraining
 
 
+@recipe
 def hybrid_tiny() -> ConfigContainer:
     """Build a hybrid of 3 million parameters on the Python standard library's sources, for two CPU cores."""
     config = gpt_tiny()
@@ -45,6 +46,7 @@ def hybrid_tiny() -> ConfigContainer:
     return config
 
 
+@recipe
 def hybrid_8b() -> ConfigContainer:
     """Build a Mamba 2 hybrid of 8,654,517,248 parameters for multiples of 8 GPUs with 80 GB: TP 4.
 
@@ -78,6 +80,7 @@ def hybrid_8b() -> ConfigContainer:
     )
 
 
+@recipe
 def hybrid_1b() -> ConfigContainer:
     """Build a Mamba 2 hybrid of 885 million parameters for one GPU and multiples: layers in the order of Nemotron-H."""
     model = MambaModelConfig(
@@ -109,6 +112,7 @@ def hybrid_1b() -> ConfigContainer:
     )
 
 
+@recipe
 def nemotron_h_8b() -> ConfigContainer:
     """Build a model in the shape of Nemotron-H 8B for multiples of 8 GPUs with 80 GB: TP 4.
 

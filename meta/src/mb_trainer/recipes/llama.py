@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_overlap import (
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192,
     userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192,
@@ -21,6 +21,7 @@ LLAMA: Mapping[str, Any] = {
 }
 
 
+@recipe
 def llama31_8b() -> ConfigContainer:
     """Build Llama 3.1 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
@@ -41,6 +42,7 @@ def llama31_8b() -> ConfigContainer:
     )
 
 
+@recipe
 def llama31_70b() -> ConfigContainer:
     """Build Llama 3.1 70B for multiples of 64 GPUs with 80 GB: TP 4, PP 4 with 5 virtual stages, CP 2."""
     model = GPTModelConfig(
@@ -66,6 +68,7 @@ def llama31_70b() -> ConfigContainer:
     )
 
 
+@recipe
 def llama31_405b() -> ConfigContainer:
     """Build Llama 3.1 405B for multiples of 1,024 GPUs with 80 GB: TP 8, PP 8 with 8 virtual stages, CP 2."""
     model = GPTModelConfig(
@@ -93,6 +96,7 @@ def llama31_405b() -> ConfigContainer:
     )
 
 
+@recipe
 def llama32_1b() -> ConfigContainer:
     """Build Llama 3.2 1B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
     model = GPTModelConfig(

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 
@@ -25,6 +25,7 @@ def folder_of(package: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
+@recipe
 def lora_tiny() -> ConfigContainer:
     """Build adapters of rank 8 on the weights of gpt_tiny, for sources outside its training data: Megatron Core's.
 

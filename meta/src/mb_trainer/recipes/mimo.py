@@ -1,6 +1,6 @@
 """Recipes of vision-language models: images and text in, text out."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -17,6 +17,7 @@ from mb_trainer.config import (
 from mb_trainer.recipes.gpt import TINY
 
 
+@recipe
 def mimo_tiny() -> ConfigContainer:
     """Build a small model that captions images of coloured shapes, byte by byte, for two CPU cores or any GPU."""
     model = MimoModelConfig(

@@ -1,10 +1,11 @@
 """Recipe of Mixtral, in its published size."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
+@recipe
 def mixtral_8x7b() -> ConfigContainer:
     """Build Mixtral 8x7B for multiples of 32 GPUs with 80 GB: one expert per rank (EP 8), PP 4, 8 virtual stages."""
     model = GPTModelConfig(

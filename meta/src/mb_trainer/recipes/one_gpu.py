@@ -1,10 +1,11 @@
 """Recipes of further models for one GPU: a GPT of 355 million parameters, and one with experts."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
+@recipe
 def gpt_350m() -> ConfigContainer:
     """Build GPT-2 medium for one GPU and multiples: learned positions, LayerNorm, tied output layer.
 
@@ -35,6 +36,7 @@ def gpt_350m() -> ConfigContainer:
     return config
 
 
+@recipe
 def moe_1b() -> ConfigContainer:
     """Build a GPT of 1.3 billion parameters with 32 experts, 8 of them per token, for one GPU and multiples.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -30,11 +30,13 @@ EXPERTS: Mapping[str, Any] = {
 }
 
 
+@recipe
 def qwen3_0_6b() -> ConfigContainer:
     """Build Qwen3 0.6B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
     return _small(hidden_size=1024, ffn_hidden_size=3072, learning_rate=6e-4)
 
 
+@recipe
 def qwen3_1_7b() -> ConfigContainer:
     """Build Qwen3 1.7B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
     return _small(hidden_size=2048, ffn_hidden_size=6144, learning_rate=4e-4)
@@ -59,6 +61,7 @@ def _small(*, hidden_size: int, ffn_hidden_size: int, learning_rate: float) -> C
     )
 
 
+@recipe
 def qwen3_8b() -> ConfigContainer:
     """Build Qwen3 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
@@ -80,6 +83,7 @@ def qwen3_8b() -> ConfigContainer:
     )
 
 
+@recipe
 def qwen3_30b_a3b() -> ConfigContainer:
     """Build Qwen3 30B-A3B for multiples of 16 GPUs with 80 GB: EP 16."""
     model = GPTModelConfig(
@@ -101,6 +105,7 @@ def qwen3_30b_a3b() -> ConfigContainer:
     )
 
 
+@recipe
 def qwen3_235b_a22b() -> ConfigContainer:
     """Build Qwen3 235B-A22B for multiples of 256 GPUs with 80 GB: TP 2, PP 8 with 4 virtual stages, EP 32."""
     model = GPTModelConfig(

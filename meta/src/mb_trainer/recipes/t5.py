@@ -1,6 +1,6 @@
 """Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
-from mb_config.registration import Recipe
+from mb_config.registration import Recipe, recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,
@@ -19,6 +19,7 @@ SENTINELS = 100
 """Number of sentinel tokens, as in the published models: enough for an encoder of 1,800 tokens."""
 
 
+@recipe
 def t5_tiny() -> ConfigContainer:
     """Build a T5 of 2 million parameters on the Python standard library's sources, for two CPU cores."""
     config = gpt_tiny()
@@ -41,6 +42,7 @@ def t5_tiny() -> ConfigContainer:
     return config
 
 
+@recipe
 def t5_base() -> ConfigContainer:
     """Build T5 base for multiples of 8 GPUs: 222.9 million parameters, data parallel.
 

@@ -33,17 +33,25 @@ from mb_schema.rules import NOTHING, Problem, value_at
 T = TypeVar("T", bound="ConfigContainer")
 
 
+WORLD_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""Environment variables with the number of processes, in the order in which they are read."""
+_IN_STEP = {"SLURM_PROCID", "SLURM_STEP_ID"}
+"""Variables that srun sets for each process; a batch script has the number of tasks, too, and is one process."""
+
+
 def world_size_of_environment(environment: Mapping[str, str] | None = None) -> int:
-    """Return WORLD_SIZE of the environment, as torchrun sets it, or 1 if it is not set.
+    """Return the number of processes: WORLD_SIZE, as torchrun sets it, or that of the step of srun, or 1.
 
     Raises:
         ConfigReadError: If it is not a positive integer.
     """
-    text = (os.environ if environment is None else environment).get("WORLD_SIZE", "1")
+    known = os.environ if environment is None else environment
+    name = next((name for name in WORLD_SIZES if name in known), None)
+    if name is None or (name != "WORLD_SIZE" and not known.keys() >= _IN_STEP):
+        return 1
+    text = known[name]
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigReadError(
-            f"WORLD_SIZE: {truncate_repr(text)} is not a number of processes. Pass world_size."
-        )
+        raise ConfigReadError(f"{name}: {truncate_repr(text)} is not a number of processes. Pass world_size.")
     return int(text)
 
 
@@ -208,7 +216,7 @@ class ConfigContainer(Section):
 
     def check(
         self,
-        rules: Iterable[RuleLike] = RULES,
+        rules: Iterable[RuleLike] | None = None,
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
@@ -219,7 +227,7 @@ class ConfigContainer(Section):
         """Return every problem, including values of a wrong type. Does not modify anything or query this machine.
 
         Args:
-            rules: Rules to apply.
+            rules: Rules to apply; None: `installed_rules()`.
             world_size: Number of processes. Rules that read it are skipped if it is None; likewise for the facts below.
             versions: Versions of `transformer_engine` and `torch`; None for a package that is not installed.
             gpu: Short name of the GPUs, such as "h100".
@@ -229,11 +237,12 @@ class ConfigContainer(Section):
         facts = collect_facts(
             world_size=world_size, env=env, env_vars=self.env_vars, versions=versions, gpu=gpu
         )
-        return check_config(self, rules, sections=self.sections(), facts=facts, provenance=provenance)
+        applied = self.installed_rules() if rules is None else rules
+        return check_config(self, applied, sections=self.sections(), facts=facts, provenance=provenance)
 
     def validate(
         self,
-        rules: Iterable[RuleLike] = RULES,
+        rules: Iterable[RuleLike] | None = None,
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
@@ -267,14 +276,17 @@ class ConfigContainer(Section):
         return size
 
     def installed_rules(self) -> Iterable[RuleLike]:
-        """Return the rules that `runtime_config_update` applies. A subclass adds those of other packages."""
+        """Return the rules that `check`, `validate` and `runtime_config_update` apply.
+
+        A subclass adds those of other packages.
+        """
         return RULES
 
     def set_data_parallel_size(self, world_size: int | None = None) -> None:
         """Set `data_parallel_size`, and that of `comm_overlap` if it has one.
 
         Args:
-            world_size: Number of processes; None: WORLD_SIZE of the environment, which torchrun sets, or 1.
+            world_size: Number of processes; None: `world_size_of_environment()`.
 
         Raises:
             ConfigError: If the parallel sizes do not divide the world size (V030).

@@ -127,7 +127,10 @@ def machine_facts(
         "transformer_engine_version": engine,
         "torch_version": installed_version("torch", "torch"),
         "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
-        "einops_installed": None if other_environment else find_spec("einops") is not None,
+        **{
+            f"{name}_installed": None if other_environment else find_spec(name) is not None
+            for name in ("einops", "emerging_optimizers")
+        },
         **{
             name: (found and not other_environment) or (gpu is not None and target.apex)
             for name, found in kernels.items()

@@ -8,6 +8,8 @@ from typing import Any
 
 from mb_config.field_access import UNKNOWN, default_of, get_field, has_field
 
+CORE = ("bf16", "fp16", "params_dtype")
+"""Fields that define a recipe. A different value set by the user is a conflict."""
 _SECTIONS = ("model", "optimizer", "ddp")
 
 

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from mb_config.section import given_fields
+from mb_config.section import container_copy, given_record
 from mb_schema.rules import value_at
+from mb_schema.sections import SET_IN_CODE
 
+Record = Mapping[str, tuple[str, Any]]
+"""Who set a field, and a copy of a list or mapping as it then was, by the name of the field."""
 DEFAULT = "default"
+_CODE = SET_IN_CODE[0]
 _RECIPE, _RESOLVE = "recipe ", "resolve: "  # with the separator: a file may be named recipe.yaml
 
 
@@ -25,11 +29,11 @@ class Provenance:
 
     @classmethod
     def of(cls, config: object, *, origin: str = "code") -> Provenance:
-        """Return a provenance in which all fields that are set in `config` come from `origin`.
+        """Return the origins of all fields that are set: the recipe that set them, or else `origin`.
 
         Values that resolving set and that are unchanged since come from resolving.
         """
-        known = cls(dict.fromkeys(given_paths(config), origin))
+        known = cls({path: origin if by == _CODE else by for path, by in given_paths(config).items()})
         for path, resolved in _resolved(config).items():
             if _is_unchanged(config, path, resolved.value):
                 known.note(path, f"{_RESOLVE}{resolved.rule}")
@@ -98,25 +102,41 @@ def paths_of_run(config: object) -> list[str]:
     ]
 
 
-def given_paths(config: object) -> Iterator[str]:
-    """Yield the paths of the fields that the user set, in a section and the sections nested in it.
+def given_paths(config: object) -> dict[str, str]:
+    """Return who set a field, "code" or "recipe NAME", by the path of each field that is set.
 
     Keys of a mapping count as set. Values that resolving set and that are unchanged since do not.
     """
     resolved = _resolved(config)
-    for path in _given(config, path=""):
-        if path not in resolved or not _is_unchanged(config, path, resolved[path].value):
-            yield path
+    return {
+        path: by
+        for path, by in _given(config, given_record(config), path="")
+        if path not in resolved or not _is_unchanged(config, path, resolved[path].value)
+    }
 
 
-def _given(config: object, *, path: str) -> Iterator[str]:
-    given = given_fields(config)
+def _given(config: object, record: Record, *, path: str) -> Iterator[tuple[str, str]]:
     for name, value in _members(config):
         here = f"{path}.{name}" if path else name
-        if name in given or isinstance(config, Mapping):
-            yield here
-        if _is_section(value):
-            yield from _given(value, path=here)
+        by, before = record.get(name, SET_IN_CODE)
+        if name in record or isinstance(config, Mapping):
+            yield here, by if before in (None, value) else _CODE
+        if isinstance(value, Mapping):
+            yield from _given(value, _record_of_keys(value, by, before), path=here)
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield from _given(value, given_record(value), path=here)
+
+
+def _record_of_keys(value: Mapping[str, Any], by: str, before: Any) -> Record:
+    """Return who set each key of a mapping that `by` set to `before`; keys that were changed since are left out."""
+    if before is None:
+        return dict.fromkeys(value, (by, None))
+    same = (
+        key
+        for key, item in value.items()
+        if (key in before and container_copy(item)) or before.get(key) == item
+    )
+    return {key: (by, container_copy(before.get(key))) for key in same}
 
 
 def _members(config: Any) -> Iterator[tuple[str, object]]:
@@ -124,10 +144,6 @@ def _members(config: Any) -> Iterator[tuple[str, object]]:
         yield from ((str(name), value) for name, value in config.items())
     elif is_dataclass(config):
         yield from ((item.name, getattr(config, item.name)) for item in fields(config) if item.init)
-
-
-def _is_section(value: object) -> bool:
-    return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
 
 
 def _resolved(config: object) -> Mapping[str, _ResolvedValue]:

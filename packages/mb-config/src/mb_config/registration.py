@@ -11,16 +11,20 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from mb_config.codec import target_name
 from mb_config.errors import ConfigReadError
 from mb_config.problems import RuleLike
+from mb_config.section import set_by
+
+Config = TypeVar("Config")
 
 
 class RegistrationError(ConfigReadError):
@@ -42,6 +46,22 @@ class Recipe:
 
     code: Any = None
     """Code that a run of this recipe uses in addition to the configuration, as the program defines it; None: none."""
+
+
+def recipe(build: Callable[[], Config]) -> Callable[[], Config]:
+    """Decorate a function that builds a configuration: its values count as those of the recipe, not as the user's.
+
+    Only so does a setting that the caller assigns to the configuration take precedence over them, as on the command
+    line.
+    """
+
+    @wraps(build)
+    def build_recipe() -> Config:
+        config = build()
+        set_by(config, f"recipe {build.__name__}")
+        return config
+
+    return build_recipe
 
 
 def as_recipe(value: object, *, source: str) -> Recipe:

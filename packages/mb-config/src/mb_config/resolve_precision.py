@@ -5,18 +5,15 @@ from __future__ import annotations
 from copy import deepcopy
 
 from mb_config.precision_recipes import get_mixed_precision_config
-from mb_config.precision_targets import precision_values
+from mb_config.precision_targets import CORE, precision_values
 from mb_config.resolver_state import ResolverState
 from mb_config.rules.formatting import format_value
-
-_CORE = ("bf16", "fp16", "params_dtype")
-"""Fields that define the recipe. A different value set by the user is a conflict."""
 
 
 def resolve_precision(state: ResolverState) -> None:
     """Copy each field of the recipe to every section that has it. `mixed_precision` itself is not modified.
 
-    A value of at least the recipe's priority is kept; in `_CORE` it is a conflict. A field of the recipe that is None
+    A value of at least the recipe's priority is kept; in `CORE` it is a conflict. A field of the recipe that is None
     is not copied to a field whose default is not None.
 
     Raises:
@@ -34,7 +31,7 @@ def resolve_precision(state: ResolverState) -> None:
         priority = max(state.priority("mixed_precision"), state.priority(f"mixed_precision.{leaf}"))
         if not 0 < state.priority(path) >= priority:
             state.set(path, value, rule="V017", why=f"precision recipe {name}")
-        elif leaf in _CORE:
+        elif leaf in CORE:
             state.conflict(
                 (path, "mixed_precision"),
                 rule="V017",

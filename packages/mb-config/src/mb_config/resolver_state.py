@@ -10,6 +10,7 @@ from mb_config.problems import without_secrets
 from mb_config.provenance import DEFAULT, Provenance, given_paths, remember_resolved
 from mb_schema.rules import Problem
 from mb_schema.secrets import leaf, masked
+from mb_schema.sections import SET_IN_CODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,13 @@ class ResolverState:
     """Conflicts found so far."""
 
     def __post_init__(self) -> None:
-        """Record values that are set in a section and missing from the provenance as set in code."""
-        for path in given_paths(self.config):
+        """Record values that are set in a section and missing from the provenance."""
+        # a section that was set as a whole, such as mixed_precision=bf16_mixed, sets its fields
+        noted = Provenance(dict(self.provenance.origins))
+        for path, by in given_paths(self.config).items():
             if self.provenance.origin(path) == DEFAULT:
-                # a section that was set as a whole, such as mixed_precision=bf16_mixed, sets its fields
-                self.provenance.note(path, self.provenance.origin_of_section(path) or "code")
+                whole = noted.origin_of_section(path) if by == SET_IN_CODE[0] else None
+                self.provenance.note(path, whole or by)
 
     def priority(self, path: str) -> Literal[0, 1, 2]:
         """Return the priority of a value by its origin: 2 for the user, 1 for a recipe, 0 for default and resolved."""

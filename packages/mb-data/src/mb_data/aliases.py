@@ -22,7 +22,10 @@ def accept_sequence_length(cls: type[Section]) -> type[Section]:
                     "Pass one of them."
                 )
             values["seq_length"] = values.pop("sequence_length")
-        construct(self, *args, **values)
+            construct(self, *args, **values)
+            self.seq_length = values["seq_length"]  # type: ignore[attr-defined]  # recorded as set
+        else:
+            construct(self, *args, **values)
 
     setattr(cls, "__init__", constructor)  # noqa: B010 (a type checker forbids the plain assignment)
     return cls

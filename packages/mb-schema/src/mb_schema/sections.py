@@ -1,12 +1,14 @@
-"""Base class for sections that rejects names of unknown fields."""
+"""Base class for sections: rejects names of unknown fields, and records which fields were set."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, InitVar, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import wraps
 from html import escape
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mb_schema.secrets import masked
@@ -30,12 +32,24 @@ class UnknownFieldError(AttributeError, TypeError):
         )
 
 
+class SetFields(dict[str, tuple[str, Any]]):
+    """Names of the fields that were set, each with who set it and with a copy of a list or mapping as it then was."""
+
+
+SET_IN_CODE: tuple[str, Any] = ("code", None)
+"""Entry of a field that was passed to the constructor or assigned, outside of a recipe."""
+
+
+@dataclass(init=False, repr=False, eq=False)
 class StrictFields:
     """Base for dataclasses whose attributes are their fields.
 
     Assigning another name, or passing one to the constructor, raises `UnknownFieldError`. Properties and other
     attributes of the class can be assigned as Python defines, and so can names that begin with an underscore. A
     subclass adds names by declaring fields or annotating them.
+
+    `_given` records the fields that are passed to the constructor or assigned later, also those that are equal to
+    their default. What `__post_init__` assigns does not count. Every kind of copy keeps the record.
     """
 
     __slots__ = ()
@@ -46,18 +60,60 @@ class StrictFields:
         """Return the fields for a notebook: a table of those that differ from their defaults, the others collapsed."""
         return fields_html(self)
 
-    if not TYPE_CHECKING:  # a type checker would take any name for valid
+    if TYPE_CHECKING:  # a type checker would take any name for valid
+        _given: ClassVar[SetFields]
+    else:
+        # `dataclasses.replace` passes the changes first, then the values of the original in the order of the fields,
+        # where this pseudo-field is the first one: it passes the record on, and what is before it was changed.
+        _given: InitVar[SetFields] = field(default=SetFields(), kw_only=True)
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            """Let `__post_init__` compute fields without setting them."""
+            super().__init_subclass__(**options)
+            finish = getattr(cls, "__post_init__", None)
+            if finish is not None and not hasattr(finish, "sets_nothing"):
+                cls.__post_init__ = _computing(finish)
 
         def __new__(cls, *args: Any, **values: Any) -> Any:
-            """Reject unknown names before the constructor runs."""
+            """Reject unknown names before the constructor runs, and record the others."""
             reject_unknown(cls, values)
-            return super().__new__(cls)
+            section = super().__new__(cls)
+            names = [*_positional(cls)[: len(args)], *takewhile(lambda name: name != "_given", values)]
+            chosen = {name: SET_IN_CODE for name in names if name in _field_names(cls)}
+            object.__setattr__(section, "_given", SetFields({**values.get("_given", {}), **chosen}))
+            return section
 
         def __setattr__(self, name: str, value: Any) -> None:
             cls = type(self)
             if not (name.startswith("_") or hasattr(cls, name) or name in _field_names(cls)):
                 raise UnknownFieldError(cls, name)
+            later = name in vars(self) and not name.startswith(
+                "_"
+            )  # the first assignment is the constructor's
             super().__setattr__(name, value)
+            if later:
+                object.__setattr__(self, "_given", SetFields({**self._given, name: SET_IN_CODE}))
+
+
+StrictFields.__annotations__.pop("_given", None)  # Python 3.10 finds no type hints of a class with it
+
+
+def _computing(finish: Any) -> Any:
+    """Return a `__post_init__` that does not take the record, and whose assignments are not recorded."""
+
+    @wraps(finish)
+    def compute(self: Any, *values: Any) -> None:
+        given = self._given
+        finish(self, *(value for value in values if not isinstance(value, SetFields)))
+        object.__setattr__(self, "_given", given)
+
+    vars(compute)["sets_nothing"] = True
+    return compute
+
+
+def _positional(cls: Any) -> list[str]:
+    """Return the names of the fields that the constructor takes by position."""
+    return [item.name for item in fields(cls) if item.init and not item.kw_only]
 
 
 _LONGEST = 200

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from mb_config.field_access import set_field
 from mb_config.perf.names import gpu_of, has_precision, read_name
-from mb_config.perf.settings import MODEL, RUN, VARIABLES, FastSetting, graph_settings, precision_of
+from mb_config.perf.settings import (
+    MODEL,
+    RUN,
+    SHARDED_OPTIMIZER,
+    VARIABLES,
+    FastSetting,
+    graph_settings,
+    precision_of,
+)
 from mb_config.perf.target import PerfTarget
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.resource_plan import make_plan
+from mb_config.precision_recipes import get_mixed_precision_config
+from mb_config.precision_targets import CORE, precision_values
 from mb_config.resolver_state import ResolverState
 from mb_config.section import assign_computed
 from mb_schema.rules import NOTHING
 
 FREE_FRACTION = 0.15
 """Part of the memory that the plan does not count: CUDA, NCCL, kernels' workspaces and fragmentation."""
+MODULES = "model.cuda_graph_modules"
+"""Setting of CUDA graphs for which the user may choose another value."""
 _RESOLVED = "resolve: "
 _RECOMPUTE = ("granularity", "method", "num_layers", "modules")
 
@@ -36,14 +49,17 @@ def resolve_perf(state: ResolverState, *, resolve: Resolve, facts: Mapping[str, 
         return
     label = f"perf={state.config.perf}"
     precision = precision_of(target)
-    if precision is not None:
+    if precision is not None and _takes_precision(state, str(precision.value)):
         _apply(state, precision, label)
-    for setting in (*MODEL, *RUN):
-        if setting.when(target):
-            _apply(state, setting, label)
+    if precision is None or state.config.mixed_precision != precision.value:
+        target = replace(target, precision="")  # eight bits are not computed then
+    for group in (*((setting,) for setting in MODEL), SHARDED_OPTIMIZER, *((setting,) for setting in RUN)):
+        if group[0].when(target) and all(_takes(state, setting) for setting in group):
+            for setting in group:
+                _apply(state, setting, label)
     _without_recomputation(state, target, label, resolve)
     graphs = graph_settings(target)
-    if all(_agrees(state, setting) for setting in graphs):
+    if all(_takes(state, setting) for setting in graphs if setting.path != MODULES):
         for setting in graphs:
             _apply(state, setting, label)
     for setting in _variables(target):
@@ -80,15 +96,17 @@ def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
     _note(state, path, old, setting, label)
 
 
-def _agrees(state: ResolverState, setting: FastSetting) -> bool:
-    """Return False if a value of the user rules out graphs, so that nothing is set that only graphs need.
-
-    The captured modules of the user are kept, and captured.
-    """
+def _takes(state: ResolverState, setting: FastSetting) -> bool:
+    """Return True if a field has the fast value or may get it, or if there is no such field."""
     path = setting.path
-    if not state.has(path) or path == "model.cuda_graph_modules":
-        return True
-    return _is_free(state, path) or bool(state.get(path) == setting.value)
+    missing = getattr(state.config, path.partition(".")[0]) is None or not state.has(path)
+    return missing or state.get(path) == setting.value or _is_free(state, path)
+
+
+def _takes_precision(state: ResolverState, name: str) -> bool:
+    """Return True unless the user set a field that defines the precision recipe to another value."""
+    values = precision_values(get_mixed_precision_config(name), state.config)
+    return all(_is_free(state, path) for path, _ in values if path.partition(".")[2] in CORE)
 
 
 def _is_free(state: ResolverState, path: str) -> bool:

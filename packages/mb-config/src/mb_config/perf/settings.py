@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mb_config.perf.target import PerfTarget
 from mb_config.rules.cuda_graphs import module_names
@@ -27,7 +28,8 @@ class FastSetting:
     path: str
     value: object
     why: str
-    when: Callable[[PerfTarget], bool]
+    when: Callable[[PerfTarget], Any]
+    """Condition on the configuration with the settings before this one."""
 
 
 def _always(target: PerfTarget) -> bool:
@@ -70,10 +72,10 @@ def _sharded_optimizer(target: PerfTarget) -> bool:
 
 
 def _precision_aware(target: PerfTarget) -> bool:
-    bf16 = target.bf16 or target.float32  # which becomes BF16
+    sharded = _sharded_optimizer(target) and target.get("optimizer.use_distributed_optimizer")
     installed = target.facts.get("transformer_engine") is not False
     # in eight bits, except by delayed scaling, Megatron Core keeps float32 weights itself: nothing is saved
-    return _sharded_optimizer(target) and bf16 and not target.eight_bits and installed
+    return bool(sharded and target.bf16 and not target.eight_bits and installed)
 
 
 def _averaged_on_the_way(target: PerfTarget) -> bool:
@@ -129,7 +131,9 @@ MODEL: tuple[FastSetting, ...] = (
         path="model.cross_entropy_fusion_impl",
         value="te",
         why="Transformer Engine computes the loss in place, without a copy of the logits",
-        when=lambda target: _fused_loss(target) and target.engine,
+        when=lambda target: (
+            _fused_loss(target) and target.engine and target.model("cross_entropy_loss_fusion")
+        ),
     ),
     FastSetting(
         path="model.apply_rope_fusion",
@@ -176,7 +180,7 @@ MODEL: tuple[FastSetting, ...] = (
 )
 """Settings of the model without CUDA graphs and recomputation."""
 
-RUN: tuple[FastSetting, ...] = (
+SHARDED_OPTIMIZER: tuple[FastSetting, ...] = (
     FastSetting(
         path="ddp.use_distributed_optimizer",
         value=True,
@@ -189,6 +193,10 @@ RUN: tuple[FastSetting, ...] = (
         why="each replica updates its share of the weights",
         when=_sharded_optimizer,
     ),
+)
+"""The two fields of the distributed optimizer, which are set together."""
+
+RUN: tuple[FastSetting, ...] = (
     FastSetting(
         path="optimizer.use_precision_aware_optimizer",
         value=True,
@@ -207,7 +215,12 @@ RUN: tuple[FastSetting, ...] = (
         why="all ranks collect garbage in the same step, so that none waits for another",
         when=_always,
     ),
-    FastSetting(path="train.manual_gc_interval", value=100, why="garbage of Python is small", when=_always),
+    FastSetting(
+        path="train.manual_gc_interval",
+        value=100,
+        why="garbage of Python is small",
+        when=lambda target: target.get("train.manual_gc"),
+    ),
 )
 """Settings of optimizer, gradients and training."""
 
@@ -234,7 +247,7 @@ VARIABLES: tuple[FastSetting, ...] = (
         path="TORCH_NCCL_AVOID_RECORD_STREAMS",
         value=1,
         why="buffers of collectives are freed without a wait of the allocator",
-        when=lambda target: _communicates(target) and whole_step(target) is None,
+        when=lambda target: _communicates(target) and target.model("cuda_graph_impl") != "full_iteration",
     ),
     FastSetting(
         path="NCCL_NVLS_ENABLE",
@@ -343,7 +356,7 @@ def captured_modules(target: PerfTarget) -> tuple[list[str] | str, str] | None:
 
 
 def graph_settings(target: PerfTarget) -> list[FastSetting]:
-    """Return the settings of CUDA graphs; empty: no graphs."""
+    """Return the settings of CUDA graphs, to be set together but for `cuda_graph_modules`; empty: no graphs."""
     whole, modules = whole_step(target), captured_modules(target)
     if whole is not None:
         values: dict[str, object] = {"model.cuda_graph_impl": "full_iteration"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from mb_config.rules.for_each import rules_for_each
-from mb_config.rules.formatting import format_assignments
+from mb_config.rules.formatting import format_assignments, format_value
+from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.precision import unknown_dtypes
 from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule
 from mb_schema.rules import Rule
@@ -16,6 +17,9 @@ _MOMENTS = (
     "optimizer.exp_avg_dtype",
     "optimizer.exp_avg_sq_dtype",
 )
+
+EMERGING = ("lion", "muon", "adaptive_muon", "soap")
+"""Optimizers of the package emerging-optimizers."""
 
 ALGORITHMS = ("adam", "sgd", "lion", "muon", "adaptive_muon", "soap")
 """Values of `optimizer.optimizer` in Megatron Core. The prefix `dist_` shards by entire layers."""
@@ -40,6 +44,31 @@ def _known_algorithm(name: str | None) -> str | None:
     near = get_close_matches(str(name)[:100], ALGORITHMS, n=1)
     nearest = f"; nearest: {near[0]}" if near else ""
     return f"{name!r} is not one of {', '.join(ALGORITHMS)}{nearest}"
+
+
+def _emerging(name: str | None, installed: bool) -> str | None:
+    if str(name).removeprefix("dist_") not in EMERGING or installed:
+        return None
+    return f"{name} requires emerging-optimizers, which is not installed"
+
+
+def _by_layers(name: str | None, bf16: bool | None, resolved: bool) -> str | None:
+    if not str(name).startswith("dist_") or bf16 or not resolved:  # the precision recipe sets bf16
+        return None
+    return f"{name} requires bf16 (bf16={format_value(bf16)})"
+
+
+def _by_layers_on_host(name: str | None, cpu: bool, *sizes: int) -> str | None:
+    replicas = data_parallel_size(*sizes)
+    if not str(name).startswith("dist_") or not cpu or replicas in (None, 1):
+        return None
+    return f"{name} cannot run on CPUs with {replicas} replicas"
+
+
+def _offloaded_shards(offload: bool | None, cpu: bool, *sharded: bool | None) -> str | None:
+    return (
+        "cannot run on CPUs with use_distributed_optimizer=true" if offload and cpu and any(sharded) else None
+    )
 
 
 def _kept_part(value: float | None) -> str | None:
@@ -180,7 +209,50 @@ def _sharded(*elsewhere: str) -> Rule:
 
 SECTION_RULES: tuple[Rule, ...] = (*_COMMON, _sharded())
 
+_LAYOUT = {"facts.world_size": 2, **dict.fromkeys(SIZES, 1)}
+
 RULES: tuple[Rule, ...] = (
     *_COMMON,
+    rule(
+        "OP04",
+        ("optimizer.optimizer", "facts.emerging_optimizers_installed"),
+        _emerging,
+        why="Megatron Core takes this optimizer from that package",
+        fix="Install it: pip install emerging-optimizers. Or choose adam or sgd.",
+        fails=("muon", False),
+        passes=("muon", True),
+    ),
+    rule(
+        "OP05",
+        ("optimizer.optimizer", "optimizer.bf16", "facts.resolved"),
+        _by_layers,
+        why="Megatron Core shards by entire layers only the float32 copies of bfloat16 weights",
+        fix="Set mixed_precision=bf16_mixed, or choose the optimizer without dist_.",
+        fails=("dist_muon", False, True),
+        passes=("dist_muon", True, True),
+    ),
+    Rule(
+        id="OP06",
+        fields=("optimizer.optimizer", "facts.cpu", "facts.world_size", *SIZES),
+        test=_by_layers_on_host,
+        why="the parts of the replicas have different sizes, which gloo cannot gather",
+        fix="Choose the optimizer without dist_ on CPUs.",
+        fails={"optimizer.optimizer": "dist_muon", "facts.cpu": True, **_LAYOUT},
+        passes={"optimizer.optimizer": "dist_muon", "facts.cpu": False, **_LAYOUT},
+    ),
+    rule(
+        "OP07",
+        (
+            "optimizer.optimizer_cpu_offload",
+            "facts.cpu",
+            "optimizer.use_distributed_optimizer",
+            "ddp.use_distributed_optimizer",
+        ),
+        _offloaded_shards,
+        why="Megatron Core offloads parameters on a GPU only, and finds no copy of the others",
+        fix="Set optimizer.optimizer_cpu_offload=false: without a GPU, everything is on the host.",
+        fails=(True, True, True),
+        passes=(True, False, True),
+    ),
     _sharded("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
 )

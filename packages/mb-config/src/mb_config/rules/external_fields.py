@@ -34,7 +34,6 @@ EXTERNAL_FIELDS: Mapping[str, Any] = {
     "model.account_for_loss_in_pipeline_split": _SWITCH,
     "model.attention_dropout": _NUMBER,
     "model.bf16": _SWITCH,
-    "model.calculate_per_token_loss": _SWITCH,
     "model.context_parallel_size": _SIZE,
     "model.cp_comm_type": _NAMES,
     "model.cpu_offloading": _SWITCH,

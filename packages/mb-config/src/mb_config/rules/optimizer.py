@@ -145,6 +145,16 @@ _COMMON: tuple[Rule, ...] = (
         fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
         passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
     ),
+    requires(
+        "V051g",
+        {"optimizer.optimizer_cpu_offload": True},
+        {"optimizer.use_precision_aware_optimizer": True},
+        why="Megatron Core's optimizer on the host finds main weights on the path of the precision-aware one alone; "
+        "without it the run trains, and no checkpoint of it can be loaded",
+        fix="Set optimizer.use_precision_aware_optimizer=true, or optimizer.optimizer_cpu_offload=false.",
+        fails=(True, False),
+        passes=(True, True),
+    ),
     in_range(
         "V208a",
         "optimizer.weight_decay",

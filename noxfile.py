@@ -138,6 +138,9 @@ DEV = ("uv", "run", "--group", "dev")
 WHEELS = "wheels"
 """Folder of `nox -s wheels`."""
 
+GUARDED_VERSIONS = ["0.19.0", "0.19.1", "0.19.2"]
+"""Releases of Megatron Core with which the bounds of mb-guard's records are compared."""
+
 IN_PARALLEL = ("--numprocesses=auto", "--dist=loadfile")
 """Options of pytest-xdist: a process per core, each test file in one of them."""
 SLOWEST = ("--durations=15", "--durations-min=4")
@@ -625,6 +628,20 @@ def release(session: nox.Session) -> None:
         )
     session.run("git", "tag", planned.tag, external=True)
     session.log("tagged %s; its wheel is in %s", planned.tag, DIST)
+
+
+@nox.session(python=TRAINER_PYTHON, requires=["build"])
+def guard_versions(session: nox.Session) -> None:
+    """Compare the bounds of mb-guard's records with releases of Megatron Core; further versions after --."""
+    session.install(*alone("mb-guard", []))
+    folders = {
+        version: Path(session.create_tmp(), version) for version in [*GUARDED_VERSIONS, *session.posargs]
+    }
+    for version, folder in folders.items():
+        requirement_of_version = f"megatron-core=={version}"
+        session.install(WITHOUT_CONSTRAINTS, "--no-deps", "--target", str(folder), requirement_of_version)
+    pairs = [f"{version}={folder}" for version, folder in folders.items()]
+    session.run("python", "packages/mb-guard/tests/check_versions.py", *pairs)
 
 
 @nox.session(venv_backend="none")

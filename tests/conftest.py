@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import mb_guard
 import mb_host
 
 settings.register_profile("without_deadline", deadline=None)  # a shared machine misses 200 ms now and then
 settings.load_profile("without_deadline")
 mb_host.install()  # without effect where there is a GPU
+mb_guard.install(quiet=True)
 sys.path.insert(0, str(Path(__file__).parent))
 
 WORDS = [

@@ -22,9 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "mb-host" / "src
 for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
     os.environ.setdefault(name, value)
 
+import mb_guard  # noqa: E402
 import mb_host  # noqa: E402
 
 mb_host.install(force=True)  # before megatron is imported
+mb_guard.install(quiet=True)
 
 import torch  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402

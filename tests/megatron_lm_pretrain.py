@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import mb_guard
 import mb_host
 
 mb_host.install()  # before megatron is imported
+mb_guard.install(quiet=True)
 
 import torch  # noqa: E402
 from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: E402

@@ -18,11 +18,13 @@ import time
 
 import torch
 
+import mb_guard
 import mb_host
 
 torch_compile = torch.compile  # which the next line replaces
 mb_host.install()
 mb_host.quiet()
+mb_guard.install(quiet=True)
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from api_pages import api_pages
 from command_pages import command_pages
 from copied_code import mark_prompts
+from fault_pages import fault_pages
 from field_pages import field_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -18,7 +19,7 @@ from rule_pages import rule_pages
 from source_pages import rewrite_links, source_pages
 
 GENERATORS: tuple[Callable[[], Mapping[str, str]], ...] = (
-    *(api_pages, field_pages, rule_pages, command_pages),
+    *(api_pages, field_pages, rule_pages, fault_pages, command_pages),
     *(recipe_pages, source_pages),
 )
 """Each returns the pages of a part of the reference: path under `docs/` to text."""

@@ -12,9 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import mb_guard
 import mb_host
 
 mb_host.install()  # before megatron is imported
+mb_guard.install(quiet=True)
 
 from mb_config import UnknownPrecisionError  # noqa: E402
 from mb_config.precision_table import REGISTERED  # noqa: E402

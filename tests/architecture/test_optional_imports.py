@@ -10,7 +10,7 @@ import pytest
 import tomllib
 
 PACKAGES = Path(__file__).parents[2] / "packages"
-SUPPORT = {"torch", "megatron", "mb_host"}
+SUPPORT = {"torch", "megatron", "mb_host", "mb_guard"}
 """Modules that every package but those which declare them does without in some check."""
 
 
@@ -28,7 +28,7 @@ def optional_modules(package: Path) -> set[str]:
     required = {
         distribution_name(spec)
         for spec in [*parsed["project"].get("dependencies", ()), *parsed["dependency-groups"]["test"]]
-        if distribution_name(spec) != "mb-host"
+        if distribution_name(spec) not in {"mb-host", "mb-guard"}
     }
     found = {
         module

@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mb_guard
 import mb_host
 
 mb_host.install()  # before megatron is imported; with a GPU, torch is not changed
+mb_guard.install()  # known faults of Megatron Core
 
 import torch  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402

@@ -12,6 +12,7 @@ import typer
 
 import mb_checkpoint.cli
 import mb_data.cli
+import mb_guard.cli
 import mb_launch.cli
 import mb_metrics.cli
 from mb_config.cli_options import add_import_option
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (train, runs, configs):
+for part in (train, runs, configs, mb_guard.cli.diagnosis):
     app.add_typer(part)
 app.add_typer(mb_data.cli.app, name="data")
 app.add_typer(mb_checkpoint.cli.app, name="ckpt")

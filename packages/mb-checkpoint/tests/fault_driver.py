@@ -16,9 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import mb_guard
 import mb_host
 
 mb_host.install()
+mb_guard.install(quiet=True)
 
 import fault_points  # noqa: E402
 import torch.distributed as dist  # noqa: E402

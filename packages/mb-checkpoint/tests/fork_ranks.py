@@ -98,9 +98,11 @@ class ForkedRanks:
 def serve(descriptor):
     """Import what all ranks need, then fork ranks for each run until the connection is closed."""
     connection = Connection(descriptor)
+    import mb_guard
     import mb_host
 
     mb_host.install()
+    mb_guard.install(quiet=True)
     for name in WANTED:
         import_module(name)
     gc.freeze()

@@ -91,41 +91,24 @@ def left_with_gpu() -> list:
     return [import_result("apex").startswith("<module")]
 
 
-OPTIMIZER = """
-HAVE_APEX_OR_TE = {have}
-class DistributedOptimizer:
-    def state_dict(self): ...
-    def load_state_dict(self): ...
-    def _set_main_param_and_optimizer_states(self): ...
-"""
 DISPATCHER = """
 def maybe_move_tensor_to_cpu(tensor): ...
 """
 
 
-def patched_with_gpu(have: bool = False) -> list:
-    """Install on a machine with a GPU; return the patches of the functions of a fake Megatron."""
+def patched_with_gpu() -> list:
+    """Install on a machine with a GPU; return the patches of a function of a fake Megatron."""
     pretend_gpu()
     with tempfile.TemporaryDirectory() as folder:
-        for module, text in (
-            ("optimizer/distrib_optimizer.py", OPTIMIZER.format(have=have)),
-            ("transformer/moe/moe_utils.py", DISPATCHER),
-        ):
-            file = Path(folder, "megatron", "core", module)
-            file.parent.mkdir(parents=True)
-            file.write_text(text)
-            for parent in file.relative_to(folder).parents[:-1]:
-                Path(folder, parent, "__init__.py").touch()
+        file = Path(folder, "megatron", "core", "transformer", "moe", "moe_utils.py")
+        file.parent.mkdir(parents=True)
+        file.write_text(DISPATCHER)
+        for parent in file.relative_to(folder).parents[:-1]:
+            Path(folder, parent, "__init__.py").touch()
         sys.path.insert(0, folder)
         mb_host.install()
-        optimizer = importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
         dispatcher = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    functions = [vars(optimizer)[name] for name in vars(optimizer) if not name.startswith("__")]
-    return [getattr(each, PATCH_MARK, ()) for each in (*functions, dispatcher.maybe_move_tensor_to_cpu)]
-
-
-def patched_with_gpu_and_apex() -> list:
-    return patched_with_gpu(have=True)
+    return [getattr(dispatcher.maybe_move_tensor_to_cpu, PATCH_MARK, ())]
 
 
 class Operations(TorchDispatchMode):
@@ -186,7 +169,6 @@ CALLS = (
     after_megatron,
     unknown_patch,
     patched_with_gpu,
-    patched_with_gpu_and_apex,
     with_gpu_forked,
 )
 

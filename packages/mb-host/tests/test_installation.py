@@ -50,14 +50,8 @@ def test_without_a_gpu_packages_of_gpu_kernels_are_not_imported(values):
     assert values["left_with_gpu"] == [True]
 
 
-def test_with_a_gpu_megatron_is_patched_for_optimizers_of_torch_alone(values):
-    assert values["patched_with_gpu"] == [
-        ["allocate_optimizer_state"],
-        ["separate_step_tensors"],
-        ["exclude_step_tensor", "load_without_grad"],
-        [],
-    ]
-    assert values["patched_with_gpu_and_apex"] == [[], [], [], []]
+def test_with_a_gpu_megatron_is_not_patched(values):
+    assert values["patched_with_gpu"] == [[]]
 
 
 @pytest.mark.parametrize("machine", ["arithmetic", "arithmetic_with_gpu"])

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import mb_guard
 import mb_host
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks inherit it: they import family_ranks by name
 mb_host.install()
+mb_guard.install(quiet=True)
 
 import torch  # noqa: E402  (after the install)
 

@@ -4,15 +4,34 @@ from difflib import get_close_matches
 
 from mb_guard.errors import UnknownFaultError
 from mb_guard.fault import Fault
-from mb_guard.faults import attention, context_parallel, datasets, distributed, moe, mtp
+from mb_guard.faults import (
+    attention,
+    context_parallel,
+    datasets,
+    distributed,
+    latent_attention,
+    losses,
+    megatron_lm,
+    moe,
+    mtp,
+    optimizer,
+    schedule,
+    transformer_engine,
+)
 
 FAULTS: tuple[Fault, ...] = (
+    *latent_attention.FAULTS,
+    *optimizer.FAULTS,
     *distributed.FAULTS,
     *moe.FAULTS,
     *mtp.FAULTS,
     *context_parallel.FAULTS,
     *attention.FAULTS,
+    *losses.FAULTS,
+    *schedule.FAULTS,
     *datasets.FAULTS,
+    *megatron_lm.FAULTS,
+    *transformer_engine.FAULTS,
 )
 
 _BY_ID = {fault.id: fault for fault in FAULTS}

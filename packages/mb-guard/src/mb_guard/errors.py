@@ -22,3 +22,7 @@ class UnknownFaultError(GuardError, KeyError):
 
 class KnownFaultError(GuardError, ValueError):
     """The configuration meets a known fault that is refused, because no correction exists."""
+
+
+class UnreadableSettingsError(GuardError, ValueError):
+    """A script or configuration cannot be read."""

@@ -54,22 +54,22 @@ class Guard:
         )
         checked = CONFIG_CLASSES if check.faults else ()
 
-        def complete(module: ModuleType) -> None:
+        def complete(module: ModuleType, *, just_imported: bool = True) -> None:
             for fault, patch in patches.get(module.__name__, ()):
-                self._patch(module, fault, patch)
+                self._patch(module, fault, patch, just_imported=just_imported)
             if module.__name__ in checked:
                 check.watch(module)
 
         missing = dict.fromkeys((*patches, *checked), complete)
         for name in [name for name in missing if name in sys.modules]:
-            missing.pop(name)(sys.modules[name])
+            missing.pop(name)(sys.modules[name], just_imported=False)
         if missing:
             sys.meta_path.insert(0, AfterImport(missing))
 
     def _faults_in(self, *states: State) -> list[Fault]:
         return [status.fault for status in self.statuses.values() if status.state in states]
 
-    def _patch(self, module: ModuleType, fault: str, patch: Patch) -> None:
+    def _patch(self, module: ModuleType, fault: str, patch: Patch, *, just_imported: bool) -> None:
         if not patch.needed(module):
             if self.statuses[fault].state == "pending":
                 self._set_state(fault, "not needed")
@@ -83,7 +83,7 @@ class Guard:
             return
         target.patches.append((fault, patch))
         self._targets[key] = target
-        target.compose(self._disabled)
+        target.compose(self._disabled, just_imported=just_imported)
         self._set_state(fault, "put right")
 
     def _set_state(self, fault: str, state: State, detail: str = "") -> None:

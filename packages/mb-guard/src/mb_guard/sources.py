@@ -12,7 +12,7 @@ from pathlib import Path
 def installed_hash(module: str, target: str) -> str | None:
     """Return the `source_hash` of an installed function; None if the module or the function does not exist."""
     path = module_file(module)
-    return None if path is None else source_hash(path.read_text(), target)
+    return None if path is None or path.suffix != ".py" else source_hash(path.read_text(), target)
 
 
 def source_hash(text: str, target: str) -> str | None:
@@ -68,3 +68,36 @@ def _find(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
+
+
+def defines(module: str, name: str) -> bool:
+    """Return whether a module's source file defines or imports a name at any depth, or has a submodule of that name.
+
+    Names of extension modules are not known.
+    """
+    path = module_file(module)
+    if path is None or path.suffix != ".py":
+        return False
+    if path.name == "__init__.py" and module_file(f"{module}.{name}") is not None:
+        return True
+    text = path.read_text()
+    binding = re.compile(
+        rf"^\s*(?:class|def)\s+{name}\b|^\s*{name}\b[^=\n]*=[^=]|^\s*(?:from\s.*)?import\s.*\b{name}\b|^\s+{name},?$",
+        re.MULTILINE,
+    )
+    if binding.search(text):
+        return True
+    return any(
+        defines(_absolute(found[1], module, path), name)
+        for found in re.finditer(r"^\s*from\s+(\S+)\s+import\s+\*", text, re.MULTILINE)
+    )
+
+
+def _absolute(name: str, module: str, path: Path) -> str:
+    """Return the absolute name of a module that is named relative to another."""
+    levels = len(name) - len(name.lstrip("."))
+    if not levels:
+        return name
+    parents = module.split(".")
+    keep = len(parents) - levels + (path.name == "__init__.py")
+    return ".".join([*parents[:keep], *filter(None, [name.lstrip(".")])])

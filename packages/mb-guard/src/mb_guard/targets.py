@@ -40,8 +40,12 @@ class Target:
         code = getattr(function, "__code__", None)
         return code is None or code.co_filename == file
 
-    def compose(self, disabled: Collection[str]) -> None:
-        """Set the attribute to the original with all patches but those of the disabled faults."""
+    def compose(self, disabled: Collection[str], *, just_imported: bool = False) -> None:
+        """Set the attribute to the original with all patches but those of the disabled faults.
+
+        Names that other modules have imported follow. Right after the import of the module, these are modules of its
+        own package at most, so that the others are not searched.
+        """
         previous = vars(self.owner)[self.name]
         function = getattr(self.original, "__func__", self.original)
         for fault, patch in self.patches:
@@ -51,12 +55,14 @@ class Target:
             function = type(self.original)(function)
         setattr(self.owner, self.name, function)
         if isinstance(self.owner, ModuleType) and previous is not None:
-            _replace_imported_names(previous, function)
+            package = self.owner.__name__.partition(".")[0] if just_imported else ""
+            _replace_imported_names(previous, function, package=package)
 
 
-def _replace_imported_names(previous: Any, function: Any) -> None:
-    """Replace a function where `from module import name` has copied it."""
-    for module in [*sys.modules.values()]:
-        for name, value in [*getattr(module, "__dict__", {}).items()]:
-            if value is previous:
-                setattr(module, name, function)
+def _replace_imported_names(previous: Any, function: Any, *, package: str) -> None:
+    """Replace a function where `from module import name` has copied it, in all modules or those of a package."""
+    for module_name, module in [*sys.modules.items()]:
+        if module_name.startswith(package):
+            for name, value in [*getattr(module, "__dict__", {}).items()]:
+                if value is previous:
+                    setattr(module, name, function)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mb_host.log_filters import quiet as quiet
     from mb_host.outcomes import RankFailedError as RankFailedError
     from mb_host.outcomes import RankTimeoutError as RankTimeoutError
-    from mb_host.patches import patch_megatron as patch_megatron
     from mb_host.ranks import RankPool as RankPool
     from mb_host.ranks import run_ranks as run_ranks
 
@@ -34,7 +33,6 @@ _HOMES = {
     "RankTimeoutError": "outcomes",
     "function_in": "function_reference",
     "install": "installation",
-    "patch_megatron": "patches",
     "quiet": "log_filters",
     "run_ranks": "ranks",
 }

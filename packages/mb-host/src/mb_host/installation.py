@@ -18,7 +18,7 @@ from mb_host.kernels import STAND_INS as KERNEL_STAND_INS
 from mb_host.large_blocks import keep_large_blocks
 from mb_host.log_filters import quiet as apply_log_filters
 from mb_host.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
-from mb_host.patches import ALL_PATCHES, patch_callbacks, patch_megatron
+from mb_host.patches import ALL_PATCHES, patch_callbacks
 from mb_host.random import replace_random
 from mb_host.reproducibility import make_cpu_arithmetic_reproducible
 from mb_host.streams import replace_streams
@@ -58,8 +58,7 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     installed. The memory of large tensors is reused (`mb_host.large_blocks`), and process groups of gloo share a device
     (`mb_host.gloo_device`).
 
-    With a GPU: torch and these packages are not changed, and `patch_megatron` applies the patches of Megatron Core that
-    do not depend on a missing GPU.
+    With a GPU: torch, these packages and Megatron Core are not changed.
 
     In both cases wandb, which Megatron Core imports, is loaded at its first use, and CPU arithmetic becomes
     reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`): with a GPU, an optimizer may be offloaded
@@ -69,8 +68,7 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
         force: Use the CPU even if there is a GPU; `torch.cuda.is_available()` then returns False.
         quiet: Also install `mb_host.log_filters.LOG_FILTERS`; without effect with a GPU.
         patches: Names of patches of Megatron Core, out of `mb_host.patches.ALL_PATCHES`. Each is applied when
-            Megatron's module is imported; Megatron need not be installed. With a GPU, only those in
-            `mb_host.patches.ANY_DEVICE_PATCHES` are applied.
+            Megatron's module is imported; Megatron need not be installed. With a GPU, none is applied.
 
     Raises:
         MegatronAlreadyImportedError: torch must be changed, and `megatron.core` is already imported.
@@ -84,7 +82,6 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
         {**patch_callbacks(chosen), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
     )
     if torch.cuda.is_available() and not force:
-        patch_megatron(chosen)
         make_cpu_arithmetic_reproducible()
         report = HostReport(
             active=False,

@@ -1,16 +1,10 @@
-"""Patches for bugs of Megatron Core, one function each.
+"""Patches of Megatron Core for gloo and tensors on the CPU, one function each.
 
-The first four fix how `DistributedOptimizer` loads a checkpoint if neither Transformer Engine nor Apex is installed.
-The loader is written for their FusedAdam, which keeps one step per parameter group and whose state the loader
-allocates; torch's AdamW keeps one step tensor per parameter and creates its state in the first step.
-
-A patch with `host_only` concerns gloo or tensors on the CPU, and is applied only if CUDA calls run on the CPU. Every
-other patch is also applied on a machine with a GPU. `needed` is evaluated after Megatron's module is imported, so that
-the optimizer patches depend on which packages can be imported, not on the device.
+They are applied when Megatron's module is imported, and only if CUDA calls run on the CPU. Bugs of Megatron Core that
+have nothing to do with the CPU are fixed by mb-guard.
 """
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +14,6 @@ from typing import Any
 
 import torch
 
-from mb_host.after_import import AfterImport
 from mb_host.matrix_products import OneDnnProducts, is_onednn_faster
 
 Function = Callable[..., Any]
@@ -34,69 +27,11 @@ class Patch:
     module: str
     target: str
     needed: Callable[[ModuleType], bool]
-    host_only: bool = False
-    """Whether the patch concerns gloo or tensors on the CPU, and is not applied with a GPU."""
 
     @property
     def name(self) -> str:
         """Name of the patch: the name of its function."""
         return self.wrap.__name__
-
-
-def allocate_optimizer_state(state_dict: Function) -> Function:
-    """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails."""
-
-    @functools.wraps(state_dict)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                state = self.optimizer.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    state["exp_avg"] = torch.zeros_like(parameter.data)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
-        return state_dict(self, *args, **kwargs)
-
-    return patched
-
-
-def separate_step_tensors(load_state_dict: Function) -> Function:
-    """Give each parameter a separate step tensor after loading.
-
-    A shared tensor counts every update once per parameter, so that the resumed run diverges without an error.
-    """
-
-    @functools.wraps(load_state_dict)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load_state_dict(self, *args, **kwargs)
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].clone()
-        return loaded
-
-    return patched
-
-
-def exclude_step_tensor(set_states: Function) -> Function:
-    """Exclude the step from the tensors that are loaded per parameter; a checkpoint without it raises a KeyError."""
-
-    @functools.wraps(set_states)
-    def patched(self: Any, model_param: Any, *args: Any, **kwargs: Any) -> Any:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        step = state.pop("step", None)
-        try:
-            return set_states(self, model_param, *args, **kwargs)
-        finally:
-            if step is not None:
-                state["step"] = step
-
-    return patched
-
-
-def load_without_grad(set_states: Function) -> Function:
-    """Load without autograd; with it, writing in place to main parameters that are views of leaves raises an error."""
-    return torch.no_grad()(set_states)
 
 
 def cpu_tensor_to_numpy(maybe_move_tensor_to_cpu: Function) -> Function:
@@ -141,40 +76,6 @@ def scatter_uneven_parts(reduce_scatter_along_first_dim: Function) -> Function:
     return patched
 
 
-def reduce_rotary_key_gradient(qkv_down_projection: Function) -> Function:
-    """Sum the gradient of the rotary part of latent attention's keys over the heads of all ranks.
-
-    If the projection is split over tensor-parallel ranks, as without Transformer Engine, the gradient of that part
-    would come from the local heads only, and the model would train incorrectly without an error.
-    """
-    known = qkv_down_projection.__globals__
-
-    @functools.wraps(qkv_down_projection)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        queries, keys = qkv_down_projection(self, *args, **kwargs)
-        sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
-        if keys.size(-1) == sum(sizes):
-            return queries, keys
-        whole = known["gather_from_tensor_model_parallel_region"](keys, group=self.tp_group)
-        if self.config.sequence_parallel:
-            # Equivalent to an unsplit projection on every rank: the caller gathers the rotary part and sums gradients.
-            return queries, known["scatter_to_sequence_parallel_region"](whole, group=self.tp_group)
-        latent, rotated = torch.split(whole, sizes, dim=-1)
-        rotated = rotated.clone()
-        if rotated.requires_grad:
-            sum_over_ranks = functools.partial(_summed, group=self.tp_group)
-            rotated.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]
-        return queries, torch.cat([latent, rotated], dim=-1)
-
-    return patched
-
-
-def _summed(gradient: torch.Tensor, *, group: Any) -> torch.Tensor:
-    total = gradient.clone()
-    torch.distributed.all_reduce(total, group=group)
-    return total
-
-
 def onednn_products(function: Function) -> Function:
     """Compute the products of linear layers with oneDNN, about twice as fast where MKL does not use AVX-512."""
 
@@ -186,27 +87,12 @@ def onednn_products(function: Function) -> Function:
     return patched
 
 
-def torch_optimizer(module: ModuleType) -> bool:
-    """Return whether `module` fell back to torch's optimizers."""
-    return not module.__dict__["HAVE_APEX_OR_TE"]
-
-
-def _of_optimizer(wrap: Callable[[Function], Function], *, target: str) -> Patch:
-    return Patch(
-        wrap=wrap,
-        module="megatron.core.optimizer.distrib_optimizer",
-        target=f"DistributedOptimizer.{target}",
-        needed=torch_optimizer,
-    )
-
-
 def _of_exchange(wrap: Callable[[Function], Function], *, target: str) -> Patch:
     return Patch(
         wrap=wrap,
         module="megatron.core.tensor_parallel.mappings",
         target=target,
         needed=lambda module: True,
-        host_only=True,
     )
 
 
@@ -216,26 +102,14 @@ def _of_linear(target: str) -> Patch:
         module="megatron.core.tensor_parallel.layers",
         target=target,
         needed=lambda module: is_onednn_faster(),
-        host_only=True,
     )
 
 
 PATCHES: tuple[Patch, ...] = (
-    _of_optimizer(allocate_optimizer_state, target="state_dict"),
-    _of_optimizer(separate_step_tensors, target="load_state_dict"),
-    _of_optimizer(exclude_step_tensor, target="_set_main_param_and_optimizer_states"),
-    _of_optimizer(load_without_grad, target="_set_main_param_and_optimizer_states"),
     Patch(
         wrap=cpu_tensor_to_numpy,
         module="megatron.core.transformer.moe.moe_utils",
         target="maybe_move_tensor_to_cpu",
-        needed=lambda module: True,
-        host_only=True,
-    ),
-    Patch(
-        wrap=reduce_rotary_key_gradient,
-        module="megatron.core.transformer.multi_latent_attention",
-        target="MLASelfAttention._qkv_down_projection",
         needed=lambda module: True,
     ),
     _of_exchange(gather_uneven_parts, target="_gather_along_first_dim"),
@@ -246,10 +120,6 @@ PATCHES: tuple[Patch, ...] = (
     _of_linear("LinearWithGradAccumulationAndAsyncCommunication.backward"),
 )
 ALL_PATCHES: tuple[str, ...] = tuple(dict.fromkeys(patch.name for patch in PATCHES))
-ANY_DEVICE_PATCHES: tuple[str, ...] = tuple(
-    dict.fromkeys(patch.name for patch in PATCHES if not patch.host_only)
-)
-"""Names of the patches that are also applied on a machine with a GPU."""
 
 _disabled: ContextVar[frozenset[str]] = ContextVar("disabled_patches", default=frozenset())
 
@@ -280,29 +150,6 @@ def check_names(names: Iterable[str]) -> None:
         raise ValueError(
             f"patches: {', '.join(unknown)}: no patch of that name. Choose from {', '.join(ALL_PATCHES)}."
         )
-
-
-def patch_megatron(names: Iterable[str] = ANY_DEVICE_PATCHES) -> tuple[str, ...]:
-    """Apply patches to Megatron Core, with or without a GPU; return their names.
-
-    `install` calls this function if there is a GPU. Modules that are already imported are patched immediately, others
-    right after their import. torch is not changed. A second call has no effect.
-
-    Args:
-        names: Names out of `ANY_DEVICE_PATCHES`. Other names of `ALL_PATCHES` are accepted and ignored.
-
-    Raises:
-        ValueError: There is no patch of that name.
-    """
-    wanted = set(names)
-    check_names(wanted)
-    chosen = tuple(name for name in ANY_DEVICE_PATCHES if name in wanted)
-    pending = patch_callbacks(chosen)
-    for module in [name for name in pending if name in sys.modules]:
-        pending.pop(module)(sys.modules[module])
-    if pending:
-        sys.meta_path.insert(0, AfterImport(pending))
-    return chosen
 
 
 def patch_callbacks(names: Iterable[str]) -> dict[str, Callable[[ModuleType], None]]:

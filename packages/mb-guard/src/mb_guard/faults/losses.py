@@ -1,0 +1,119 @@
+"""Faults of the cross entropy over a vocabulary that is split over tensor-parallel ranks."""
+
+import functools
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.settings import Settings
+
+_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_REPORT = "https://github.com/NVIDIA/Megatron-LM/issues/7452"
+
+
+def smooth_over_the_whole_vocabulary(cross_entropy: Function) -> Function:
+    """Average the smoothing term over the vocabulary of all ranks, which each rank averages over its own part.
+
+    With alpha = label_smoothing and K = size of the vocabulary, the loss is (1 - s) * CE + s * mean_k(-log p_k), where
+    s = alpha * K / (K - 1), as the comment in Megatron's function states.
+    """
+    import torch
+
+    known = cross_entropy.__globals__
+
+    @functools.wraps(cross_entropy)
+    def patched(
+        vocab_parallel_logits: Any,
+        target: Any,
+        label_smoothing: float = 0.0,
+        tp_group: Any = None,
+    ) -> Any:
+        if label_smoothing == 0:
+            return cross_entropy(vocab_parallel_logits, target, label_smoothing, tp_group)
+        group = tp_group or known["get_tensor_model_parallel_group"]()
+        if group.size() == 1:
+            return cross_entropy(vocab_parallel_logits, target, label_smoothing, tp_group)
+        from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
+
+        part = vocab_parallel_logits.size(-1)
+        size = part * group.size()
+        local = target - group.rank() * part
+        inside = (local >= 0) & (local < part)
+        logits = vocab_parallel_logits.float()
+        chosen = torch.where(
+            inside,
+            logits.gather(-1, local.clamp(0, part - 1).unsqueeze(-1)).squeeze(-1),
+            logits.new_zeros(()),
+        )
+        # both sums in one message; their backward passes are the identity
+        sums = reduce_from_tensor_model_parallel_region(
+            torch.stack([chosen, logits.sum(-1)]).clone(), group=group
+        )
+        # the function shifts its argument in place
+        loss = cross_entropy(logits.clone(), target, 0.0, tp_group)
+        log_normalizer = loss + sums[0]
+        smoothing = label_smoothing * size / (size - 1)
+        return (1 - smoothing) * loss + smoothing * (log_normalizer - sums[1] / size)
+
+    return patched
+
+
+def split_gathered_logits(compute_loss: Function) -> Function:
+    """Split logits that the output layer has gathered, which the loss takes for the part of this rank."""
+
+    @functools.wraps(compute_loss)
+    def patched(self: Any, labels: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        from megatron.core.tensor_parallel.mappings import scatter_to_tensor_model_parallel_region
+
+        group = self.pg_collection.tp
+        if group.size() > 1 and logits.size(-1) == getattr(self, "vocab_size", None):
+            logits = scatter_to_tensor_model_parallel_region(logits, group=group)
+        return compute_loss(self, labels, logits, *args, **kwargs)
+
+    return patched
+
+
+def _tensor_parallel(settings: Settings) -> bool:
+    return (settings.tensor_model_parallel_size or 1) > 1
+
+
+FAULTS = (
+    Fault(
+        id="label-smoothing-of-a-part",
+        effect="wrong number",
+        summary="vocab_parallel_cross_entropy with label smoothing averages over the vocabulary of one tensor-parallel "
+        "rank instead of all.",
+        shows="Silent: with a tensor-parallel size of 2 the loss differs between the ranks, and from that of one rank.",
+        versions=_VERSIONS,
+        action="put right",
+        test="packages/mb-guard/tests/test_losses.py::test_label_smoothing_covers_the_vocabulary_of_all_ranks",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/737",
+        met=lambda settings: _tensor_parallel(settings) and bool(settings.label_smoothing),
+        patches=(
+            Patch(
+                wrap=smooth_over_the_whole_vocabulary,
+                module="megatron.core.tensor_parallel.cross_entropy",
+                target="vocab_parallel_cross_entropy",
+                sources=("bacbac62e7b8e9c1",),
+            ),
+        ),
+    ),
+    Fault(
+        id="gathered-logits",
+        effect="wrong number",
+        summary="A model with parallel_output=False and labels computes the loss of gathered logits as if they were "
+        "the part of one tensor-parallel rank.",
+        shows="Silent: the loss is too large by the logarithm of the tensor-parallel size, and gradients are wrong.",
+        versions=_VERSIONS,
+        action="put right",
+        test="packages/mb-guard/tests/test_losses.py::test_gathered_logits_have_the_loss_of_one_rank",
+        report=_REPORT,
+        patches=(
+            Patch(
+                wrap=split_gathered_logits,
+                module="megatron.core.models.common.language_module.language_module",
+                target="LanguageModule.compute_language_model_loss",
+                sources=("bfe47db9c6a053a3",),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,152 @@
+"""Faults of `DistributedOptimizer` when it loads a checkpoint.
+
+Its loader is written for the FusedAdam of Transformer Engine and Apex, which keeps one step per parameter group and
+whose state the loader allocates. torch's AdamW, which Megatron Core uses without them, keeps one step tensor per
+parameter and creates its state in the first step.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.settings import Settings
+
+_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_TEST = "packages/mb-guard/tests/test_optimizer.py"
+_SILENT_DIVERGENCE = (
+    "Silent: the losses of a resumed run differ from those of the uninterrupted run from the second step on."
+)
+
+
+def allocate_optimizer_state(state_dict: Function) -> Function:
+    """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails."""
+    import torch
+
+    @functools.wraps(state_dict)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(parameter.data)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+        return state_dict(self, *args, **kwargs)
+
+    return patched
+
+
+def separate_step_tensors(load_state_dict: Function) -> Function:
+    """Give each parameter a separate step tensor after loading."""
+
+    @functools.wraps(load_state_dict)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load_state_dict(self, *args, **kwargs)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].clone()
+        return loaded
+
+    return patched
+
+
+def exclude_step_tensor(set_states: Function) -> Function:
+    """Exclude the step from the tensors that are loaded per parameter."""
+
+    @functools.wraps(set_states)
+    def patched(self: Any, model_param: Any, *args: Any, **kwargs: Any) -> Any:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        step = state.pop("step", None)
+        try:
+            return set_states(self, model_param, *args, **kwargs)
+        finally:
+            if step is not None:
+                state["step"] = step
+
+    return patched
+
+
+def load_without_grad(set_states: Function) -> Function:
+    """Load without autograd: main parameters of float32 weights are views of leaves, which are written in place."""
+    import torch
+
+    return torch.no_grad()(set_states)
+
+
+def _torch_optimizer(module: ModuleType) -> bool:
+    """Return whether Megatron fell back to torch's optimizers."""
+    return not module.__dict__["HAVE_APEX_OR_TE"]
+
+
+def _distributed_optimizer(settings: Settings) -> bool:
+    return bool(settings.use_distributed_optimizer)
+
+
+def _always(module: ModuleType) -> bool:
+    return True
+
+
+def _patch(wrap: Any, target: str, source: str, needed: Any = _torch_optimizer) -> tuple[Patch, ...]:
+    return (
+        Patch(
+            wrap=wrap,
+            module="megatron.core.optimizer.distrib_optimizer",
+            target=f"DistributedOptimizer.{target}",
+            sources=(source,),
+            needed=needed,
+        ),
+    )
+
+
+FAULTS = (
+    Fault(
+        id="distributed-optimizer-state",
+        effect="crash",
+        summary="DistributedOptimizer with torch's AdamW cannot load a checkpoint before its first step.",
+        shows="AssertionError in DistributedOptimizer.state_dict on resume without Transformer Engine and Apex.",
+        versions=_VERSIONS,
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_the_other_faults_raise_while_loading",
+        patches=_patch(allocate_optimizer_state, "state_dict", "70d0cda53831dbdd"),
+    ),
+    Fault(
+        id="shared-step-tensor",
+        effect="wrong number",
+        summary="After DistributedOptimizer has loaded a checkpoint, all parameters of torch's AdamW share one step "
+        "tensor, which counts every update once per parameter.",
+        shows=_SILENT_DIVERGENCE,
+        versions=_VERSIONS,
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_a_shared_step_tensor_diverges",
+        patches=_patch(separate_step_tensors, "load_state_dict", "70749050242457b0"),
+    ),
+    Fault(
+        id="step-tensor-not-saved",
+        effect="crash",
+        summary="DistributedOptimizer looks for a step per parameter of torch's AdamW, which its checkpoints lack.",
+        shows="KeyError: 'step' while a run resumes without Transformer Engine and Apex.",
+        versions=_VERSIONS,
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_the_other_faults_raise_while_loading",
+        patches=_patch(exclude_step_tensor, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6"),
+    ),
+    Fault(
+        id="load-into-leaf-views",
+        effect="crash",
+        summary="DistributedOptimizer with float32 weights loads in place into views of leaves that require gradients.",
+        shows="RuntimeError: a view of a leaf Variable that requires grad is being used in an in-place operation, "
+        "while a run resumes, with and without Transformer Engine.",
+        versions=_VERSIONS,
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_the_other_faults_raise_while_loading",
+        patches=_patch(
+            load_without_grad, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6", _always
+        ),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Faults of `OptimizerParamScheduler` when it loads a checkpoint."""
+
+import functools
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.settings import Settings
+
+_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_MODULE = "megatron.core.optimizer_param_scheduler"
+_WSD = ("lr_wsd_decay_style", "wsd_decay_steps")
+"""Settings of a warm-up-stable-decay schedule, which Megatron's state lacks."""
+
+
+def apply_after_all_is_restored(load_state_dict: Function) -> Function:
+    """Write learning rate and weight decay to the groups after both schedules are restored, at the stored step."""
+
+    @functools.wraps(load_state_dict)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.num_steps = 0  # the original adds the stored steps
+        load_state_dict(self, *args, **kwargs)
+        self.step(increment=0)
+
+    return patched
+
+
+def store_decay_phase(state_dict: Function) -> Function:
+    """Store the settings of the decay phase."""
+
+    @functools.wraps(state_dict)
+    def patched(self: Any) -> dict[str, Any]:
+        return {**state_dict(self), **{name: getattr(self, name) for name in _WSD}}
+
+    return patched
+
+
+def restore_decay_phase(load_state_dict: Function) -> Function:
+    """Restore the settings of the decay phase if the stored schedule applies; older checkpoints lack them."""
+
+    @functools.wraps(load_state_dict)
+    def patched(self: Any, state_dict: Any) -> None:
+        if self.use_checkpoint_opt_param_scheduler and not self.override_opt_param_scheduler:
+            for name in _WSD:
+                setattr(self, name, state_dict.get(name, getattr(self, name)))
+        load_state_dict(self, state_dict)
+
+    return patched
+
+
+def _patch(wrap: Any, target: str, source: str) -> Patch:
+    return Patch(wrap=wrap, module=_MODULE, target=f"OptimizerParamScheduler.{target}", sources=(source,))
+
+
+def _stored_schedule(settings: Settings) -> bool:
+    return bool(settings.use_checkpoint_opt_param_scheduler)
+
+
+FAULTS = (
+    Fault(
+        id="wsd-schedule-not-stored",
+        effect="wrong number",
+        summary="The state of OptimizerParamScheduler lacks wsd_decay_steps and lr_wsd_decay_style: a resume with "
+        "use_checkpoint_opt_param_scheduler mixes the stored schedule with the configured decay phase.",
+        shows="Silent: half of the learning rate where lr_wsd_decay_iters is 10 instead of the stored 5.",
+        versions=_VERSIONS,
+        action="put right",
+        test="packages/mb-guard/tests/test_schedule.py::test_the_stored_decay_phase_is_restored",
+        met=lambda settings: _stored_schedule(settings) and settings.lr_decay_style == "WSD",
+        patches=(
+            _patch(store_decay_phase, "state_dict", "cb1ebafbfb7e4f15"),
+            _patch(restore_decay_phase, "load_state_dict", "f25f3bf57255b21e"),
+        ),
+    ),
+    Fault(
+        id="weight-decay-after-load",
+        effect="wrong number",
+        summary="OptimizerParamScheduler.load_state_dict writes the weight decay to the parameter groups before it has "
+        "restored its schedule, and adds the stored steps to those that the scheduler has already made.",
+        shows="Silent: the first step after a resume with use_checkpoint_opt_param_scheduler has the configured weight "
+        "decay; a second load into the same scheduler doubles its steps.",
+        versions=_VERSIONS,
+        action="put right",
+        test="packages/mb-guard/tests/test_schedule.py::test_the_first_step_after_a_load_has_the_stored_weight_decay",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/7468",
+        met=_stored_schedule,
+        patches=(_patch(apply_after_all_is_restored, "load_state_dict", "f25f3bf57255b21e"),),
+    ),
+)

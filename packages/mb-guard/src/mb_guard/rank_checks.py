@@ -1,0 +1,144 @@
+"""Checks of all ranks of a job together: collectives and the speed of each rank. Imports torch.
+
+For processes started by torchrun or srun. Every function is collective.
+"""
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mb_guard.doctor import Finding
+
+SLOW = 1.3
+"""A rank is slow if the same work takes this many times the median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Result of the checks, equal on all ranks."""
+
+    ranks: int
+    backend: str
+    mib: int
+    seconds: float
+    bus_gb_per_second: float
+    """Bytes that each rank sends and receives per second, as nccl-tests reports it: 2 (n - 1) / n of the message."""
+    wrong_ranks: tuple[int, ...]
+    slow_ranks: dict[int, float]
+    """Rank to the multiple of the median time of a matrix product."""
+
+    def line(self) -> str:
+        """Return one line of text."""
+        return (
+            f"ranks        {self.ranks} over {self.backend}: an all-reduce of {self.mib} MiB takes "
+            f"{1000 * self.seconds:.2f} ms, {self.bus_gb_per_second:.2f} GB/s"
+        )
+
+
+def join(*, timeout_seconds: float = 60.0) -> torch.device:
+    """Join the process group of the launcher's environment, and return the device of this rank.
+
+    Raises:
+        dist.DistError: a rank does not arrive in time.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    backend = "cuda:nccl,cpu:gloo" if on_gpu else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    return device
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def check_collectives(device: torch.device) -> Collectives:
+    """Verify a sum over all ranks, and measure its bandwidth and the speed of each rank."""
+    ranks = dist.get_world_size()
+    mib, rounds = (64, 10) if device.type == "cuda" else (4, 5)
+    values = torch.full((mib * 2**20 // 4,), float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(values)
+    right = bool((values == ranks * (ranks + 1) / 2).all())
+    dist.all_reduce(values.zero_())
+    _wait(device)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        dist.all_reduce(values)
+    _wait(device)
+    seconds = (time.perf_counter() - start) / rounds
+    found = gather((right, seconds, _product_seconds(device)))
+    slowest = max(each[1] for each in found)
+    median = statistics.median(each[2] for each in found)
+    return Collectives(
+        ranks=ranks,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        mib=mib,
+        seconds=slowest,
+        bus_gb_per_second=2 * (ranks - 1) / ranks * mib * 2**20 / slowest / 1e9,
+        wrong_ranks=tuple(rank for rank, each in enumerate(found) if not each[0]),
+        slow_ranks={rank: each[2] / median for rank, each in enumerate(found) if each[2] > SLOW * median},
+    )
+
+
+def _product_seconds(device: torch.device) -> float:
+    """Return the best time of a matrix product, which other processes on the machine disturb least."""
+    size = 4096 if device.type == "cuda" else 256
+    matrix = torch.ones(size, size, device=device)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        matrix @ matrix
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int) -> list[Finding]:
+    """Return what is wrong or slow about the ranks."""
+    found = []
+    if result.wrong_ranks:
+        found.append(
+            Finding(
+                level="problem",
+                about="all-reduce",
+                text=f"wrong sums on ranks {', '.join(map(str, result.wrong_ranks))}",
+                fix="Look for faulty GPUs or links; NCCL_ALGO=Ring and NCCL_NVLS_ENABLE=0 narrow it down.",
+            )
+        )
+    for rank, factor in result.slow_ranks.items():
+        found.append(
+            Finding(
+                level="warning" if result.backend == "nccl" else "note",
+                about=f"rank {rank}",
+                text=f"takes {factor:.1f} times as long as the median for the same matrix product",
+                fix="Every step waits for it.",
+            )
+        )
+    if nodes == 1 and nvlinks and result.bus_gb_per_second < 50:
+        found.append(
+            Finding(
+                level="warning",
+                about="all-reduce",
+                text=f"{result.bus_gb_per_second:.1f} GB/s within a node that has NVLink",
+                fix="Look at NCCL_P2P_DISABLE and `nvidia-smi topo -m`.",
+            )
+        )
+    return found

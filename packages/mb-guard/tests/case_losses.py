@@ -1,0 +1,78 @@
+"""Functions that run on ranks of `test_losses.py`."""
+
+from contextlib import nullcontext
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+import mb_guard
+
+VOCABULARY = 12
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits of shape (sequence, batch, vocabulary) and targets."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(5, 2, VOCABULARY, generator=generator), torch.randint(
+        VOCABULARY, (5, 2), generator=generator
+    )
+
+
+def smoothed(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return the losses with label smoothing, and the gradient of the logits of all ranks."""
+    size = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
+    group = parallel_state.get_tensor_model_parallel_group()
+    logits, target = data()
+    part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
+    with mb_guard.without(fault) if fault else nullcontext():
+        losses = vocab_parallel_cross_entropy(part, target, label_smoothing=0.1, tp_group=group)
+        (losses * torch.arange(10.0).reshape(5, 2)).sum().backward()
+    parts = [torch.empty_like(part) for _ in range(size)]
+    torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
+    return losses.flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+
+
+class Model(LanguageModule):
+    """The part of a model that computes its loss."""
+
+    def __init__(self) -> None:
+        size = torch.distributed.get_world_size()
+        config = TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=2, tensor_model_parallel_size=size
+        )
+        super().__init__(config)
+        self.vocab_size = VOCABULARY
+
+
+def gathered(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return the losses of gathered logits, and the gradient of the part of this rank."""
+    size = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
+    group = parallel_state.get_tensor_model_parallel_group()
+    logits, target = data()
+    part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
+    with mb_guard.without(fault) if fault else nullcontext():
+        whole = gather_from_tensor_model_parallel_region(part, group=group)
+        losses = Model().compute_language_model_loss(target.transpose(0, 1), whole)
+        losses.sum().backward()
+    parts = [torch.empty_like(part) for _ in range(size)]
+    torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
+    return losses.transpose(0, 1).flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+
+
+def reference(label_smoothing: float) -> tuple[list[float], list[float]]:
+    """Return torch's losses and gradient, for the smoothing of Megatron's comment: alpha K / (K - 1) over all words."""
+    logits, target = data()
+    logits.requires_grad_()
+    smoothing = label_smoothing * VOCABULARY / (VOCABULARY - 1)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), target.flatten(), label_smoothing=smoothing, reduction="none"
+    )
+    weights = torch.arange(10.0) if label_smoothing else torch.ones(10)
+    (losses * weights).sum().backward()
+    return losses.tolist(), logits.grad.flatten().tolist()

@@ -1,0 +1,34 @@
+"""Losses over a split vocabulary; the right values are those of torch's cross entropy over all of it."""
+
+import pytest
+
+CASE = "case_losses.py"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_label_smoothing_covers_the_vocabulary_of_all_ranks(ranks, run_case):
+    [(losses, gradient)] = run_case(CASE, "reference", 0.1)
+    for found_losses, found_gradient in run_case(CASE, "smoothed", None, ranks=ranks):
+        assert found_losses == pytest.approx(losses, rel=1e-5)
+        assert found_gradient == pytest.approx(gradient, rel=1e-4, abs=1e-6)
+
+
+def test_without_the_guard_label_smoothing_covers_a_part(run_case):
+    first, last = run_case(CASE, "smoothed", "label-smoothing-of-a-part", ranks=2)
+    assert first[0] != pytest.approx(last[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gathered_logits_have_the_loss_of_one_rank(ranks, run_case):
+    [(losses, gradient)] = run_case(CASE, "reference", 0.0)
+    for found_losses, found_gradient in run_case(CASE, "gathered", None, ranks=ranks):
+        assert found_losses == pytest.approx(losses, rel=1e-5)
+        assert found_gradient == pytest.approx(gradient, rel=1e-4, abs=1e-6)
+
+
+def test_without_the_guard_gathered_logits_count_twice(run_case):
+    import math
+
+    [(losses, _)] = run_case(CASE, "reference", 0.0)
+    for found, _ in run_case(CASE, "gathered", "gathered-logits", ranks=2):
+        assert found == pytest.approx([loss + math.log(2) for loss in losses], rel=1e-5)

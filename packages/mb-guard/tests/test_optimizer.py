@@ -1,0 +1,41 @@
+"""Faults of loading into `DistributedOptimizer`; the right losses are those of the uninterrupted run."""
+
+import pytest
+
+FORMATS = ["fully_reshardable", "dp_reshardable"]
+
+
+@pytest.fixture(scope="module")
+def saved(run_case, tmp_path_factory):
+    """Return the checkpoint directory, and the losses of the uninterrupted run that wrote it."""
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    [losses] = run_case("case_optimizer.py", "uninterrupted", folder, FORMATS)
+    return folder, losses
+
+
+@pytest.mark.parametrize("optimizer_format", FORMATS)
+def test_a_resumed_run_equals_an_uninterrupted_one(saved, run_case, optimizer_format):
+    folder, losses = saved
+    assert run_case("case_optimizer.py", "resumed", folder, optimizer_format, None) == [losses]
+
+
+def test_a_shared_step_tensor_diverges(saved, run_case):
+    folder, losses = saved
+    [diverged] = run_case("case_optimizer.py", "resumed", folder, FORMATS[0], "shared-step-tensor")
+    assert diverged[0] == losses[0]
+    assert abs(diverged[-1] - losses[-1]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fault", "optimizer_format", "error"),
+    [
+        ("distributed-optimizer-state", "fully_reshardable", "AssertionError"),
+        ("step-tensor-not-saved", "fully_reshardable", "KeyError: 'step'"),
+        ("load-into-leaf-views", "dp_reshardable", "RuntimeError: a view of a leaf Variable"),
+    ],
+)
+def test_the_other_faults_raise_while_loading(saved, run_case, fault, optimizer_format, error):
+    from mb_host import RankFailedError
+
+    with pytest.raises(RankFailedError, match=error):
+        run_case("case_optimizer.py", "resumed", saved[0], optimizer_format, fault)

@@ -52,7 +52,7 @@ def test_epochs_need_samples_that_can_be_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("MB_CACHE_DIR", str(tmp_path))
     epochs = ("train.num_epochs=2", "scheduler.lr_warmup_iters=0")
     assert problems(*epochs) == []
-    assert problems(*epochs, f"dataset.dataset_root={tmp_path / 'none'}") == ["D106"]
+    assert problems(*epochs, f"dataset.dataset_root={tmp_path / 'none'}") == ["D120", "D106"]
     assert problems(*epochs, "dataset.dataloader_type=cyclic") == ["V100"]
 
 
@@ -73,7 +73,8 @@ PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"
         ([PACKS], ["V139"]),
         ([PACKS, "train.micro_batch_size=1", "validation.eval_micro_batch_size=4"], ["D74"]),
         ([PACKS, "train.micro_batch_size=1", "model.seq_length=512", "dataset.seq_length=512"], ["D70"]),
-        (["+dataset.dataset_kwargs.chat=true"], ["V047a"]),
+        (["+dataset.dataset_kwargs.chat=true"], []),
+        (["dataset.dataset_kwargs={chat: true, prompt_template: Q}"], ["V047a"]),
     ],
 )
 def test_packs_are_checked_before_the_launch(words, violated):

@@ -72,7 +72,7 @@ def test_overlap_used_alone_names_the_field():
 
 
 def test_a_secret_of_a_wrong_type_is_not_shown():
-    with pytest.raises(TypeError, match="not <masked>"):
+    with pytest.raises(TypeError, match=r"not \['<masked>'\]"):
         LoggerConfig(comet_api_key=["s3cret"]).finalize()
 
 

@@ -151,3 +151,19 @@ def test_every_activation_name_of_the_section_is_known():
     from typing import get_args, get_type_hints
 
     assert set(get_args(get_type_hints(GPTModelConfig)["activation_func"])) == ACTIVATIONS.keys()
+
+
+def test_quick_gelu_can_be_fused():
+    """Megatron Core has two functions of this name, and compares with the one of its fused kernels."""
+    from megatron.core.fusions import fused_bias_geglu
+
+    section = GPTModelConfig(
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        add_bias_linear=False,
+        activation_func="quick_gelu",
+        gated_linear_unit=True,
+        bias_activation_fusion=True,
+    )
+    assert transformer_config(section, device=CPU).activation_func is fused_bias_geglu.quick_gelu

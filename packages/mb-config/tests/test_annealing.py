@@ -25,10 +25,14 @@ def test_adam_in_iterations():
     assert scheduler == SchedulerConfig(
         **SCHEDULE,
         lr_wsd_decay_style="minus_sqrt",
-        lr_wsd_decay_iters=50,
         lr_warmup_iters=2000,
         lr_decay_iters=50,
     )
+
+
+def test_only_wsd_has_a_decay_phase():
+    _, scheduler = distributed_fused_adam_with_cosine_annealing(lr_decay_iters=50, lr_decay_style="WSD")
+    assert scheduler.lr_wsd_decay_iters == 50
 
 
 def test_adam_in_samples():
@@ -61,6 +65,7 @@ def test_only_the_format_of_the_precision_is_set(precision, formats):
     "sections",
     [
         distributed_fused_adam_with_cosine_annealing(lr_warmup_iters=10),
+        distributed_fused_adam_with_cosine_annealing(lr_warmup_iters=10, lr_decay_iters=100),
         distributed_muon_with_cosine_annealing(lr_warmup_iters=10, lr_decay_iters=100),
     ],
 )

@@ -65,7 +65,7 @@ def distributed_fused_adam_with_cosine_annealing(  # noqa: PLR0913 (the fields o
         weight_decay_incr_style=weight_decay_incr_style,
         lr_decay_style=lr_decay_style,
         lr_wsd_decay_style="minus_sqrt",
-        lr_wsd_decay_iters=lr_decay_iters,
+        lr_wsd_decay_iters=lr_decay_iters if lr_decay_style == "WSD" else None,
         lr_warmup_iters=lr_warmup_iters,
         lr_decay_iters=lr_decay_iters,
         override_opt_param_scheduler=True,

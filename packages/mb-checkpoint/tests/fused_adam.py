@@ -6,6 +6,8 @@ are equal bit for bit. Imports Megatron: for the processes of a rank pool.
 
 import inspect
 import textwrap
+from importlib.util import module_from_spec, spec_from_file_location
+from types import FunctionType
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
@@ -219,15 +221,26 @@ def _offload_on_the_cpu():
 _METHODS = ("state_dict", "load_state_dict", "_set_main_param_and_optimizer_states")
 
 
+def _originals():
+    """Return methods without the patches for torch's Adam, which a process has from its imports on, by name."""
+    spec = spec_from_file_location("megatron.core.optimizer.unpatched", distrib_optimizer.__file__)
+    unpatched = module_from_spec(spec)
+    spec.loader.exec_module(unpatched)
+    found = {name: vars(unpatched.DistributedOptimizer)[name] for name in _METHODS}
+    return {
+        name: FunctionType(each.__code__, vars(distrib_optimizer), name, each.__defaults__, each.__closure__)
+        for name, each in found.items()
+    }
+
+
 def use(kind):
     """Let Megatron build this kind of Adam from now on, as it does if the package can be imported."""
     if kind not in _CLASSES:
         return
     if kind == "hybrid":
         _offload_on_the_cpu()
-    for name in _METHODS:  # without the patches for torch's Adam, which a process has from its imports on
-        owner = distrib_optimizer.DistributedOptimizer
-        setattr(owner, name, inspect.unwrap(getattr(owner, name)))
+    for name, function in _originals().items():
+        setattr(distrib_optimizer.DistributedOptimizer, name, function)
     for module in (megatron_optimizer, distrib_optimizer):
         module.Adam = _CLASSES[kind]
     megatron_optimizer.USING_PYTORCH_OPTIMIZER = False

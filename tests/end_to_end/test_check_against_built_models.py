@@ -40,6 +40,7 @@ BEYOND_BUILDING = {
     "G22": "the layout would be ignored without pipeline stages",
     "G23": "gradients of the embedding would not be summed",
     "G34": "fails in the first step",
+    "G53": "the parts of a sequence would have the same dropout mask",
     "G40": "no layer would use the local base",
     "G35": "fails in the first step, or gives a wrong loss",
     "G32": "fails in the first step",

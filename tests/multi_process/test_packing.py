@@ -72,6 +72,7 @@ EXPERTS = [
     "model.moe_ffn_hidden_size=32",
     "model.moe_router_load_balancing_type=seq_aux_loss",
     "model.moe_aux_loss_coeff=0.5",
+    "logger.log_interval=1",
 ]
 BALANCE = "seq_load_balancing_loss"
 

@@ -15,7 +15,6 @@ FLEX = {"model.moe_token_dispatcher_type": "flex"}
 OFFLOAD = {"model.fine_grained_activation_offloading": True, "facts.transformer_engine_version": "2.20"}
 AWARE = "optimizer.use_precision_aware_optimizer"
 ONE_FORMAT = {"optimizer.bf16": True, "model.bf16": True}
-ROOT = {"dataset.dataset_root": "/data", CP: 2}
 PACKS = "dataset.packed_sequence_specs"
 INTERLEAVED = {PP: 2, VP: 2}  # two replicas of two micro batches: one group of two
 GROUP = "model.microbatch_group_size_per_vp_stage"
@@ -103,7 +102,7 @@ TABLE = [
         {"dist.use_decentralized_pg": False},
     ),
     (
-        {**ROOT, "model.calculate_per_token_loss": True, "ddp.average_in_collective": True},
+        {"model.calculate_per_token_loss": True, "ddp.average_in_collective": True},
         {"V137b"},
         {"ddp.average_in_collective": False},
     ),

@@ -17,6 +17,8 @@ PREDICTABLE = ("mktemp", "gettempdir", "mkfifo")
 READABLE_BY_OTHERS = 0o077
 ALLOWED = {
     "mb_config/rules/distributed.py: '/tmp/trace_'": "an example of a rule; nothing is written there",
+    "mb_guard/doctor.py: '/dev/shm'": "its size is reported",
+    "mb_guard/machine.py: '/dev/shm'": "its size is read",
 }
 """Finding ("file: what") to the reason why it is right."""
 

@@ -112,6 +112,16 @@ def save_with_failing_config(shape, section):
     run.save()
 
 
+def save_with_empty_buffer(section):
+    """Save a model with a buffer without elements."""
+    import torch
+
+    run = new_run({}, **section)
+    for layer in run.model[0].module.decoder.layers:
+        layer.mlp.linear_fc1.register_buffer("cache", torch.empty(0, 4))
+    run.save()
+
+
 def full_disk(shape, section):
     """Save twice; the second time every file ends after 4 KiB, as on a full disk."""
     run = new_run(shape, **section)

@@ -146,3 +146,12 @@ def test_torch_optimizers_whose_state_cannot_be_sharded_are_rejected(one_rank):
     ((other_shape, other_steps),) = one_rank.run(tiny_work.unsupported_torch_optimizers)
     assert "of Adafactor has another shape than its parameter" in other_shape
     assert "AdamW has made [1.0, 2.0] steps, depending on the parameter" in other_steps
+
+
+def test_a_tensor_without_elements_is_rejected_with_its_name(one_rank, tmp_path):
+    ((kind, message, _),) = one_rank.run(
+        rank_work.error_of, rank_work.save_with_empty_buffer, {"save": str(tmp_path)}
+    )
+    assert kind == "CheckpointLayoutError"
+    assert "decoder.layers.mlp.linear_fc1.cache has no elements (shape [2, 0, 4])" in message
+    assert names(tmp_path) == []

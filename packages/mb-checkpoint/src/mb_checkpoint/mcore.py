@@ -228,6 +228,20 @@ def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[st
     return metadata
 
 
+def reject_empty_tensors(sections: Mapping[str, Any]) -> None:
+    """Reject a tensor without elements, on which Megatron Core's writer ends in a division by zero.
+
+    Raises:
+        CheckpointLayoutError: The sharded weights have one.
+    """
+    for key, shape in shapes_of(sections).items():
+        if 0 in shape:
+            raise CheckpointLayoutError(
+                f"checkpoint save: {key} has no elements (shape {list(shape)}), which Megatron Core's format cannot "
+                "hold. Register it with persistent=False if it is a buffer, or give it at least one element."
+            )
+
+
 def reject_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
     """Reject the combination that Megatron Core writes incorrectly without an error.
 

@@ -79,6 +79,7 @@ def _torch_dist_entries(
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
     all_sections = mcore.model_sections(ctx.model, groups, metadata)
+    mcore.reject_empty_tensors(all_sections)
     keep = ctx.adapter_key_filter
     entries = all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
     entries = {**entries, **rerun_entry(ctx.rerun_state_machine)}

@@ -17,7 +17,7 @@ LEFT_OUT = {
     r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
     r"^(srun|sbatch|torchrun)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
     r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch": "a service",
-    r"models/|imported/|exported/": "weights that no page makes",
+    r"models/|imported/|exported/|chat\.yaml|runs/mine": "weights that no page makes",
     r"\.\.\.|^cd ": "only described",
 }
 """Regular expression of a command to what it needs."""

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
         SeedOptions,
         SeedSettings,
     )
-    from mb_loop import CallbackContext, Checkpointer, RerunMachine, StepResult, TrainState
-    from mb_loop import GlobalState as LoopState
+    from mb_loop import CallbackContext, Checkpointer, LoopState, RerunMachine, StepResult, TrainState
+    from mb_loop import GlobalState as LoopGlobalState
     from mb_loop.attention_logits import LogitSettings
     from mb_loop.bridge_api import StragglerReporter
     from mb_loop.evaluation import StopEvaluation
@@ -189,7 +189,7 @@ if TYPE_CHECKING:
     def _(switch: StragglerSwitch) -> TimerSwitch:
         return switch
 
-    def _(state: GlobalState) -> LoopState:
+    def _(state: GlobalState) -> LoopGlobalState:
         return state
 
     def _(config: ConfigContainer) -> LoopSettings:
@@ -211,6 +211,9 @@ if TYPE_CHECKING:
         return checkpointer
 
     def _(state: GlobalState) -> RunStateLike:
+        return state
+
+    def _(state: LoopState) -> RunStateLike:
         return state
 
     def _(context: CallbackContext) -> SaveEvent:

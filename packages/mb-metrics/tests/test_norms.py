@@ -128,3 +128,10 @@ def test_a_gradient_that_overflowed_does_not_hide_behind_a_mask():
     report = report_l2_norm_grad(model)
     assert math.isnan(report["l2_norm/grad/0"])
     assert report["l2_norm/grad/global"] == 2.0
+
+
+def test_weights_count_where_the_optimizer_keeps_all_main_parameters_itself():
+    model = chunk([1.0], [2.0]).to(torch.bfloat16)
+    for parameter in model:  # as Megatron's distributed optimizer leaves them if it is precision-aware
+        parameter.main_param, parameter.main_param_sharded = None, True
+    assert calc_params_l2_norm(model) == pytest.approx(math.sqrt(5))

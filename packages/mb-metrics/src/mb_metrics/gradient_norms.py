@@ -17,7 +17,7 @@ from mb_metrics.norms import (
     groups_of,
     named_parameters,
     param_is_not_shared,
-    parameter_shard,
+    parameter_shards,
 )
 from mb_metrics.reductions import is_alone
 
@@ -124,12 +124,8 @@ class WeightNorms(_StageNorms):
 
     def __call__(self) -> dict[str, Tensor]:
         """Return name -> norm as 0-dimensional tensors. Collective over all groups; does not synchronize."""
-        pieces = [
-            parameter_shard(name, parameter)
-            for name, parameter in named_parameters(self.chunks)
-            if parameter.requires_grad
-        ]
-        return self.of_all_stages(pieces)[0]
+        trained = [item for item in named_parameters(self.chunks) if item[1].requires_grad]
+        return self.of_all_stages(parameter_shards(trained))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,10 +99,7 @@ def calc_params_l2_norm(
     chunks = model if isinstance(model, (list, tuple)) else [model]
     if use_megatron_fsdp:
         return calc_dtensor_params_l2_norm(_fsdp_parameters(chunks))
-    pieces = [
-        parameter_shard(name, parameter, weights=force_create_fp32_copy)
-        for name, parameter in named_parameters(chunks)
-    ]
+    pieces = parameter_shards(named_parameters(chunks), weights=force_create_fp32_copy)
     squares = SquaredNorms(pieces, groups or groups_of(chunks))
     return float(squares.total().sqrt())
 
@@ -236,6 +233,16 @@ def dtensor_squares(params: Sequence[Any]) -> Tensor:
 def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
     if not is_alone(group) and numbers.numel():
         dist.all_reduce(numbers, group=group)
+
+
+def parameter_shards(named: Sequence[tuple[str, Any]], *, weights: bool = False) -> list[ParameterShard]:
+    """Return the parts of parameters on this rank: of the float32 main parameters, unless `weights` is set.
+
+    The precision-aware optimizer keeps all main parameters itself: then a rank finds none, and the weights count.
+    """
+    sharded = [each for _, each in named if attribute(each, "main_param_sharded")]
+    inside = bool(sharded) and all(attribute(each, "main_param") is None for each in sharded)
+    return [parameter_shard(name, parameter, weights=weights or inside) for name, parameter in named]
 
 
 def parameter_shard(name: str, parameter: Any, *, weights: bool = False) -> ParameterShard:

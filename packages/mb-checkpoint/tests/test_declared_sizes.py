@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
 
+from mb_checkpoint import diff_checkpoints
 from mb_checkpoint.declared_sizes import check_archive, check_pickle, pickle_in_archive
-from mb_checkpoint.errors import IncompleteCheckpointError, TrainStateError, UnsafeCheckpointError
+from mb_checkpoint.errors import (
+    DamagedCheckpointError,
+    IncompleteCheckpointError,
+    TrainStateError,
+    UnsafeCheckpointError,
+)
 from mb_checkpoint.select import read_tensor_index
 from mb_checkpoint.stored_arguments import read_common_state
 from mb_checkpoint.train_state import encode_train_state, read_train_state
@@ -169,3 +175,17 @@ def test_an_archive_has_entries_that_are_stored_and_fit(tmp_path):
         check_archive(io.BytesIO(bytes(larger)))
     with pytest.raises(pickle.UnpicklingError, match=r"no archive of torch\.save"):
         pickle_in_archive(io.BytesIO(b"no archive"))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"size": torch.Size((10**10,))}, "bytes are stored"), ({"properties": None}, "is damaged")],
+)
+def test_a_tensor_is_not_allocated_by_the_size_in_the_index(tmp_path, change, problem):
+    folders = [complete_checkpoint.fill(tmp_path / name / "iter_0000001", 1) for name in "ab"]
+    index = pickle.loads((folders[0] / ".metadata").read_bytes())
+    vars(index.state_dict_metadata["weight"]).update(change)
+    for folder in folders:
+        (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(DamagedCheckpointError, match=problem):
+        diff_checkpoints(*folders, values=True)

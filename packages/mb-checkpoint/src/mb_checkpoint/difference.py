@@ -1,9 +1,11 @@
 """Comparison of two checkpoints without a model. Single process, without Megatron."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +99,10 @@ def _changed_values(
     old: CheckpointDescription, new: CheckpointDescription, names: list[str]
 ) -> dict[str, float]:
     changed = {}
+    lengths = [_stored_lengths(each.path) for each in (old, new)]
     for name in names:
+        for each, stored in zip((old, new), lengths, strict=True):
+            _require_stored(each, name, stored[name])
         difference = _largest_difference(*(_tensor(each, name) for each in (old, new)))
         if difference is not None:
             changed[name] = difference
@@ -113,6 +118,30 @@ def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float | None:
     if one.is_floating_point() and bool(equal.all()):
         return None
     return float((first - second).abs().masked_fill(equal, 0.0).max())
+
+
+def _stored_lengths(folder: Path) -> Counter[str]:
+    """Return the bytes of all pieces of each entry."""
+    found: Counter[str] = Counter()
+    for entry, position in (read_tensor_index(folder).storage_data or {}).items():
+        found[entry.fqn] += position.length
+    return found
+
+
+def _require_stored(checkpoint: CheckpointDescription, name: str, length: int) -> None:
+    """Compare the size of a tensor in the index with its pieces, before it is allocated.
+
+    Raises:
+        DamagedCheckpointError: The pieces are shorter.
+    """
+    stored = checkpoint.tensors[name]
+    with _errors_with_name(checkpoint.path, name):
+        needed = prod(stored.shape) * getattr(torch, stored.dtype).itemsize
+    if needed > length:
+        raise DamagedCheckpointError(
+            f"{checkpoint.path}: {name} has {list(stored.shape)} of {stored.dtype} in the index, and {length} bytes "
+            "are stored. Find the damaged files with verify_checkpoint."
+        )
 
 
 def _tensor(checkpoint: CheckpointDescription, name: str) -> torch.Tensor:

@@ -155,6 +155,9 @@ def _changes_on_resume(run: RunHistory) -> list[str]:
     for event in run.events:
         changes = event.details.get("changes")
         if event.kind == "resume" and isinstance(changes, Mapping):
-            listed = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in changes.items())
+            pairs = {
+                name: pair for name, pair in changes.items() if isinstance(pair, list) and len(pair) == 2
+            }
+            listed = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in pairs.items())
             lines.append(f"settings changed at the resume from step {event.step}: {listed}")
     return lines

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from mb_schema.json_rows import parse_row, step_of_row
 
-_LATEST = 2.0**37
-"""Number of seconds, about 4,000 years."""
+_EARLIEST, _LATEST = -(2.0**35), 2.0**37
+"""Numbers of seconds: about the years 900 and 6,300, which calendars have."""
 _FIELDS = frozenset({"event", "time", "step", "seconds"})
 
 
@@ -37,18 +37,22 @@ def parse_event(line: str | bytes) -> RunEvent | None:
     row = parse_row(line)
     if row is None or not isinstance(row.get("event"), str):
         return None
-    seconds = row.get("seconds")
-    known = isinstance(seconds, int | float) and abs(seconds) < _LATEST
     return RunEvent(
         kind=row["event"],
         time=time_of_row(row),
         step=step_of_row(row),
-        seconds=float(seconds) if known else None,  # type: ignore[arg-type]  # a number, by the line above
+        seconds=seconds_in(row.get("seconds")),
         details={name: value for name, value in row.items() if name not in _FIELDS},
     )
 
 
 def time_of_row(row: Mapping[str, object]) -> float:
     """Return the time of a row in seconds since the epoch; NaN if it has none that a calendar has."""
-    time = row.get("time")
-    return float(time) if isinstance(time, int | float) and abs(time) < _LATEST else math.nan
+    time = seconds_in(row.get("time"))
+    return math.nan if time is None else time
+
+
+def seconds_in(value: object) -> float | None:
+    """Return a number of seconds, or of seconds since the epoch; None for anything else and for absurd numbers."""
+    known = isinstance(value, int | float) and _EARLIEST < value < _LATEST
+    return float(value) if known else None  # type: ignore[arg-type]  # a number, by the line above

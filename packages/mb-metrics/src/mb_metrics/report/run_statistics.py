@@ -14,7 +14,7 @@ from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series, mean_of
 from mb_metrics.report.time_split import TimeSplit, split_time
-from mb_metrics.run_events import RunEvent
+from mb_metrics.run_events import RunEvent, seconds_in
 
 RunStatus = Literal["empty", "running", "silent", "complete", "stopped", "failed"]
 _RECENT = 100
@@ -157,7 +157,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
 def predicted_speed(events: Sequence[RunEvent]) -> float | None:
     """Return the tokens per second and device that were predicted before the newest start; None: no prediction."""
     values = [event.details.get(PREDICTED_SPEED) for event in events if event.starts_attempt]
-    return next((float(value) for value in reversed(values) if isinstance(value, int | float)), None)
+    return next((found for value in reversed(values) if (found := seconds_in(value)) is not None), None)
 
 
 def _continued(events: Sequence[RunEvent]) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from mb_metrics.names import ITERATION_TIME
 from mb_metrics.report.run_history import DiscardedSteps, RunHistory
-from mb_metrics.run_events import RunEvent
+from mb_metrics.run_events import RunEvent, seconds_in
 
 TimeKind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
 KINDS: tuple[TimeKind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")
@@ -121,7 +121,7 @@ def _mark(event: RunEvent) -> _Moment:
         event.kind,
         event.step,
         event.seconds,
-        float(time) if isinstance(time, (int, float)) else None,
+        seconds_in(time),
         step if isinstance(step, int) else None,
     )
 

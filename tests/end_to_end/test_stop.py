@@ -1,7 +1,15 @@
 """Stops by a user: Ctrl-C or SIGTERM to the process, and a resume with the same command."""
 
+import fcntl
+import os
+import pty
 import re
+import select
 import signal
+import subprocess
+import sys
+import termios
+import time
 
 import pytest
 from runs import events, losses, read_until, start_mb, train_here, wait_for_steps
@@ -45,6 +53,36 @@ def test_a_custom_signal_ends_an_evaluation(overrides, tmp_path):
     assert re.search(r"stopped after step [1-3]: SIGUSR1 on rank 0", printed)
     assert "validation loss" not in printed
     assert events(out)[-2][0] == "save"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], ["--nproc", "2"]], ids=["one rank", "two ranks"])
+def test_a_run_whose_terminal_is_closed_saves(overrides, tmp_path, launcher):
+    out = tmp_path / "run"
+    words = ["pretrain", *overrides, "train.train_iters=100000", "logger.log_interval=1", *launcher]
+    words += ["validation.eval_interval=null", "validation.eval_iters=0", "checkpoint.save_interval=null"]
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mb_trainer", *words, f"--out={out}"],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    try:
+        deadline = time.monotonic() + 240
+        while not (out / "metrics.jsonl").exists() or len(losses(out)) < 5:
+            assert time.monotonic() < deadline
+            if select.select([terminal], [], [], 0.02)[0]:
+                os.read(terminal, 1 << 16)  # a terminal that is not read blocks the run
+        os.close(terminal)
+        assert process.wait(timeout=240) == 0
+    finally:
+        process.kill()
+    *_, (saved, step), (stopped, last) = events(out)
+    assert (saved, stopped, step) == ("save", "stop", last)
 
 
 class BeganAnHourBefore(Callback):

@@ -244,7 +244,9 @@ class Turned:
         return self.own.decode(self.turned(ids))
 
     def turned(self, ids):
-        return [number if number == self.eod else self.vocab_size - 1 - number for number in ids]
+        others = [number for number in range(self.vocab_size) if number != self.eod]
+        turned = {self.eod: self.eod, **dict(zip(others, reversed(others), strict=True))}
+        return [turned[number] for number in ids]
 
 
 def read(corpus, *, tokenizer):

@@ -61,6 +61,7 @@ BOMBS = {
     "length": b"\x80\x04\x8d" + struct.pack("<Q", 6 * 10**9) + b"x.",
     "long number": b"\x80\x04\x8b" + struct.pack("<i", 2**31 - 1) + b"x.",
     "negative length": b"\x80\x04\x8b" + struct.pack("<i", -5) + b"x.",
+    "depth": b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
     "cut": b"\x80\x04",
     "unknown": b"\x80\x04\xff.",
 }
@@ -157,6 +158,12 @@ def test_a_compressed_archive_is_not_expanded(tmp_path):
         [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert float(done.stdout.splitlines()[-1]) < MEMORY_MIB
+
+
+def test_a_pickle_that_is_no_archive_is_no_train_state(tmp_path):
+    (tmp_path / "train_state.pt").write_bytes(BOMBS["depth"])
+    with pytest.raises(TrainStateError, match="cannot be read as a train state"):
+        read_train_state(tmp_path / "train_state.pt")
 
 
 def test_an_archive_has_entries_that_are_stored_and_fit(tmp_path):

@@ -18,6 +18,7 @@ _BYTES_OF_LENGTH = {
 }
 _ARGUMENTS = {ord(each.code): 0 if each.arg is None else each.arg.n for each in pickletools.opcodes}
 """Opcode -> bytes of its argument; negative for those whose length is in the file."""
+_TUPLES, _DEEPEST = frozenset(b"\x85\x86\x87t"), 1000
 _DIGITS = 20
 _TOO_MANY = "has more numbered objects than bytes"
 _TWO_LINES = frozenset(b"ci")
@@ -30,9 +31,12 @@ def check_pickle(content: bytes) -> None:
     Raises:
         pickle.UnpicklingError: It is cut short, or has an opcode whose argument is larger than the pickle.
     """
-    position, end = 0, len(content)
+    position, end, depth = 0, len(content), 0
     while position < end:
         code = content[position]
+        depth = depth + 1 if code in _TUPLES else 0
+        if depth > _DEEPEST:  # a hash of it would overflow the stack of the process
+            raise pickle.UnpicklingError(f"has tuples of more than {_DEEPEST} levels")
         size = _ARGUMENTS.get(code)
         if size is None:
             raise pickle.UnpicklingError(f"has an unknown opcode {code}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mb_checkpoint.declared_sizes import check_archive
+from mb_checkpoint.declared_sizes import pickle_in_archive
 from mb_checkpoint.errors import TrainStateError
 
 FLOPS = "floating_point_operations_so_far"
@@ -60,7 +60,7 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
         TrainStateError: The content is not such a file; the message names `source`.
     """
     try:
-        check_archive(io.BytesIO(content))
+        pickle_in_archive(io.BytesIO(content))  # checks the sizes and the depth that it declares
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"

@@ -20,9 +20,14 @@ from threading import Timer
 import nox
 import tomllib
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from constraints import as_requirements, direct_dependencies, kept_by_hand, locked_versions, with_versions
+sys.path.insert(0, str(Path(__file__).parent / ".ci"))
+from constraints import (
+    as_requirements,
+    direct_dependencies,
+    kept_by_hand,
+    locked_versions,
+    with_versions,
+)
 from release import ReleaseError, plan_release
 
 # Tests start hundreds of processes: with compiled modules, each imports torch and Megatron Core in half the time.
@@ -350,7 +355,7 @@ def installs(session: nox.Session) -> None:
         session.run(*check)
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "mb-metrics", "mb-schema")
     # all packages: torch is not installed, so without what they require
-    session.run(*pip, "--no-deps", "--no-build-isolation", "-r", "editable.txt")
+    session.run(*pip, "--no-deps", "--no-build-isolation", "-r", "packages/editable.txt")
     session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *PACKAGES, "mb-trainer")
 
 
@@ -585,15 +590,15 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def constraints(session: nox.Session) -> None:
-    """Resolve the newest versions of the direct dependencies; write them to pyproject.toml and constraints.txt."""
+    """Resolve the newest versions of the direct dependencies; write them to the two lists of constraints."""
     project = ROOT / "pyproject.toml"
     project.write_text(with_versions(project.read_text(), {}, ()))
     session.run("uv", "lock", "--upgrade", external=True)
     versions = locked_versions(ROOT / "uv.lock")
     project.write_text(with_versions(project.read_text(), versions, direct_dependencies(ROOT)))
-    (ROOT / "constraints.txt").write_text(as_requirements(project.read_text()))
+    (ROOT / "packages" / "constraints.txt").write_text(as_requirements(project.read_text()))
     session.run("uv", "lock", external=True)
-    session.log("run nox with them, and commit pyproject.toml and constraints.txt")
+    session.log("run nox with them, and commit pyproject.toml and packages/constraints.txt")
 
 
 @nox.session(venv_backend="none")

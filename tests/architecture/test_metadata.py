@@ -49,6 +49,6 @@ def test_a_readme_has_no_links_into_the_clone(project):
 
 
 def test_the_editable_installation_has_all_packages():
-    lines = (ROOT / "editable.txt").read_text().splitlines()[1:]
+    lines = (ROOT / "packages" / "editable.txt").read_text().splitlines()[1:]
     folders = {f"-e ./{file.parent.relative_to(ROOT)}" for file in PROJECTS}
     assert (set(lines), lines[0]) == (folders, "-e ./packages/mb-schema")

@@ -7,7 +7,7 @@ import pytest
 import tomllib
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / ".ci"))
 
 from release import ReleaseError, entries_below, next_version, plan_release, text_of, version_in  # noqa: E402
 

@@ -74,6 +74,7 @@ def as_requirements(pyproject: str) -> str:
     """Return the text of constraints.txt: all constraints of the workspace."""
     constraints = tomllib.loads(pyproject)["tool"]["uv"]["constraint-dependencies"]
     head = (
-        "# Versions with which everything is tested: pip install -c constraints.txt ./packages/mb-* ./meta\n"
+        "# Versions with which everything is tested: "
+        "pip install -c packages/constraints.txt ./packages/mb-* ./meta\n"
     )
     return head + "".join(f"{each}\n" for each in constraints)

@@ -8,6 +8,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import fused_adam
 import numpy as np
@@ -60,6 +61,7 @@ class Config:
 
     text: str = "train: {}\n"
     fails: bool = False
+    model: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     def to_yaml(self, path):
         if self.fails:
@@ -86,6 +88,8 @@ class Shape:
     hidden: int = 32
     vocab: int = VOCAB
     """Rows of the embedding, with padding."""
+    vocab_divisor: int | None = None
+    """Setting make_vocab_size_divisible_by; None: the configuration does not have it."""
     optimizer: str = "adam"
     bf16: bool = False
     fp16: bool = False
@@ -132,6 +136,7 @@ class TinyRun:
             self.optimizer, 0.0, 1e-2, 1e-4, 16, 400, "cosine", 0.01, 0.01, 400, "constant"
         )
         self.state = State()
+        self.state.cfg.model.make_vocab_size_divisible_by = shape.vocab_divisor
         self.manager = DefaultCheckpointManager(CheckpointConfig(**section))
 
     def _chunk(self, stage):

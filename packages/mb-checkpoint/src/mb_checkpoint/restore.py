@@ -28,6 +28,9 @@ from mb_checkpoint.rng import restore_rng_state
 from mb_checkpoint.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.shape_check import check_shapes, merge_over_ranks, padding_note
 
+MEGATRON_VOCABULARY_DIVISOR = 128
+"""Default of Megatron's make_vocab_size_divisible_by, for a state without a configuration of its model."""
+
 
 class StateRestorer:
     """Load of tensors and objects: builds the request, and restores the result."""
@@ -70,6 +73,7 @@ class StateRestorer:
                 may_lack=not ctx.strict,
                 may_have_more=not ctx.strict or keep is not None,
                 padded=padded,
+                padding=self._vocabulary_multiple(),
             )
             if differing:
                 self._leave(padding_note(wanted, self._contents.model_shapes, differing))
@@ -100,6 +104,14 @@ class StateRestorer:
             loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
         )
         return self._notes
+
+    def _vocabulary_multiple(self) -> int:
+        """Return the larger of the multiples to which this run and that of the checkpoint pad the vocabulary."""
+        config = getattr(self._ctx.state, "cfg", None)
+        model = getattr(config, "model", None)
+        divisor = getattr(model, "make_vocab_size_divisible_by", None) or MEGATRON_VOCABULARY_DIVISOR
+        stored = (self._contents.layout or {}).get("tensor_model_parallel_size", 1)
+        return int(divisor) * max(self._groups.tp.size(), stored)
 
     def _optimizer_request(self, sections: Mapping[str, Any]) -> Any:
         """Return the sharded optimizer state to read, of which a run without an update has only main parameters."""

@@ -15,6 +15,7 @@ def check_shapes(
     may_lack: bool = False,
     may_have_more: bool = False,
     padded: Collection[str] = (),
+    padding: int = 0,
 ) -> list[str]:
     """Compare the tensors that all ranks request with those that a checkpoint holds.
 
@@ -25,8 +26,8 @@ def check_shapes(
         path: Its folder, for the message.
         may_lack: The checkpoint need not hold all of them.
         may_have_more: The checkpoint may hold other tensors.
-        padded: Tensors whose first dimension is the padded vocabulary, which depends on the tensor-parallel size: it
-            may differ.
+        padded: Tensors whose first dimension is the padded vocabulary, which depends on the tensor-parallel size.
+        padding: The larger of the multiples to which it is padded: by fewer rows it may differ.
 
     Returns:
         The tensors in which it differs.
@@ -38,7 +39,13 @@ def check_shapes(
     for key in sorted(wanted.keys() | stored.keys()):
         here, there = wanted.get(key), stored.get(key)
         left = (there is None and may_lack) or (here is None and may_have_more)
-        if here and there and key in padded and here[0] != there[0] and here[1:] == there[1:]:
+        if (
+            here
+            and there
+            and key in padded
+            and here[1:] == there[1:]
+            and 0 < abs(here[0] - there[0]) < padding
+        ):
             differing.append(key)
         elif here != there and not left:
             lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")

@@ -1,8 +1,12 @@
+import json
+import signal
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_loop import TrainState, TrainStateError
+from mb_loop import LoopState, TrainState, TrainStateError
 
 counters = st.integers(0, 2**62)
 
@@ -30,3 +34,13 @@ def test_a_state_with_other_counters_is_rejected_and_changes_nothing(change):
     with pytest.raises(TrainStateError, match="step"):
         state.load_state_dict(stored)
     assert state == TrainState(step=1)
+
+
+def test_the_loops_settings_are_written_with_names_of_signals(tmp_path):
+    state = LoopState.of(train_iters=3)
+    state.cfg.train.exit_signal = signal.SIGUSR2
+    state.cfg.checkpoint.save = Path("runs/one")
+    state.cfg.to_yaml(tmp_path / "run_config.yaml")
+    written = json.loads((tmp_path / "run_config.yaml").read_text())
+    assert (written["train"]["exit_signal"], written["train"]["train_iters"]) == ("SIGUSR2", 3)
+    assert written["checkpoint"]["save"] == "runs/one"

@@ -4,7 +4,9 @@ import json
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from mb_loop.state import TrainState
 
@@ -103,8 +105,13 @@ class LoopConfig:
 
     def to_yaml(self, path: Path | str) -> None:
         """Write the settings to a file, as a checkpointer does with each checkpoint. JSON is YAML."""
-        values = asdict(self)
-        Path(path).write_text(json.dumps(values, indent=2, default=lambda value: value.name) + "\n")
+        values = asdict(self, dict_factory=_with_names)
+        Path(path).write_text(json.dumps(values, indent=2, default=str) + "\n")
+
+
+def _with_names(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return fields with the names of signals, of which json would write the numbers."""
+    return {name: value.name if isinstance(value, Enum) else value for name, value in fields}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from mb_launch.left_ranks import LeftRanks
+
 torch = pytest.importorskip("torch")
 psutil = pytest.importorskip("psutil")
 
@@ -25,7 +27,7 @@ def work():
         time.sleep(120)
     with at_work(os.environ):
         time.sleep(0.5)
-        if rank == "1":
+        if rank == "1" or HOW.endswith("(0) # all"):
             exec(HOW)
         time.sleep(0.3 if HOW.endswith("(7)") else 60)  # a collective may notice at once, or never
         raise RuntimeError("Connection reset by peer")
@@ -83,13 +85,67 @@ def ranks_of(folder):
     [
         ("os._exit(7)", "1 rank 1 ended with exit code 7"),
         ("os._exit(0)", "1 rank 1 ended with exit code 0 in the middle of its work, without an error"),
+        ("os._exit(0) # all", "1 rank "),
         ("os.kill(os.getpid(), signal.SIGKILL)", "1 rank 1 was killed by SIGKILL"),
         ("raise OSError('the cause')", "1 rank 1: Traceback"),
     ],
 )
 def test_the_rank_that_ended_first_is_named(launch, how, cause, kind):
-    printed, _ = launch(how, kind).communicate(timeout=45)
+    printed, _ = launch(how, kind).communicate(timeout=240)
     assert printed.startswith(cause)
+
+
+@pytest.fixture
+def start_child():
+    children = []
+
+    def start(code):
+        children.append(subprocess.Popen([sys.executable, "-c", f"import os, time; {code}"]))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def test_a_rank_that_was_reaped_before_it_was_seen_is_the_first_cause(start_child, tmp_path):
+    """Torch elastic reaps a rank that ended with 0, and keeps no exit code of it."""
+    left, partner = start_child("os._exit(0)"), start_child("time.sleep(60)")
+    left.wait()
+    for rank, process in enumerate((left, partner)):
+        (tmp_path / f"at-work-{rank}").write_text(str(process.pid))
+    with LeftRanks(tmp_path) as watched:
+        time.sleep(0.3)
+    partner.kill()
+    partner.wait()
+    assert watched.failure({1: 1}).text.startswith("rank 0 ended with exit code 0 in the middle of its work")
+
+
+@pytest.mark.parametrize("partner_reaped", [False, True])
+def test_a_rank_that_the_launcher_ended_after_another_failed_is_no_cause(
+    start_child, tmp_path, partner_reaped
+):
+    failed, terminated = start_child("os._exit(1)"), start_child("time.sleep(60)")
+    (tmp_path / "at-work-1").write_text(
+        str(terminated.pid)
+    )  # the failed one has recorded its error, and left
+    os.waitid(os.P_PID, failed.pid, os.WEXITED | os.WNOWAIT)
+    if partner_reaped:
+        failed.wait()
+    terminated.terminate()
+    terminated.wait()
+    with LeftRanks(tmp_path) as watched:
+        time.sleep(0.3)
+    assert watched.failure({0: 1}) is None
+
+
+@pytest.mark.parametrize(("codes", "code"), [({0: 7}, 7), ({}, 0)])
+def test_the_exit_code_that_a_launcher_has_kept_is_named(start_child, tmp_path, codes, code):
+    left = start_child(f"os._exit({code})")
+    left.wait()
+    (tmp_path / "at-work-0").write_text(str(left.pid))
+    assert f"rank 0 ended with exit code {code} " in LeftRanks(tmp_path).failure(codes).text
 
 
 @pytest.mark.slow
@@ -118,5 +174,5 @@ def test_the_end_of_the_terminal_is_forwarded_and_nohup_is_respected(launch, tmp
     usual = launch("sleep", "forked")
     ranks_of(tmp_path)
     usual.send_signal(signal.SIGHUP)
-    printed, _ = usual.communicate(timeout=45)
+    printed, _ = usual.communicate(timeout=240)
     assert printed.startswith("1 rank 0 was ended by SIGHUP, which its launcher forwarded")

@@ -88,15 +88,17 @@ def launch_local(
         if program is not None:
             program.preload()
         config = _launch_config(processes=processes, port=port, folder=folder)
-        left = stack.enter_context(LeftRanks(Path(folder)))
+        left = LeftRanks(Path(folder))
         try:
-            if program is not None:
-                elastic_launch(config, run_forked_rank)(program)
-            else:
-                elastic_launch(config, sys.executable)(*dying_with_launcher(arguments))
+            with left:
+                if program is not None:
+                    elastic_launch(config, run_forked_rank)(program)
+                else:
+                    elastic_launch(config, sys.executable)(*dying_with_launcher(arguments))
         except ChildFailedError as error:
-            return _failed_launch(error, Path(folder), left.failure())
-    return LaunchResult(exit_code=0)
+            return _failed_launch(error, Path(folder), left)
+        failure = left.failure({})
+        return LaunchResult(exit_code=0 if failure is None else failure.exit_code, failure=failure)
 
 
 DIES_WITH_LAUNCHER = """
@@ -138,13 +140,14 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _failed_launch(error: ChildFailedError, folder: Path, left: Failure | None) -> LaunchResult:
+def _failed_launch(error: ChildFailedError, folder: Path, left: LeftRanks) -> LaunchResult:
     """Return the first cause among the failed ranks, or the exit code by which all of them request a rerun."""
     recorded = read_failures(folder)
-    code = common_rerun_code([process.exitcode for process in error.failures.values()])
+    exit_codes = {rank: process.exitcode for rank, process in error.failures.items()}
+    code = common_rerun_code([*exit_codes.values()])
     if code is not None and not recorded:
         return LaunchResult(exit_code=code)
-    failure = first_failure(error.failures, recorded, logs=folder, left=left)
+    failure = first_failure(error.failures, recorded, logs=folder, left=left.failure(exit_codes))
     return LaunchResult(exit_code=failure.exit_code, failure=failure)
 
 

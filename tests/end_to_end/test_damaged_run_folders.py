@@ -50,6 +50,7 @@ COMMANDS = {
     "config show": ["config", "show", "{run}/run_config.yaml"],
     "sample": ["sample", "{run}", "--tokens", "1"],
     "export-hf": ["export-hf", "{run}", "--out", "{scratch}/exported"],
+    "eval": ["eval", "{run}"],
     "import-hf": ["import-hf", "{run}/hf", "--out", "{scratch}/imported"],
 }
 RUN_FILES = ["run_config.yaml", "metrics.jsonl", "events.jsonl", "log.txt"]
@@ -74,6 +75,7 @@ READS = {
     **dict.fromkeys(["ckpt stored", "ckpt fetch"], STORAGE),
     "sample": CHECKPOINT_FILES,
     "export-hf": CHECKPOINT_FILES,
+    "eval": CHECKPOINT_FILES,
     "import-hf": HF_FILES,
 }
 
@@ -92,6 +94,7 @@ def bomb(kind: str) -> bytes:
         "class": b"\x80\x02cpathlib\nPosixPath\nN}X\x04\x00\x00\x00_strX\x07\x00\x00\x00/victims\x86b.",
         "depth": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
         "tuples": b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
+        "tuples among lists": b"\x80\x02})" + b"\x85]0" * 200_000 + b"Ns.",
         "header": struct.pack("<Q", 2**62) + b"{}",
         "header of 10 GB": struct.pack("<Q", 10**10) + b"{" * 100,
     }[kind]
@@ -150,7 +153,7 @@ def mutate(content: bytes, random_: random.Random) -> bytes:
             random_.choice(["archive", "number of an object", "length", "bytearray", "class", "depth"])
         )
     if kind == 4:
-        return bomb(random_.choice(["tuples", "header", "header of 10 GB"]))
+        return bomb(random_.choice(["tuples", "tuples among lists", "header", "header of 10 GB"]))
     if kind in (5, 6):
         lines = content.splitlines(keepends=True)
         lines.insert(random_.randrange(len(lines) + 1), hostile_lines(random_))

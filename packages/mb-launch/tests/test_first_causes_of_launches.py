@@ -85,7 +85,6 @@ def ranks_of(folder):
     [
         ("os._exit(7)", "1 rank 1 ended with exit code 7"),
         ("os._exit(0)", "1 rank 1 ended with exit code 0 in the middle of its work, without an error"),
-        ("os._exit(0) # all", "1 rank "),
         ("os.kill(os.getpid(), signal.SIGKILL)", "1 rank 1 was killed by SIGKILL"),
         ("raise OSError('the cause')", "1 rank 1: Traceback"),
     ],
@@ -93,6 +92,13 @@ def ranks_of(folder):
 def test_the_rank_that_ended_first_is_named(launch, how, cause, kind):
     printed, _ = launch(how, kind).communicate(timeout=240)
     assert printed.startswith(cause)
+
+
+@pytest.mark.slow
+def test_ranks_that_all_end_with_0_at_work_have_failed(launch):
+    printed, _ = launch("os._exit(0) # all", "interpreters").communicate(timeout=240)
+    assert " ended with exit code 0 in the middle of its work" in printed
+    assert printed.startswith("1 rank ")
 
 
 @pytest.fixture

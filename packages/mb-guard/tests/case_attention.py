@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import torch
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.utils import attention_mask_func
 from tiny_gpt import LENGTH, batch, gpt, gradients, start
@@ -56,6 +57,30 @@ def latent_norms(fault: str | None) -> list[float]:
                 value.copy_(part_of(state[key], value, rank))
         found = gradients(split, [whole])
     return [float((found[each] * right[each]).sum() / right[each].square().sum()) for each in names]
+
+
+def sinks(fault: str | None) -> list[float]:
+    """Return the norm of the gradient of the sinks as Megatron sums it, on two ranks and on one."""
+    whole = batch(torch.ones(1, LENGTH))
+    norms = []
+    state: dict[str, torch.Tensor] = {}
+    for size in (1, 2):
+        start(tensor_model_parallel_size=size)
+        with mb_guard.without(fault) if fault else nullcontext():
+            model = gpt(softmax_type="learnable", tensor_model_parallel_size=size)
+        state = state or {name: value.detach().clone() for name, value in model.named_parameters()}
+        rank = torch.distributed.get_rank()
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                value.copy_(part_of(state[name], value, rank))
+        found = gradients(model, [whole])
+        parameters = [(name, each) for name, each in model.named_parameters() if "softmax_offset" in name]
+        counted = [found[name] for name, each in parameters if param_is_not_tensor_parallel_duplicate(each)]
+        total = torch.stack([torch.zeros(()), *(each.square().sum() for each in counted)]).sum()
+        if size > 1:
+            torch.distributed.all_reduce(total)
+        norms.append(float(total.sqrt()))
+    return norms
 
 
 def part_of(whole: torch.Tensor, like: torch.Tensor, rank: int) -> torch.Tensor:

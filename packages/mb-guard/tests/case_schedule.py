@@ -1,5 +1,6 @@
 """Functions that run on a rank of `test_schedule.py`."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,10 +10,11 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 import mb_guard
 
 
-def scheduler(**changes: Any) -> OptimizerParamScheduler:
+def scheduler(groups: Mapping[str, float] = {}, **changes: Any) -> OptimizerParamScheduler:
     """Return a schedule of 20 steps that uses stored values."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
     optimizer.param_groups[0].update(max_lr=1e-3, min_lr=0.0, wd_mult=1.0, lr_mult=1.0)
+    optimizer.param_groups[0].update(groups)
     settings = {
         "init_lr": 0.0,
         "max_lr": 1e-3,
@@ -55,3 +57,17 @@ def loaded_from_an_older_checkpoint() -> list[float]:
     state = {name: value for name, value in stored.state_dict().items() if "wsd" not in name}
     loaded.load_state_dict(state)
     return rates(loaded)
+
+
+def overridden(fault: str | None) -> list[list[float]]:
+    """Return the rates of a new schedule after 10 steps, and of one that overrides those of a checkpoint after 10."""
+    changes = {"override_opt_param_scheduler": True, "use_checkpoint_opt_param_scheduler": False}
+    smaller = {"max_lr": 1e-4, "min_lr": 1e-5}
+    with mb_guard.without(fault) if fault else nullcontext():
+        stored = scheduler()
+        stored.step(increment=10)
+        new, loaded = [scheduler(**changes, **smaller, groups=smaller) for _ in range(2)]
+        new.step(increment=10)
+        loaded.optimizer.load_state_dict(stored.optimizer.state_dict())
+        loaded.load_state_dict(stored.state_dict())
+    return [rates(new), rates(loaded)]

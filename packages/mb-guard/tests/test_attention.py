@@ -18,6 +18,13 @@ def test_the_norm_of_latent_queries_has_the_gradient_of_one_rank(run_case):
     assert wrong == [pytest.approx([2, 1], abs=1e-4)] * 2
 
 
+def test_the_gradient_norm_has_the_sinks_of_all_ranks(run_case):
+    for one, two in run_case("case_attention.py", "sinks", None, ranks=2):
+        assert two == pytest.approx(one, rel=1e-4)
+    for one, two in run_case("case_attention.py", "sinks", "sinks-missing-in-gradient-norm", ranks=2):
+        assert two < 0.95 * one
+
+
 @pytest.mark.parametrize(
     ("fault", "meets", "without"),
     [

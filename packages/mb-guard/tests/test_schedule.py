@@ -32,3 +32,10 @@ def test_a_second_load_does_not_add_steps(run_case):
     assert loaded == stored
     [(_, loaded)] = run_case(CASE, "stored_and_loaded", {}, "weight-decay-after-load", 2)
     assert loaded[2] == 34
+
+
+def test_an_overridden_schedule_has_the_configured_rates(run_case):
+    [(new, loaded)] = run_case(CASE, "overridden", None)
+    assert loaded == new == [pytest.approx(1e-4), new[1], 10]
+    [(new, loaded)] = run_case(CASE, "overridden", "overridden-schedule-keeps-stored-rates")
+    assert loaded == [pytest.approx(1e-3), new[1], 10]

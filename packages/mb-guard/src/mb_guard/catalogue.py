@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from mb_guard.errors import UnknownFaultError
 from mb_guard.fault import Fault
 from mb_guard.faults import (
+    activations,
     attention,
     context_parallel,
     datasets,
@@ -26,6 +27,7 @@ FAULTS: tuple[Fault, ...] = (
     *moe.FAULTS,
     *mtp.FAULTS,
     *context_parallel.FAULTS,
+    *activations.FAULTS,
     *attention.FAULTS,
     *losses.FAULTS,
     *schedule.FAULTS,

@@ -41,6 +41,19 @@ def complete_latent_norms(reduce: Function) -> Function:
     return patched
 
 
+def split_sinks(init: Function) -> Function:
+    """Mark the sinks of the heads of this rank as a part, so that the gradient norm counts those of all ranks."""
+
+    @functools.wraps(init)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        sinks: Any = getattr(self, "softmax_offset", None)
+        if getattr(sinks, "requires_grad", False) and not hasattr(sinks, "tensor_model_parallel"):
+            sinks.tensor_model_parallel, sinks.partition_dim, sinks.partition_stride = True, 0, 1
+
+    return patched
+
+
 def _resets_attention(settings: Settings) -> bool:
     return bool(settings.reset_attention_mask) and (
         settings.transformer_impl == "transformer_engine" or settings.create_attention_mask is False
@@ -87,6 +100,25 @@ FAULTS = (
                 module="megatron.core.distributed.finalize_model_grads",
                 target="_allreduce_non_tensor_model_parallel_grads",
                 sources=("59a4d77616f3a9ec",),
+            ),
+        ),
+    ),
+    Fault(
+        id="sinks-missing-in-gradient-norm",
+        effect="wrong number",
+        summary="Learnable attention sinks are split over tensor-parallel ranks, but not marked so: the gradient norm "
+        "counts those of the first rank only.",
+        shows="Silent: the norm, and the clipping by it, leave out the sinks of the other ranks.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/7530",
+        test=f"{_TESTS}::test_the_gradient_norm_has_the_sinks_of_all_ranks",
+        patches=(
+            Patch(
+                wrap=split_sinks,
+                module="megatron.core.transformer.dot_product_attention",
+                target="DotProductAttention.__init__",
+                sources=("5c542164cfdbef14",),
             ),
         ),
     ),

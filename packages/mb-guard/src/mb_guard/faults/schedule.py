@@ -10,6 +10,8 @@ _VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _MODULE = "megatron.core.optimizer_param_scheduler"
 _WSD = ("lr_wsd_decay_style", "wsd_decay_steps")
 """Settings of a warm-up-stable-decay schedule, which Megatron's state lacks."""
+_BOUNDS = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Settings of a parameter group that bound its schedule."""
 
 
 def apply_after_all_is_restored(load_state_dict: Function) -> Function:
@@ -42,6 +44,33 @@ def restore_decay_phase(load_state_dict: Function) -> Function:
         if self.use_checkpoint_opt_param_scheduler and not self.override_opt_param_scheduler:
             for name in _WSD:
                 setattr(self, name, state_dict.get(name, getattr(self, name)))
+        load_state_dict(self, state_dict)
+
+    return patched
+
+
+def remember_bounds(init: Function) -> Function:
+    """Remember the configured bounds of each parameter group; a load of the optimizer replaces them."""
+
+    @functools.wraps(init)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        groups = self.optimizer.param_groups
+        self.configured_bounds = [
+            {name: group[name] for name in _BOUNDS if name in group} for group in groups
+        ]
+
+    return patched
+
+
+def configured_bounds(load_state_dict: Function) -> Function:
+    """Take the configured bounds of each parameter group where the configured schedule applies."""
+
+    @functools.wraps(load_state_dict)
+    def patched(self: Any, state_dict: Any) -> None:
+        if self.override_opt_param_scheduler:
+            for group, bounds in zip(self.optimizer.param_groups, self.configured_bounds, strict=True):
+                group.update(bounds)
         load_state_dict(self, state_dict)
 
     return patched
@@ -84,5 +113,22 @@ FAULTS = (
         report="https://github.com/NVIDIA/Megatron-LM/pull/7468",
         met=_stored_schedule,
         patches=(_patch(apply_after_all_is_restored, "load_state_dict", "f25f3bf57255b21e"),),
+    ),
+    Fault(
+        id="overridden-schedule-keeps-stored-rates",
+        effect="wrong number",
+        summary="With override_opt_param_scheduler the configured learning rate has no effect after a load: the "
+        "optimizer brings max_lr and min_lr of its parameter groups from the checkpoint, and the scheduler takes them "
+        "from there.",
+        shows="Silent; the log reports an override: 1e-3 in the checkpoint, 1e-4 configured, 1e-3 used.",
+        versions=_VERSIONS,
+        action="put right",
+        test="packages/mb-guard/tests/test_schedule.py::test_an_overridden_schedule_has_the_configured_rates",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5213",
+        met=lambda settings: bool(settings.override_opt_param_scheduler),
+        patches=(
+            _patch(remember_bounds, "__init__", "cc286991585a4f73"),
+            _patch(configured_bounds, "load_state_dict", "f25f3bf57255b21e"),
+        ),
     ),
 )

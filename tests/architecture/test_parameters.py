@@ -15,6 +15,7 @@ ALLOWED = {
     "mb_checkpoint.mcore_torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of distributed optimizers",
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; all ranks read one index",
     "mb_checkpoint.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; all ranks read one index",
+    "mb_guard.faults.transformer_engine.split_along_dim.missing": "the original is None",
     "mb_metrics.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",
     "mb_checkpoint.manager.DefaultCheckpointManager.finalize_async_saves.state": f"{SEED}; the manager has the saves",
     "mb_loop.bridge_api.checkpoint_and_decide_exit.train_data_iterator": f"{SEED}; the checkpointer has the position",

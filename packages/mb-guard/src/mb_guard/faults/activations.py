@@ -9,7 +9,7 @@ def _clamp_ignored(settings: Settings) -> bool:
         return False
     fused = settings.bias_activation_fusion or settings.bias_swiglu_fusion
     name = getattr(settings.activation_func, "__name__", settings.activation_func)
-    return bool(fused and name != "quick_gelu") or bool(settings.moe_shared_expert_overlap)
+    return bool(fused and name in ("silu", "gelu")) or bool(settings.moe_shared_expert_overlap)
 
 
 FAULTS = (

@@ -42,8 +42,8 @@ def test_every_pickle_of_the_standard_library_passes(value, protocol):
 
 
 @given(VALUES, st.integers(0, pickle.HIGHEST_PROTOCOL), st.integers(0), st.integers(0, 255))
-def test_a_changed_byte_is_no_other_error_than_in_pickletools(value, protocol, position, byte):
-    """A pickle that pickletools reads passes, unless it numbers more objects than it has bytes."""
+def test_a_changed_byte_is_no_other_error_than_in_pickle(value, protocol, position, byte):
+    """A pickle that pickletools and pickle read passes, unless it numbers more objects than it has bytes."""
     content = bytearray(pickle.dumps(value, protocol=protocol))
     content[position % len(content)] = byte
     content = bytes(content)
@@ -51,8 +51,9 @@ def test_a_changed_byte_is_no_other_error_than_in_pickletools(value, protocol, p
         check_pickle(content)
     except pickle.UnpicklingError as error:
         if "numbered objects" not in str(error):
-            with pytest.raises(Exception):  # noqa: B017 - pickletools has several
-                pickletools.dis(content, io.StringIO())
+            with pytest.raises(Exception):  # noqa: B017, PT012
+                pickletools.dis(content, io.StringIO())  # takes a mark for an object, which pickle does not
+                pickle.loads(content)
 
 
 LEVELS = {

@@ -85,6 +85,83 @@ def test_a_run_whose_terminal_is_closed_saves(overrides, tmp_path, launcher):
     assert (saved, stopped, step) == ("save", "stop", last)
 
 
+class Terminal:
+    """A terminal with a run in its foreground."""
+
+    def __init__(self, words):
+        self.end, inside = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mb_trainer", *words],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inside)
+        self.printed = ""
+
+    def read_until(self, reached, *, seconds=240):
+        """Read what the run prints, which it would else wait for, until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, self.printed
+            if select.select([self.end], [], [], 0.02)[0]:
+                try:
+                    self.printed += os.read(self.end, 1 << 16).decode(errors="replace")
+                except OSError:  # all processes have closed it
+                    time.sleep(0.02)
+
+    def press_ctrl_c(self):
+        """Let the terminal send SIGINT to each process in its foreground, as the key does."""
+        os.write(self.end, b"\x03")
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def run(words):
+        opened.append(Terminal(words))
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        each.process.kill()
+
+
+def endless(overrides, out):
+    words = ["pretrain", *overrides, "train.train_iters=100000", "logger.log_interval=1"]
+    words += ["validation.eval_interval=null", "validation.eval_iters=0", "checkpoint.save_interval=null"]
+    return [*words, f"--out={out}"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_terminal_saves(overrides, terminal, tmp_path):
+    out = tmp_path / "run"
+    opened = terminal(endless(overrides, out))
+    opened.read_until(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 5)
+    opened.press_ctrl_c()
+    opened.read_until(lambda: opened.process.poll() is not None)
+    assert opened.process.returncode == 0
+    assert [event for event, _ in events(out)[-2:]] == ["save", "stop"]
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_within_a_second_ends_at_once(overrides, terminal, tmp_path):
+    """A step takes many seconds here: a press that counts for nothing lets it end, and the run save."""
+    out = tmp_path / "run"
+    opened = terminal([*endless(overrides, out), "train.global_batch_size=4000"])
+    opened.read_until(lambda: (out / "metrics.jsonl").exists())
+    opened.press_ctrl_c()
+    opened.read_until(lambda: "stopping after this step" in opened.printed)
+    time.sleep(0.5)
+    opened.press_ctrl_c()
+    opened.read_until(lambda: opened.process.poll() is not None, seconds=60)
+    assert opened.process.returncode == 130
+    assert "stopped after step" not in opened.printed
+
+
 class BeganAnHourBefore(Callback):
     """Counts time before the trainer began, such as that of a scheduler."""
 

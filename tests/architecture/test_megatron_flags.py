@@ -20,9 +20,7 @@ mb_host.install()
 import megatron.training.training  # noqa: E402
 from megatron.core.num_microbatches_calculator import (  # noqa: E402
     destroy_num_microbatches_calculator,
-    get_current_global_batch_size,
     init_num_microbatches_calculator,
-    update_num_microbatches,
 )
 from megatron.core.transformer import MLATransformerConfig  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
@@ -343,17 +341,21 @@ def megatron_schedule(args, monkeypatch):
 
 
 def growing_steps(args):
-    """Return the steps in `--train-samples` with the batch sizes of Megatron's own calculator.
+    """Return the steps in `--train-samples` with the batch sizes that `--rampup-batch-size` documents.
 
-    Megatron-LM counts a growing batch as a full one, so that its run ends before it has read them.
+    Megatron Core 0.19 takes the argument and ignores it; earlier releases let the batch grow by this formula.
     """
-    start_batch_sizes(args)
+    first, increment, samples = map(int, args.rampup_batch_size)
+    samples_each = samples / ((args.global_batch_size - first) // increment)
+
+    def batch(consumed):
+        grown = first + int(consumed / samples_each) * increment
+        return args.global_batch_size if consumed > samples else grown
+
     steps = consumed = 0
-    while consumed + get_current_global_batch_size() <= args.train_samples:
-        consumed += get_current_global_batch_size()
-        update_num_microbatches(consumed, consistency_check=False)
+    while consumed + batch(consumed) <= args.train_samples:
+        consumed += batch(consumed)
         steps += 1
-    destroy_num_microbatches_calculator()
     return steps
 
 

@@ -59,13 +59,12 @@ class External(DatasetProvider):
 
     def build_datasets(self, context):
         """Return the training data."""
-        read = READ.setdefault(id(self), [])
-        found = Batches(Stream(read))
+        found = Batches(Stream(READ))
         return (found if self.keeps_position else map(dict, found)), None, None
 
 
-READ: dict[int, list[int]] = {}
-"""Numbers of the batches that were read, by section."""
+READ: list[int] = []
+"""Numbers of the batches that the current run has read."""
 
 
 def train(overrides, out, *words, **section):
@@ -76,8 +75,9 @@ def train(overrides, out, *words, **section):
          "train.micro_batch_size=2", "validation.eval_interval=null", *words]
     )  # fmt: skip
     request.config.dataset = External(**section)
+    READ.clear()
     pretrain(request.config, out=out, provenance=request.provenance, resume_with_changes=True, environment={})
-    return READ.pop(id(request.config.dataset))
+    return list(READ)
 
 
 def test_a_resumed_run_continues_at_the_position_of_the_loader(overrides, tmp_path):

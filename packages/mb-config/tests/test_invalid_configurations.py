@@ -156,7 +156,7 @@ TABLE = [
             "ddp.use_distributed_optimizer": True,
             "facts.cpu": True,
         },
-        {"OP07"},
+        {"OP07", "V051g"},
         {"optimizer.optimizer_cpu_offload": False},
     ),
     ({"optimizer.clip_grad": -1.0}, {"OP02"}, {"optimizer.clip_grad": 0.0}),

@@ -57,7 +57,8 @@ def gathered(fault: str | None) -> tuple[list[float], list[float]]:
     logits, target = data()
     part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
     with mb_guard.without(fault) if fault else nullcontext():
-        whole = gather_from_tensor_model_parallel_region(part, group=group)
+        # on one rank this is a view of the leaf, in which Megatron's cross entropy would write
+        whole = gather_from_tensor_model_parallel_region(part, group=group).clone()
         losses = Model().compute_language_model_loss(target.transpose(0, 1), whole)
         losses.sum().backward()
     parts = [torch.empty_like(part) for _ in range(size)]

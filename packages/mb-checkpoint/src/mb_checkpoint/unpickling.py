@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from mb_checkpoint.declared_sizes import check_archive, check_pickle
-from mb_checkpoint.errors import UnsafeCheckpointError
+from mb_checkpoint.errors import DamagedCheckpointError, UnsafeCheckpointError
 from mb_checkpoint.layout import TENSOR_INDEX
 from mb_checkpoint.trust import is_trusted
 from mb_schema.file_names import checked_name, path_inside
@@ -183,6 +183,7 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
 
     Raises:
         UnsafeCheckpointError: The index, or an object that the block reads, names something that is not allowed.
+        DamagedCheckpointError: torch cannot read what the index names.
     """
     if is_trusted(path):
         yield
@@ -198,6 +199,11 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
                 # torch and Megatron wrap the error; the files identify the cause better than the exception.
                 if name := _unsafe_in(path):
                     raise _unsafe(path, name) from error
+                if isinstance(error, CheckpointException):
+                    reason = next((str(each[0]) for each in error.failures.values()), str(error))
+                    raise DamagedCheckpointError(
+                        f"{path}: cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
+                    ) from error
                 raise
     finally:
         if previous is None:

@@ -513,7 +513,9 @@ def oldest_backends(session: nox.Session) -> None:
     session.install(*kept, "--resolution", "lowest-direct", *wheels, *specs)
     # the server of the lowest MLflow, which its tests start, does not import with a newer SQLAlchemy
     session.install(
-        *kept, requirement("mb-host", ["mcore"]), "pytest", "hypothesis", "setuptools", "sqlalchemy<2.1"
+        *kept,
+        *(requirement(name, extras) for name, extras in TEST_PACKAGES.items()),
+        *("pytest", "hypothesis", "setuptools", "sqlalchemy<2.1"),
     )
     session.run("python", "-c", VERSIONS)
     tests = [
@@ -534,7 +536,7 @@ def oldest_torch(session: nox.Session) -> None:
     specs = [spec for package, extras in chosen.items() for spec in declared(package, extras)]
     wheels = [requirement(package, extras) for package, extras in {"mb-schema": [], **chosen}.items()]
     session.install(WITHOUT_CONSTRAINTS, "--resolution", "lowest-direct", *wheels, *specs)
-    session.install(WITHOUT_CONSTRAINTS, "pytest", "hypothesis", "setuptools")
+    session.install(WITHOUT_CONSTRAINTS, requirement("mb-guard", []), "pytest", "hypothesis", "setuptools")
     session.run("python", "-c", VERSIONS)
     session.run(
         "pytest", "-m", "not matrix", *OLDEST_TORCH_TESTS, *session.posargs, env={"OMP_NUM_THREADS": "1"}

@@ -16,8 +16,6 @@ def _has_megatron():
 
 
 def _pool(world_size):
-    if not _has_megatron():
-        pytest.skip("needs megatron-core and mb-host")
     from mb_host import RankPool
 
     return RankPool(
@@ -29,19 +27,25 @@ def _pool(world_size):
 
 
 @pytest.fixture(scope="session")
-def one_rank():
+def megatron_on_a_host():
+    if not _has_megatron():
+        pytest.skip("needs megatron-core and mb-host")
+
+
+@pytest.fixture(scope="session")
+def one_rank(megatron_on_a_host):
     with _pool(1) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def two_ranks():
+def two_ranks(megatron_on_a_host):
     with _pool(2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def run_case(request):
+def run_case(request, megatron_on_a_host):
     """Run a function of a file in this folder on N guarded ranks and return the results by rank."""
 
     def run(file, name, *args, ranks=1):

@@ -256,7 +256,7 @@ def commands():
 def base(overrides, tmp_path_factory):
     """The folder of a run of two steps, with a model in the Hugging Face format in it."""
     out = tmp_path_factory.mktemp("base") / "run"
-    words = [*overrides, "train.train_iters=2", "checkpoint.save_interval=1", "validation.eval_iters=0"]
+    words = [*overrides, "train.train_iters=2", "checkpoint.save_interval=1", "validation.eval_iters=1"]
     train_here([*words, "checkpoint.most_recent_k=2"], out)
     upload_checkpoint(out / "checkpoints" / STEP, open_storage(str(out / "storage")))
     made = subprocess.run(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 
-from mb_guard.after_import import AfterImport
 from mb_guard.assessment import assess, installed_versions
 from mb_guard.catalogue import FAULTS, find_fault
 from mb_guard.config_checks import CONFIG_CLASSES, ConfigCheck
@@ -15,6 +14,7 @@ from mb_guard.environment import Choice, is_first_rank
 from mb_guard.fault import Fault, Patch
 from mb_guard.report import GuardReport, State
 from mb_guard.targets import Target
+from mb_schema.after_import import AfterImport
 
 
 class Guard:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from mb_host.after_import import AfterImport
 from mb_host.compile import replace_compile
 from mb_host.deferred_imports import defer_import
 from mb_host.device import replace_device
@@ -23,6 +22,7 @@ from mb_host.random import replace_random
 from mb_host.reproducibility import make_cpu_arithmetic_reproducible
 from mb_host.streams import replace_streams
 from mb_host.tensors import replace_tensors
+from mb_schema.after_import import AfterImport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mb_host.after_import import AfterImport
+from mb_schema.after_import import AfterImport
 
 
 @pytest.fixture

@@ -149,11 +149,13 @@ MEMORY_MIB = 500
 READ = """
 import resource, sys
 from pathlib import Path
-import mb_checkpoint.train_state, mb_checkpoint.stored_arguments, mb_checkpoint.cli_commands
+import mb_checkpoint.train_state, mb_checkpoint.stored_arguments
+from mb_checkpoint import CheckpointError, list_checkpoints
+from mb_checkpoint.trackers import check_trackers
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    mb_checkpoint.cli_commands.ls(Path(sys.argv[1]), as_json=False)
-except mb_checkpoint.CheckpointError as error:
+    print(list_checkpoints(Path(sys.argv[1])), check_trackers(Path(sys.argv[1])))
+except CheckpointError as error:
     print(error)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """

@@ -13,9 +13,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mb_host.layers import HostNorm, host_block_spec
-from mb_models.layer_variants import apply_layer_variants
+from mb_models.gpt.layer_variants import apply_layer_variants
+from mb_models.gpt.variant_fields import LayerVariantFields
 from mb_models.provider import drop_unused_output_weight
-from mb_models.variant_fields import LayerVariantFields
 
 TP, PP, VP, EP, ETP = (
     "tensor_model_parallel_size",

@@ -19,9 +19,9 @@ HANGS = 60
 PRELOADED = (
     "mb_trainer.cli",
     "mb_host",
-    "mb_checkpoint.cli_commands",
-    "mb_metrics.cli_report",
-    "mb_data.cli_at",
+    "mb_checkpoint.cli.commands",
+    "mb_metrics.cli.report",
+    "mb_data.cli.at",
 )
 WITH_MEGATRON = ("mb_trainer.sampling", "mb_trainer.hugging_face")
 

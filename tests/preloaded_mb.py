@@ -163,7 +163,7 @@ def supervise(request: Mapping, descriptors: Sequence[int]) -> NoReturn:
 def run(request: Mapping, outputs: Sequence[int]) -> NoReturn:
     """Run `mb` as a fresh interpreter would, and leave with its exit status."""
     from mb_launch import ForkedProgram
-    from mb_launch.forked_ranks import run_forked_rank
+    from mb_launch.ranks.forked_ranks import run_forked_rank
     from mb_trainer.local_launch import preload, run_mb
 
     for target, source in zip((1, 2), outputs, strict=True):

@@ -19,10 +19,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import mb_config
-import mb_models.hybrid
+import mb_models.gpt.transformer
+import mb_models.hybrid.provider
 import mb_models.rules
-import mb_models.t5
-import mb_models.transformer
+import mb_models.t5.provider
 from mb_config import (
     ConfigContainer,
     ConfigError,
@@ -309,9 +309,9 @@ def without_own_rules() -> Iterator[None]:
         return None
 
     with (
-        mock.patch.object(mb_models.transformer, "reject_violations", accept),
-        mock.patch.object(mb_models.hybrid, "reject_violations", accept),
-        mock.patch.object(mb_models.t5, "reject_violations", accept),
+        mock.patch.object(mb_models.gpt.transformer, "reject_violations", accept),
+        mock.patch.object(mb_models.hybrid.provider, "reject_violations", accept),
+        mock.patch.object(mb_models.t5.provider, "reject_violations", accept),
     ):
         yield
 

@@ -7,17 +7,17 @@ from typing import Any
 import typer
 from api_pages import cell
 
-import mb_checkpoint.cli
-import mb_config.cli
-import mb_data.cli
+import mb_checkpoint.cli.app
+import mb_config.cli.app
+import mb_data.cli.app
 import mb_guard.cli
-import mb_launch.cli
-import mb_metrics.cli
+import mb_launch.cli.app
+import mb_metrics.cli.app
 import mb_trainer.cli
-import mb_verify.cli
+import mb_verify.cli.app
 
 APPS = {
-    "mb": mb_trainer.cli.app,
+    "mb": mb_trainer.cli,
     "mb-config": mb_config.cli.app,
     "mb-data": mb_data.cli.app,
     "mb-checkpoint": mb_checkpoint.cli.app,

@@ -1,7 +1,7 @@
 """Pages of the rules: the catalogue, and each rule with its reason, its fix, and an example of either kind."""
 
 from mb_config import explain
-from mb_config.problems import RuleLike
+from mb_config.preflight.problems import RuleLike
 from mb_trainer.preflight import RULES_BY_PACKAGE
 
 

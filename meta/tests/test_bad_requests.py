@@ -2,8 +2,8 @@
 
 import pytest
 
-from mb_config.facts import TargetMachine
-from mb_config.program import examine
+from mb_config.cli.program import examine
+from mb_config.preflight.facts import TargetMachine
 from mb_trainer.config_program import program
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"

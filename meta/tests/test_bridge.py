@@ -19,7 +19,7 @@ mb_host.install()  # before megatron is imported
 mb_guard.install(quiet=True)
 
 from mb_config import UnknownPrecisionError  # noqa: E402
-from mb_config.precision_table import REGISTERED  # noqa: E402
+from mb_config.resolve.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402

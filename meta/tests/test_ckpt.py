@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from mb_checkpoint.inspection import NAME_A_FOLDER
+from mb_checkpoint.inspect.inspection import NAME_A_FOLDER
 from mb_trainer.cli import app
 
 

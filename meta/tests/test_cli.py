@@ -156,7 +156,7 @@ def test_damaged_data_is_exit_code_2(damage, message, empty_folder):
 
 
 def write_tokens(folder):
-    from mb_data.indexed import IndexedWriter, token_dtype
+    from mb_data.text.indexed import IndexedWriter, token_dtype
 
     with IndexedWriter(folder / "tokens", dtype=token_dtype(257)) as writer:
         writer.add_document(list(range(200)))

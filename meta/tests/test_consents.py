@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mb_config import ConfigReadError, Provenance
-from mb_config.codec import consents
-from mb_metrics.profiling_config import TensorInspectConfig
+from mb_config.container.codec import consents
+from mb_metrics.profiling.config import TensorInspectConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.preflight import all_checks
 from mb_trainer.recipes import gpt_tiny

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_launch.failures import read_failures
+from mb_launch.ranks.failures import read_failures
 from mb_trainer.commands.errors import reported
 
 

@@ -27,9 +27,9 @@ from mb_config import (
     run_sweep,
     smallest_world,
 )
-from mb_config.facts import TargetMachine
-from mb_config.module_layouts import rules_per_point
-from mb_config.preflight import effective_dist, preflight
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.module_layouts import rules_per_point
+from mb_config.preflight.run import effective_dist, preflight
 from mb_config.run_estimate import estimate_run
 from mb_metrics import model_flops_per_token
 from mb_schema.value_types import hints, options

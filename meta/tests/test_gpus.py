@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from mb_config.cli_check import CommandInput, check
-from mb_config.facts import TargetMachine
-from mb_launch.gpus import DRIVER
+from mb_config.cli.check import CommandInput, check
+from mb_config.preflight.facts import TargetMachine
+from mb_launch.hardware.gpus import DRIVER
 from mb_trainer.config_program import program
 from mb_trainer.machine import target_facts
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mb_config import facts
-from mb_config.facts import TargetMachine
+from mb_config.preflight import facts
+from mb_config.preflight.facts import TargetMachine
 from mb_launch import GpuSources
-from mb_launch.gpus import THIS_MACHINE
+from mb_launch.hardware.gpus import THIS_MACHINE
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import gpt_tiny

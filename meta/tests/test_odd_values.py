@@ -4,8 +4,8 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from mb_config.cli_check import CommandInput, check
-from mb_config.facts import TargetMachine
+from mb_config.cli.check import CommandInput, check
+from mb_config.preflight.facts import TargetMachine
 from mb_trainer.commands.errors import reported
 from mb_trainer.config_program import program
 from mb_trainer.request_reader import read_request

@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import mb_metrics.cli
-from mb_metrics.cli_report import read_configuration
+import mb_metrics.cli.app
+from mb_metrics.cli.report import read_configuration
 from mb_trainer.cli import app
 from mb_trainer.cli_runs import runs
 from mb_trainer.commands.baseline import find_baseline

@@ -1,8 +1,8 @@
 """Run folder: the messages about its settings."""
 
-from mb_config.saved_settings import changed_settings_message
-from mb_metrics.run_folder import RunFolder
-from mb_models.weight_shapes import fixed_by_weights
+from mb_config.overrides.saved_settings import changed_settings_message
+from mb_metrics.run.folder import RunFolder
+from mb_models.training.weight_shapes import fixed_by_weights
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.run_folder import saved_settings
 

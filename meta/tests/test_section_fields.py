@@ -15,7 +15,7 @@ from mb_config import (
     apply_overrides,
     given_fields,
 )
-from mb_config.field_types import dataclasses_of, hints, options
+from mb_config.container.field_types import dataclasses_of, hints, options
 from mb_trainer import config as trainer
 from mb_trainer.preflight import settle
 from mb_trainer.recipes import RECIPES

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from mb_config import ConfigError, OptimizerConfig, Provenance, given_fields, runtime_config_update
-from mb_config.facts import collect_facts
-from mb_config.preflight import preflight
-from mb_metrics.run_folder import RunFolder
+from mb_config.preflight.facts import collect_facts
+from mb_config.preflight.run import preflight
+from mb_metrics.run.folder import RunFolder
 from mb_trainer.preflight import all_checks
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import READER

@@ -7,7 +7,7 @@ import pytest
 from mb_checkpoint import CheckpointFolderError
 from mb_config import ConfigError, Provenance
 from mb_metrics.errors import RunFolderNameError
-from mb_metrics.run_folder import RunFolder
+from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.preflight import settle

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.formats.layout import iteration_directory
 from mb_data import load_tokenizer, save_tokenizer, train_bpe
-from mb_metrics.run_folder import RunFolder
+from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.data_checks import read_tokenizer_facts
 from mb_trainer.request_reader import read_request

@@ -4,7 +4,7 @@ import pytest
 
 from mb_config import check
 from mb_models.rules import BUILD_RULES
-from mb_models.unsharded import UNSHARDED, unshard
+from mb_models.training.unsharded import UNSHARDED, unshard
 from mb_trainer.recipes import RECIPES
 
 CUTS = [

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigError, Provenance, mimo_runtime_config_update, runtime_config_update
-from mb_config.facts import TargetMachine
-from mb_config.preflight import preflight
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.run import preflight
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,

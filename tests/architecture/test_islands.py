@@ -45,5 +45,5 @@ def test_config_and_rules_import_only_the_standard_library(package: Package):
 
 def test_a_planted_bridge_between_islands_is_found(tmp_path):
     planted = tmp_path / "planted.py"
-    planted.write_text("def f():\n    import mb_loop\n    from mb_config.codec import to_dict\n")
+    planted.write_text("def f():\n    import mb_loop\n    from mb_config.container.codec import to_dict\n")
     assert strangers(PACKAGES[0], planted) == {"mb_loop", "mb_config"}

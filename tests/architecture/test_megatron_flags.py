@@ -29,7 +29,7 @@ from megatron.training.training import get_megatron_optimizer_config  # noqa: E4
 
 import mb_config.megatron_lm  # noqa: E402
 from mb_config import scheduler_steps  # noqa: E402
-from mb_config.facts import TargetMachine  # noqa: E402
+from mb_config.container.yaml_file import dump_yaml  # noqa: E402
 from mb_config.mcore import build_scheduler, to_megatron  # noqa: E402
 from mb_config.megatron_lm.argument_values import Arguments  # noqa: E402
 from mb_config.megatron_lm.conversion import convert  # noqa: E402
@@ -37,9 +37,9 @@ from mb_config.megatron_lm.flag_table import parse_flags, read_flags  # noqa: E4
 from mb_config.megatron_lm.no_counterpart import GROUPS, NO_EFFECT  # noqa: E402
 from mb_config.megatron_lm.script import read_words  # noqa: E402
 from mb_config.megatron_lm.section_conversions import CONVERSIONS, is_converted  # noqa: E402
-from mb_config.preflight import preflight  # noqa: E402
-from mb_config.yaml_file import dump_yaml  # noqa: E402
-from mb_models.transformer import transformer_config  # noqa: E402
+from mb_config.preflight.facts import TargetMachine  # noqa: E402
+from mb_config.preflight.run import preflight  # noqa: E402
+from mb_models.gpt.transformer import transformer_config  # noqa: E402
 from mb_trainer.config import ConfigContainer, GPTDatasetConfig, GPTModelConfig  # noqa: E402
 from mb_trainer.config_program import embedding_rows  # noqa: E402
 from mb_trainer.machine import target_facts  # noqa: E402

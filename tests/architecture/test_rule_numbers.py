@@ -20,7 +20,7 @@ NUMBERED = [
 
 RESOLVED = "a step of mb_config.runtime_config_update, which returns what it changed"
 ORDER = "the order of checks: all rules are applied, all problems reported, so there is none"
-RECIPE = "a row of mb_config.precision_table"
+RECIPE = "a row of mb_config.resolve.precision_table"
 NO_SECTION = "concerns a kind of dataset without a section here"
 
 NOT_RULES = {
@@ -60,7 +60,7 @@ NOT_RULES = {
     158: RESOLVED,
     **dict.fromkeys(range(170, 175), RESOLVED),
     202: "mb_config.scheduler_steps",
-    206: "mb_config.schedule.epoch_iterations, which does not round each epoch up",
+    206: "mb_config.schedules.learning_rate.epoch_iterations, which does not round each epoch up",
     207: "mb_loop steps the schedule by the sequences of the step",
     209: "mb_config.learning_rate",
     **dict.fromkeys(range(220, 225), "the second way to resolve, for models of several modules"),

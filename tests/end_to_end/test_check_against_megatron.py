@@ -36,7 +36,7 @@ from mb_config import (
 )
 from mb_config.mcore import build_scheduler, to_megatron
 from mb_models import GPTModelConfig
-from mb_models.transformer import megatron_class, resolve_names, transformer_config
+from mb_models.gpt.transformer import megatron_class, resolve_names, transformer_config
 
 RULES = (*mb_config.RULES, *mb_models.rules.RULES, *mb_overlap.rules.RULES)
 RESOLVED_RULES = (*RULES, mb_models.rules.INTERLEAVING)

@@ -3,8 +3,8 @@
 import pytest
 from runs import TINY_MIMO, exit_code_of, losses, metrics, train_here
 
-from mb_config.facts import TargetMachine
-from mb_config.program import examine
+from mb_config.cli.program import examine
+from mb_config.preflight.facts import TargetMachine
 from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
 from mb_trainer.config import ConfigContainer

@@ -10,7 +10,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_config import make_plan
-from mb_models.wrap import wrap_ddp
+from mb_models.training.wrap import wrap_ddp
 
 # every tensor is a multiple of 128, so that Megatron pads nothing
 EVEN = {**MODERN, "hidden_size": 128, "ffn_hidden_size": 128, "vocab_size": 512}

@@ -25,7 +25,7 @@ from mb_models import (
     hybrid_parameter_count,
     mimo_parameter_count,
 )
-from mb_models.mimo_config import module_ranks
+from mb_models.mimo.config import module_ranks
 
 LEARNED = {"position_embedding_type": "learned_absolute"}
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mb_data.errors import CorpusError
 from mb_loop import Callback, NonFiniteLossError
-from mb_metrics.cli_report import read_run_with_settings
+from mb_metrics.cli.report import read_run_with_settings
 from mb_trainer import pretrain
 from mb_trainer.errors import RunFolderError
 from mb_trainer.request_reader import read_request

@@ -11,16 +11,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mb_checkpoint.errors import CheckpointScheduleError
-from mb_checkpoint.mcore import load_scheduler, scheduler_state
-from mb_checkpoint.param_groups import (
+from mb_checkpoint.load.param_groups import (
     reject_schedule_change,
     reject_unstored_settings,
     schedule_changes,
     unstored_settings,
 )
+from mb_checkpoint.mcore import load_scheduler, scheduler_state
 from mb_config import OptimizerConfig, SchedulerConfig, TrainingConfig, scheduler_steps
 from mb_config.mcore import build_scheduler
-from mb_config.schedule import sequences_after
+from mb_config.schedules.learning_rate import sequences_after
 
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")

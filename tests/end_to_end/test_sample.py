@@ -117,7 +117,7 @@ class WithoutHarness:
 
 def test_a_missing_harness_is_named(run, capsys, monkeypatch):
     for name in [*sys.modules]:
-        if name.startswith(("lm_eval", "mb_models.lm_eval")):
+        if name.startswith(("lm_eval", "mb_models.evaluation.lm_eval")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [WithoutHarness(), *sys.meta_path])
     assert exit_code_of("eval", run, "--tasks", "words.yaml") == 2

@@ -12,8 +12,8 @@ from runs import train_here
 from typer.testing import CliRunner
 
 from mb_checkpoint import UnsafeCheckpointError
-from mb_checkpoint.manifest import encode_manifest, hash_file, read_manifest
-from mb_checkpoint.unpickling import read_metadata
+from mb_checkpoint.formats.manifest import encode_manifest, hash_file, read_manifest
+from mb_checkpoint.formats.unpickling import read_metadata
 from mb_trainer.cli import app
 
 LAST = "checkpoints/iter_0000002"

@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from mb_config.registration import Recipe
+from mb_config.overrides.registration import Recipe
 from mb_loop import Callback
 from mb_trainer import UserCode
 from mb_trainer.recipes import gpt_tiny

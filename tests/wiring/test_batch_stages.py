@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_config import RULES
-from mb_config.batch_stages import growing_stages, scheduled_stages
-from mb_loop.microbatches import BatchPlan, BatchSizeError, parse_schedule
+from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
+from mb_loop.step.microbatches import BatchPlan, BatchSizeError, parse_schedule
 
 Stages = tuple[tuple[int, int], ...]
 RAMP = next(rule for rule in RULES if rule.id == "TR02")

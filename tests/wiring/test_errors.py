@@ -6,13 +6,13 @@ from importlib.util import find_spec
 import pytest
 
 from mb_config import ConfigReadError, PlanError
-from mb_config.cli_errors import PackageError, message_of
+from mb_config.cli.errors import PackageError, message_of
 from mb_loop import LossShapeError, UnknownEventError
 from mb_loop.errors import ParallelSetupError
-from mb_loop.schedule import ScheduleError
+from mb_loop.step.schedule import ScheduleError
 from mb_models.errors import ModelConfigError
-from mb_models.freezing import FreezingError
-from mb_models.value_head import HeadError
+from mb_models.gpt.value_head import HeadError
+from mb_models.training.freezing import FreezingError
 from mb_resilience.errors import StopOrderError, StopSetupError
 from mb_trainer.commands.errors import reported
 from mb_trainer.errors import TrainerError

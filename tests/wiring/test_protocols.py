@@ -16,8 +16,8 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
-from mb_config.preflight import ViolationLike
-from mb_config.request import PlainReader, RecipeLike, RecipeReader, RequestReader
+from mb_config.overrides.request import PlainReader, RecipeLike, RecipeReader, RequestReader
+from mb_config.preflight.run import ViolationLike
 from mb_config.run_estimate import CountFlops, FlopsLike
 from mb_trainer.config import ConfigContainer
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager, RunCheckpointer, SaveOutcome
     from mb_checkpoint.context import RerunStateMachineLike, StateLike, TrainStateLike
-    from mb_checkpoint.position_copies import SaveEvent, SaveLike
+    from mb_checkpoint.load.run_load import LoadReporter
     from mb_checkpoint.run_checkpointer import RunStateLike
-    from mb_checkpoint.run_load import LoadReporter
+    from mb_checkpoint.state.position_copies import SaveEvent, SaveLike
     from mb_config import DistributedDataParallelConfig, TrainingConfig
-    from mb_config.registration import Recipe
+    from mb_config.overrides.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
-    from mb_data.batch_padding import PaddedModel
-    from mb_data.cli_index import IndexRequestReader
+    from mb_data.cli.index import IndexRequestReader
+    from mb_data.loading.batch_padding import PaddedModel
     from mb_host.families import HOST_LAYERS
     from mb_host.layers import host_block_spec
     from mb_host.t5 import host_t5_spec
     from mb_launch import World
-    from mb_launch.first_cause import EndedProcess
+    from mb_launch.ranks.first_cause import EndedProcess
     from mb_launch.settings import (
         GroupOptions,
         GroupSettings,
@@ -61,28 +61,34 @@ if TYPE_CHECKING:
     )
     from mb_loop import CallbackContext, Checkpointer, LoopState, RerunMachine, StepResult, TrainState
     from mb_loop import GlobalState as LoopGlobalState
-    from mb_loop.attention_logits import LogitSettings
     from mb_loop.bridge_api import StragglerReporter
-    from mb_loop.evaluation import StopEvaluation
-    from mb_loop.exit_conditions import StopRequested
-    from mb_loop.graphs import CudaGraphs
+    from mb_loop.evaluation.evaluate import StopEvaluation
+    from mb_loop.evaluation.validation import NamedBatches
+    from mb_loop.exits.exit_conditions import StopRequested
+    from mb_loop.graphs.capture_schedule import CudaGraphs
+    from mb_loop.graphs.megatron import GraphedModel, GraphLoopSettings, LayerGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
-    from mb_loop.mcore_graphs import GraphedModel, GraphLoopSettings, LayerGraphs
-    from mb_loop.progress_log import ProgressState
-    from mb_loop.progress_recorder import LoggingRank, RecordedState
+    from mb_loop.progress.progress_log import ProgressState
+    from mb_loop.progress.progress_recorder import LoggingRank, RecordedState
     from mb_loop.settings import LoopSettings
-    from mb_loop.validation import NamedBatches
+    from mb_loop.step.attention_logits import LogitSettings
     from mb_metrics import FlopsPerToken, ModelNorms, model_flops_per_token
-    from mb_metrics.captured_logging import RankOutput
-    from mb_metrics.event_recorder import EventContext
-    from mb_metrics.model_norms import Norms
-    from mb_metrics.module_norms import ModuleNorms
-    from mb_metrics.rank_console import RankConsole
-    from mb_metrics.run_summary import SummaryContext
-    from mb_metrics.sections import LocalModules, MeasuredModel, MetricsSettings, TrainSection, WrapperSection
+    from mb_metrics.norms.model import Norms
+    from mb_metrics.norms.modules import ModuleNorms
+    from mb_metrics.run.captured_logging import RankOutput
+    from mb_metrics.run.event_recorder import EventContext
+    from mb_metrics.run.rank_console import RankConsole
+    from mb_metrics.run.sections import (
+        LocalModules,
+        MeasuredModel,
+        MetricsSettings,
+        TrainSection,
+        WrapperSection,
+    )
+    from mb_metrics.run.summary import SummaryContext
+    from mb_metrics.run.training_context import MetricsContext, TrainCounters, TrainingStep
+    from mb_metrics.run.training_context import SampleSizes as SampleSizesLike
     from mb_metrics.sinks.console import TextStream
-    from mb_metrics.training_context import MetricsContext, TrainCounters, TrainingStep
-    from mb_metrics.training_context import SampleSizes as SampleSizesLike
     from mb_models import (
         GPTModelConfig,
         GPTModelProvider,
@@ -94,11 +100,11 @@ if TYPE_CHECKING:
         T5ModelProvider,
     )
     from mb_models.families import ChunkProvider
-    from mb_models.layer_choice import AvailableLayers
-    from mb_models.module_parallelism import ModuleParallelism
-    from mb_models.training import TrainingModel
+    from mb_models.gpt.layer_choice import AvailableLayers
+    from mb_models.mimo.module_parallelism import ModuleParallelism
+    from mb_models.training.setup import TrainingModel
     from mb_overlap import Conflict
-    from mb_overlap.user_buffers import UserBufferModel
+    from mb_overlap.transformer_engine.user_buffers import UserBufferModel
     from mb_resilience import (
         AgreedStop,
         DeadlineWatcher,
@@ -110,16 +116,16 @@ if TYPE_CHECKING:
         StragglerSwitch,
         StragglerTimer,
     )
-    from mb_resilience.agreed_stop import Watcher
-    from mb_resilience.decision_exchange import KeyValueStore
     from mb_resilience.faults import FaultSettings
-    from mb_resilience.flight_recorder import FlightRecorderSettings
+    from mb_resilience.hangs.flight_recorder import FlightRecorderSettings
     from mb_resilience.loop_events import CheckpointContext
     from mb_resilience.monitors import TimeoutSettings
     from mb_resilience.rank_info import RankInfo
-    from mb_resilience.stop_requests import StopSettings
-    from mb_resilience.straggler import TimerSwitch
-    from mb_resilience.straggler_detectors import StragglerDetectors
+    from mb_resilience.stops.agreed_stop import Watcher
+    from mb_resilience.stops.decision_exchange import KeyValueStore
+    from mb_resilience.stops.stop_requests import StopSettings
+    from mb_resilience.stragglers.detection import TimerSwitch
+    from mb_resilience.stragglers.detectors import StragglerDetectors
     from mb_trainer.commands.index_request import read_index_request
     from mb_trainer.state import GlobalState
 

@@ -22,23 +22,23 @@ from mb_checkpoint import (
     resumed_step,
     verify_last_checkpoint_on_all_ranks,
 )
-from mb_checkpoint.dataloader import warn_without_position
+from mb_checkpoint.state.dataloader import warn_without_position
 from mb_config import non_default_values
 from mb_config.megatron_lm.arguments import megatron_arguments
 from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
-from mb_data.changed_files import changed_data_files
+from mb_data.loading.changed_files import changed_data_files
 from mb_host.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
-from mb_launch.failures import ERROR_FOLDER
+from mb_launch.ranks.failures import ERROR_FOLDER
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
+from mb_loop.graphs.megatron import graph_resources, wrapping_stream
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
-from mb_loop.mcore_graphs import graph_resources, wrapping_stream
 from mb_metrics import RunProfilers, start_profilers
-from mb_metrics.captured_logging import captured_records, captured_warnings
-from mb_metrics.rank_console import Bar, RankConsole
+from mb_metrics.run.captured_logging import captured_records, captured_warnings
+from mb_metrics.run.rank_console import Bar, RankConsole
 from mb_models import ModuleGroups
-from mb_models.training import TrainingModel, data_groups
-from mb_models.vocab import padding_note
+from mb_models.training.setup import TrainingModel, data_groups
+from mb_models.training.vocab import padding_note
 from mb_overlap import start_user_buffers
 from mb_resilience import IgnoreSignals
 from mb_resilience.monitors import RunMonitors, build_monitors

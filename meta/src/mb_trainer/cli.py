@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-import mb_checkpoint.cli
-import mb_data.cli
+import mb_checkpoint.cli.app
+import mb_data.cli.app
 import mb_guard.cli
-import mb_launch.cli
-import mb_metrics.cli
-from mb_config.cli_options import add_import_option
-from mb_config.cli_versions import version_option
-from mb_config.mounted_program import OverridesWithDashes, set_program
-from mb_launch.launched_program import LaunchedProgram
+import mb_launch.cli.app
+import mb_metrics.cli.app
+from mb_config.cli.mounted_program import OverridesWithDashes, set_program
+from mb_config.cli.options import add_import_option
+from mb_config.cli.versions import version_option
+from mb_launch.cli.launched_program import LaunchedProgram
 from mb_trainer.cli_config import TRAINER, configs
 from mb_trainer.cli_options import command
 from mb_trainer.cli_runs import runs
@@ -36,9 +36,9 @@ app = typer.Typer(
 )
 for part in (train, runs, configs, mb_guard.cli.diagnosis):
     app.add_typer(part)
-app.add_typer(mb_data.cli.app, name="data")
-app.add_typer(mb_checkpoint.cli.app, name="ckpt")
-app.add_typer(mb_launch.cli.app, name="launch")
+app.add_typer(mb_data.cli.app.app, name="data")
+app.add_typer(mb_checkpoint.cli.app.app, name="ckpt")
+app.add_typer(mb_launch.cli.app.app, name="launch")
 
 
 VERSION = version_option(
@@ -54,10 +54,10 @@ def options(
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
     set_program(context, TRAINER)
     launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
-    mb_launch.cli.set_program(context, LaunchedProgram(**launched))
-    mb_metrics.cli.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
-    mb_metrics.cli.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
-    mb_data.cli.set_request_reader(
+    mb_launch.cli.app.set_program(context, LaunchedProgram(**launched))
+    mb_metrics.cli.app.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
+    mb_metrics.cli.app.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
+    mb_data.cli.app.set_request_reader(
         context, lambda settings, **options: command("index_request").read_index_request(settings, **options)
     )
 

@@ -4,13 +4,13 @@ from importlib import import_module
 
 import typer
 
-import mb_config.cli
-from mb_config.mounted_program import MountedProgram
+import mb_config.cli.app
+from mb_config.cli.mounted_program import MountedProgram
 from mb_trainer.cli_options import RECIPE_ARGUMENTS, command
 
 configs = typer.Typer()
-configs.add_typer(mb_config.cli.checks)
-configs.add_typer(mb_config.cli.configurations, name="config")
+configs.add_typer(mb_config.cli.app.checks)
+configs.add_typer(mb_config.cli.app.configurations, name="config")
 
 TRAINER = MountedProgram(
     load=lambda: import_module("mb_trainer.config_program").program(),

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_config.cli_options import ConfigFiles as ConfigFiles
-from mb_config.cli_options import Json as Json
-from mb_config.cli_options import NoNumaBinding as NoNumaBinding
-from mb_config.cli_options import Out as Out
-from mb_config.cli_options import Processes as Processes
-from mb_config.cli_options import ResumeWithChanges as ResumeWithChanges
-from mb_config.cli_options import read_run_folder as read_run_folder
+from mb_config.cli.options import ConfigFiles as ConfigFiles
+from mb_config.cli.options import Json as Json
+from mb_config.cli.options import NoNumaBinding as NoNumaBinding
+from mb_config.cli.options import Out as Out
+from mb_config.cli.options import Processes as Processes
+from mb_config.cli.options import ResumeWithChanges as ResumeWithChanges
+from mb_config.cli.options import read_run_folder as read_run_folder
 
 RECIPE_ARGUMENTS = "A recipe's name or a YAML file (default: gpt_tiny), then overrides in Hydra's grammar."
 Recipe = Annotated[

@@ -6,12 +6,12 @@ from typing import Any
 
 import typer
 
-import mb_metrics.cli
-from mb_checkpoint.cli import Trust
-from mb_config.cli_options import common_options
+import mb_metrics.cli.app
+from mb_checkpoint.cli.app import Trust
+from mb_config.cli.options import common_options
 from mb_launch import read_world
+from mb_models.evaluation.text_commands import add_text_commands
 from mb_models.hf.commands import add_weight_commands
-from mb_models.text_commands import add_text_commands
 from mb_trainer.cli_options import command, read_run_folder
 
 runs = typer.Typer()
@@ -33,7 +33,7 @@ add_text_commands(
     with_fields=common_options,
 )
 
-runs.add_typer(mb_metrics.cli.app)
+runs.add_typer(mb_metrics.cli.app.app)
 
 
 def weight_converter() -> Any:

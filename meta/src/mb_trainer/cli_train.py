@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_checkpoint.cli import Trust
-from mb_config.cli_options import AllowOom, common_options
+from mb_checkpoint.cli.app import Trust
+from mb_config.cli.options import AllowOom, common_options
 from mb_trainer.cli_options import (
     ConfigFiles,
     NoNumaBinding,
@@ -17,7 +17,7 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
-from mb_verify.run_commands import add_run_commands
+from mb_verify.cli.run_commands import add_run_commands
 
 train = typer.Typer()
 

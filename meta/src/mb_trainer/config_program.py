@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import release_ckpt_step
-from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate
-from mb_config.problems import explain_equivalent
-from mb_config.program import ConfigProgram
-from mb_config.request import ConfigRequest
+from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate
+from mb_config.cli.program import ConfigProgram
+from mb_config.overrides.request import ConfigRequest
+from mb_config.preflight.problems import explain_equivalent
 from mb_data.errors import DataError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics import model_flops_per_token, read_event_rows
-from mb_metrics.run_folder import RunFolder
-from mb_models.vocab import VocabularyError, known_vocab_size
+from mb_metrics.run.folder import RunFolder
+from mb_models.training.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import DATASET, read_tokenizer_facts, verify_data
 from mb_trainer.machine import target_facts

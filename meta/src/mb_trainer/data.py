@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mb_config.schedule import sequences_after
+from mb_config.schedules.learning_rate import sequences_after
 from mb_data import (
     BatchSettings,
     DataRanks,

@@ -1,6 +1,6 @@
 """Checks of the data and of the tokenizer that a configuration names. No torch."""
 
-from mb_config.preflight import DataCheck
+from mb_config.preflight.run import DataCheck
 from mb_data.data_checks import (
     dataset_facts,
     epoch_facts,
@@ -8,7 +8,7 @@ from mb_data.data_checks import (
     tokenizer_size,
     verify_dataset_files,
 )
-from mb_models.vocab import model_vocab_size
+from mb_models.training.vocab import model_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.tokenizer_assets import kept_by_run
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from mb_checkpoint.layout import shared_save_roots
+from mb_checkpoint.formats.layout import shared_save_roots
 from mb_checkpoint.locks import exclusive_lock, writer_lock
 from mb_trainer.run_folder import in_use_error
 from mb_trainer.settle import Job

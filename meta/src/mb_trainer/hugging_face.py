@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from mb_checkpoint import save_model_weights
-from mb_data.saved_tokenizer import saved_tokenizer_file
-from mb_data.tokenizer_loading import copy_tokenizer_files
+from mb_data.tokenizers.loading import copy_tokenizer_files
+from mb_data.tokenizers.saved_tokenizer import saved_tokenizer_file
 from mb_host.families import HOST_LAYERS
 from mb_launch import World
 from mb_loop import TrainState

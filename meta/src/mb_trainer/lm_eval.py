@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mb_data.evaluation_text import EvaluationTokenizer
+from mb_data.text.evaluation_text import EvaluationTokenizer
+from mb_models.evaluation.lm_eval import TrainedLM, register_model
 from mb_models.families import require_text_family
-from mb_models.lm_eval import TrainedLM, register_model
 from mb_trainer.sampling import loaded_model, processes
 from mb_trainer.saved_run import SavedRun
 

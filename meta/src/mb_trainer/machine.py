@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 
-from mb_config.facts import TargetMachine, machine_facts, short_name_of_first
-from mb_launch.gpus import THIS_MACHINE, GpuSources, visible_gpu_names
-from mb_models.kernel_modules import kernel_facts
+from mb_config.preflight.facts import TargetMachine, machine_facts, short_name_of_first
+from mb_launch.hardware.gpus import THIS_MACHINE, GpuSources, visible_gpu_names
+from mb_models.rules.kernel_modules import kernel_facts
 
 
 def target_facts(
@@ -15,7 +15,7 @@ def target_facts(
     environment: Mapping[str, str] | None = None,
     sources: GpuSources = THIS_MACHINE,
 ) -> dict[str, object]:
-    """Return the facts for rules; `sources` describe the GPUs of this machine. See `mb_config.facts.machine_facts`."""
+    """Return the facts for rules; `sources` describe the GPUs of this machine."""
     gpus = partial(visible_gpu_names, sources=sources)
     kernels = kernel_facts()
     return machine_facts(target, gpus=gpus, kernels=kernels, env_vars=env_vars, environment=environment)

@@ -25,8 +25,8 @@ from mb_models import (
     choose_layers,
     family_of,
 )
-from mb_models.layer_choice import AvailableLayers
-from mb_models.mimo_config import has_module_layouts
+from mb_models.gpt.layer_choice import AvailableLayers
+from mb_models.mimo.config import has_module_layouts
 from mb_trainer.config import ConfigContainer
 from mb_trainer.user_code import UserCode
 

@@ -1,4 +1,4 @@
-"""Checks before any process group or model is built: the rules of all packages, for `mb_config.preflight`. No torch."""
+"""Checks before any process group or model is built: the rules of all packages. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +13,10 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import Provenance, RuleLike
-from mb_config.facts import TargetMachine
-from mb_config.fallbacks import select_local_layers
-from mb_config.preflight import PreflightChecks, PreflightResult, preflight
-from mb_models.kernel_rules import FALLBACKS
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
+from mb_config.resolve.fallbacks import select_local_layers
+from mb_models.rules.kernels import FALLBACKS
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import EPOCH, TOKENIZER
 from mb_trainer.machine import target_facts

@@ -4,12 +4,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from mb_checkpoint.directories import weight_directories
+from mb_checkpoint.load.directories import weight_directories
 from mb_config import Provenance
-from mb_config.stored_sections import adopt_tokenizer, stored_sections
+from mb_config.overrides.stored_sections import adopt_tokenizer, stored_sections
 from mb_data import Tokenizer, save_tokenizer
 from mb_models.hf.carried import carry_files
-from mb_models.stored_architecture import adopt_stored_architecture
+from mb_models.training.stored_architecture import adopt_stored_architecture
 from mb_trainer.config import ConfigContainer
 
 IMPORT, EXPORT = ((sys.executable, "-m", "mb_trainer", name) for name in ("import-hf", "export-hf"))
@@ -28,7 +28,9 @@ def take_checkpoint_settings(config: ConfigContainer, provenance: Provenance) ->
     checkpoint = config.checkpoint
     if not checkpoint.use_checkpoint_args:
         return []
-    found = import_module("mb_checkpoint.stored_settings").find_stored_settings(checkpoint)  # imports torch
+    found = import_module("mb_checkpoint.load.stored_settings").find_stored_settings(
+        checkpoint
+    )  # imports torch
     stored = stored_sections(found.run_config, found.arguments)
     config.model, conflicts = adopt_stored_architecture(
         config.model,

@@ -1,7 +1,7 @@
 """Configuration that a command line requests from this trainer: recipe or file, and overrides. No torch."""
 
-from mb_config.overrides import SECTION_FACTORIES
-from mb_config.request import RecipeReader
+from mb_config.overrides.apply import SECTION_FACTORIES
+from mb_config.overrides.request import RecipeReader
 from mb_models.peft.config import section_by_name
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY

@@ -9,12 +9,12 @@ import mb_config.rules.local_paths
 import mb_data.rules
 import mb_metrics.rules
 import mb_resilience.rules
-from mb_checkpoint.foreign_formats import is_same_folder
-from mb_checkpoint.layout import checkpoints_in, why_not_a_checkpoint
+from mb_checkpoint.formats.foreign import is_same_folder
+from mb_checkpoint.formats.layout import checkpoints_in, why_not_a_checkpoint
 from mb_config import Provenance, SavedSettings
-from mb_config.home_directory import expand_home_in
-from mb_config.provenance import remember_resolved
-from mb_metrics.run_folder import CONFIG, RunFolder
+from mb_config.container.home_directory import expand_home_in
+from mb_config.overrides.provenance import remember_resolved
+from mb_metrics.run.folder import CONFIG, RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
 from mb_schema.paths import is_url

@@ -11,15 +11,15 @@ import torch
 
 from mb_checkpoint import read_train_state
 from mb_data import prepare_tokenizer
-from mb_data.chat_prompt import encode_prompt
-from mb_data.last_validation import keep_partial_sequence, last_validation
-from mb_data.tokenizers import decode_stream
+from mb_data.chat.prompt import encode_prompt
+from mb_data.loading.last_validation import keep_partial_sequence, last_validation
+from mb_data.tokenizers.base import decode_stream
 from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
+from mb_models.evaluation.generation import all_logits
+from mb_models.evaluation.perplexity import Perplexity, measure_sets
 from mb_models.families import require_text_family
-from mb_models.generation import all_logits
 from mb_models.peft.loading import load_merged
-from mb_models.perplexity import Perplexity, measure_sets
 from mb_trainer.data import batch_form, batch_settings, build_datasets
 from mb_trainer.model import layers_of, model_groups
 from mb_trainer.saved_run import SavedRun
@@ -39,7 +39,7 @@ def sample_run(
 
     Runs under any parallelism of the run: weights are merged while they are loaded, and several processes divide them
     by tensor parallelism. `temperature` 0 selects the most likely token. Raises the errors of `SavedRun.find`,
-    `mb_data.chat_prompt.encode_prompt` and `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does
+    `mb_data.chat.prompt.encode_prompt` and `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does
     not generate text.
     """
     saved = SavedRun.find(run, purpose="sample from", log=log, processes=processes())

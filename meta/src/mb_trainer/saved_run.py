@@ -8,12 +8,12 @@ from typing import Any, Self
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import SelectedCheckpoint, load_model_weights
-from mb_checkpoint.converted_weights import convert_once
-from mb_checkpoint.integrity import require_newest_intact
+from mb_checkpoint.formats.converted_weights import convert_once
+from mb_checkpoint.inspect.integrity import require_newest_intact
 from mb_data import load_saved_tokenizer
-from mb_data.tokenizers import Tokenizer
-from mb_models.unsharded import unshard
-from mb_models.vocab import padded_vocab_size
+from mb_data.tokenizers.base import Tokenizer
+from mb_models.training.unsharded import unshard
+from mb_models.training.vocab import padded_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.pretrained import IMPORT
 from mb_trainer.registry import REGISTRY

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import ResumeStatus, check_writable, release_ckpt_step, resume_status
-from mb_checkpoint.commit import unwritable_reason
+from mb_checkpoint.save.commit import unwritable_reason
 from mb_config import Provenance
-from mb_config.preflight import PreflightResult
-from mb_config.saved_settings import changed_settings_message
+from mb_config.overrides.saved_settings import changed_settings_message
+from mb_config.preflight.run import PreflightResult
 from mb_launch import World, read_local_world_size, read_world
 from mb_metrics import read_event_rows
-from mb_metrics.event_log import changed_code
-from mb_metrics.run_folder import RunFolder
-from mb_models.mimo_layout_rules import stored_optimizer_error
-from mb_models.weight_shapes import fixed_by_weights
+from mb_metrics.run.event_log import changed_code
+from mb_metrics.run.folder import RunFolder
+from mb_models.mimo.layout_rules import stored_optimizer_error
+from mb_models.training.weight_shapes import fixed_by_weights
 from mb_resilience import RestartAttempt
-from mb_resilience.monitor_client import require_monitor
+from mb_resilience.fault_tolerance.monitor_client import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.data_checks import verify_data
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.directories import is_checkpoint_file, resumable_directories, weight_directories
-from mb_checkpoint.layout import RUN_CONFIG
+from mb_checkpoint.formats.layout import RUN_CONFIG
+from mb_checkpoint.load.directories import is_checkpoint_file, resumable_directories, weight_directories
 from mb_config import Provenance, SavedSettings
-from mb_data.saved_tokenizer import (
+from mb_data.tokenizers.saved_tokenizer import (
     HUGGING_FACE,
     find_saved_tokenizer,
     original_tokenizer_settings,

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
-from mb_checkpoint.exported_weights import hugging_face_copies
+from mb_checkpoint.save.exported_weights import hugging_face_copies
 from mb_config.predict.prediction import predicted_speed
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
-from mb_launch.failures import stop_was_requested
+from mb_launch.ranks.failures import stop_was_requested
 from mb_loop import (
     CallbackManager,
     StepResult,
@@ -28,21 +28,21 @@ from mb_loop import (
     train,
 )
 from mb_loop.device import wait_for_device
-from mb_loop.evaluation import never_stop
-from mb_loop.inspected_step import inspected_forward_step
+from mb_loop.evaluation.evaluate import never_stop
+from mb_loop.evaluation.non_loss import NonLossData
+from mb_loop.graphs.megatron import build_layer_graphs, captured_schedule
 from mb_loop.mcore import LossInspection, MegatronRerunMachine
-from mb_loop.mcore_graphs import build_layer_graphs, captured_schedule
-from mb_loop.non_loss import NonLossData
+from mb_loop.step.inspected_step import inspected_forward_step
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
-from mb_metrics.rank_console import RankConsole
-from mb_metrics.run_summary import location_lines
+from mb_metrics.run.rank_console import RankConsole
+from mb_metrics.run.summary import location_lines
 from mb_models.families import ForwardStep
-from mb_models.training import TrainingModel
+from mb_models.training.setup import TrainingModel
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
-from mb_resilience.restart import restart_fields
-from mb_resilience.signals import announce_stop
-from mb_resilience.straggler_detectors import StragglerDetectors, build_straggler_detectors
+from mb_resilience.restarts.arguments import restart_fields
+from mb_resilience.stops.signals import announce_stop
+from mb_resilience.stragglers.detectors import StragglerDetectors, build_straggler_detectors
 from mb_trainer.data import batch_form
 from mb_trainer.folder_locks import FolderLocks
 from mb_trainer.machine import first_gpu

@@ -16,13 +16,13 @@ import mb_checkpoint
 import mb_guard
 import mb_host
 import mb_overlap
-from mb_checkpoint.converted_weights import convert_once
-from mb_checkpoint.initial_weights import require_weights
-from mb_checkpoint.run_status import complete_message
+from mb_checkpoint.formats.converted_weights import convert_once
+from mb_checkpoint.load.initial_weights import require_weights
+from mb_checkpoint.load.run_status import complete_message
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
-from mb_metrics.rank_console import RankConsole
+from mb_metrics.run.rank_console import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.machine import first_gpu

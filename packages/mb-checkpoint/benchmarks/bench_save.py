@@ -29,7 +29,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager  # noqa: E402
-from mb_checkpoint.manifest import hash_file  # noqa: E402
+from mb_checkpoint.formats.manifest import hash_file  # noqa: E402
 
 tiny_run.SEQ = 128
 SAVES = 3

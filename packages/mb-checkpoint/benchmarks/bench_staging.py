@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from mb_checkpoint.staging_buffer import StagingBuffer
-from mb_checkpoint.writing import DataFile, Piece
+from mb_checkpoint.save.staging_buffer import StagingBuffer
+from mb_checkpoint.save.writing import DataFile, Piece
 
 TENSORS = 32
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from mb_checkpoint import TorchCheckpointer
-from mb_checkpoint.storage_checkpoints import THREADS
+from mb_checkpoint.storage.checkpoints import THREADS
 
 SAVES = 3
 PORT = 5543

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
-from mb_checkpoint.manifest import Manifest
-from mb_checkpoint.train_state import encode_train_state
+from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.save.commit import commit, fsync_and_write_manifest, open_staging
+from mb_checkpoint.state.train_state import encode_train_state
 
 
 def fill(directory: Path, step: int, tensors: dict | None = None) -> Path:

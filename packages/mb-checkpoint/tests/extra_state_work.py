@@ -57,7 +57,8 @@ def missing_state_of_grouped_experts():
     """Return the extra state of grouped experts that an empty checkpoint lacks."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-    from mb_checkpoint import extra_state, mcore
+    from mb_checkpoint import mcore
+    from mb_checkpoint.state import extra_state
 
     names = [f"experts.linear_fc1.{name}" for name in ("_extra_state", "_extra_state1", "weight1")]
     entries = {name: ShardedObject(name, number, (1,), (0,)) for number, name in enumerate(names)}

@@ -29,7 +29,7 @@ from tiny_state import TinyStateRun  # noqa: E402
 from torch_run import TorchRun  # noqa: E402
 
 from mb_checkpoint import select_checkpoint  # noqa: E402
-from mb_checkpoint.manifest import find_hash_mismatches, read_manifest  # noqa: E402
+from mb_checkpoint.formats.manifest import find_hash_mismatches, read_manifest  # noqa: E402
 
 
 def fork_ranks(world, folder, work, *, grace=0.2, limit=90.0):

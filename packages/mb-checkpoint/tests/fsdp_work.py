@@ -76,8 +76,8 @@ def offsets(shape):
         gather_and_compute_chunk_metadata,
     )
 
-    from mb_checkpoint import fsdp
-    from mb_checkpoint.mcore_groups import CheckpointGroups
+    from mb_checkpoint.megatron import fsdp
+    from mb_checkpoint.megatron.groups import CheckpointGroups
 
     run = new_run(shape)
     groups = CheckpointGroups.of(None)
@@ -98,7 +98,7 @@ def overlapping():
     """Plan two blocks that overlap and leave a gap."""
     import torch
 
-    from mb_checkpoint.shards import Shard, ShardPlanner
+    from mb_checkpoint.megatron.shards import Shard, ShardPlanner
 
     rank = torch.distributed.get_rank()
     entry = Shard(data=torch.ones(3), offsets=(rank,), shape=(6,))
@@ -109,7 +109,7 @@ def same_plan():
     """Plan twice with equal entries, and once with others; return the items that this rank writes each time."""
     import torch
 
-    from mb_checkpoint.shards import Shard, ShardPlanner
+    from mb_checkpoint.megatron.shards import Shard, ShardPlanner
 
     rank = torch.distributed.get_rank()
     entries = {"own": Shard(data=torch.ones(2), offsets=(2 * rank,), shape=(4,)), "shared": "text"}
@@ -122,8 +122,8 @@ def mismatched_slices():
     """Collect weights of which the second rank has other slices than Megatron-FSDP reports."""
     import torch
 
-    from mb_checkpoint import fsdp
-    from mb_checkpoint.mcore_groups import CheckpointGroups
+    from mb_checkpoint.megatron import fsdp
+    from mb_checkpoint.megatron.groups import CheckpointGroups
 
     run = new_run({"fsdp": "optim_grads_params"})
     for parameter in run.weights().values():
@@ -138,7 +138,7 @@ def read_missing_object(folder):
 
     import torch
 
-    from mb_checkpoint.restore_shards import read_in_place
+    from mb_checkpoint.load.restore_shards import read_in_place
 
     read_in_place(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
 
@@ -147,7 +147,7 @@ def request_unknown_tensor():
     """Request a tensor that a checkpoint does not hold."""
     from pathlib import Path
 
-    from mb_checkpoint.restore_shards import compare
+    from mb_checkpoint.load.restore_shards import compare
 
     compare({"ours": (3,)}, {"theirs": (3,)}, path=Path("run"), may_lack=True, may_have_more=True)
 
@@ -159,8 +159,8 @@ def fused_layer_of_other_tp_size():
     import torch
 
     from mb_checkpoint import mcore
-    from mb_checkpoint.mcore_groups import CheckpointGroups
-    from mb_checkpoint.restore_shards import reject_fused_layer_resharding
+    from mb_checkpoint.load.restore_shards import reject_fused_layer_resharding
+    from mb_checkpoint.megatron.groups import CheckpointGroups
 
     model = torch.nn.Sequential()
     model.in_proj = torch.nn.Linear(1, 1)
@@ -178,9 +178,9 @@ def reject_before_making_state(folder):
     from rank_work import error_of
 
     from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, mcore
-    from mb_checkpoint.mcore_groups import CheckpointGroups
-    from mb_checkpoint.metadata import read_contents
-    from mb_checkpoint.restore_shards import ShardRestorer
+    from mb_checkpoint.formats.metadata import read_contents
+    from mb_checkpoint.load.restore_shards import ShardRestorer
+    from mb_checkpoint.megatron.groups import CheckpointGroups
 
     run = new_run({"fsdp": "optim_grads_params"})
     context = CheckpointLoadContext(
@@ -219,7 +219,7 @@ def save_fsdp_to_local_store(ckpt_format):
     from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, CheckpointSaveContext
-    from mb_checkpoint.local import save_local
+    from mb_checkpoint.local.checkpoints import save_local
 
     run = new_run({"fsdp": "optim_grads_params"})
     context = CheckpointSaveContext(
@@ -238,7 +238,7 @@ def local_shards():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    from mb_checkpoint.local_shards import same_local_shards
+    from mb_checkpoint.megatron.local_shards import same_local_shards
 
     mesh = init_device_mesh("cpu", (1,))
     parameter = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Shard(0)]))

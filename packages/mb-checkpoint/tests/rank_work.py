@@ -47,7 +47,7 @@ def resume_from_local_disk(folder, shape, steps):
     section = {"load": folder, "non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": folder}
     run = new_run(shape, **section)
     run.train(steps)
-    before = "mb_checkpoint.nvrx" in sys.modules
+    before = "mb_checkpoint.local.nvrx" in sys.modules
     context = CheckpointSaveContext(
         state=run.state,
         model=run.model,
@@ -418,7 +418,7 @@ def distributed_copies(folder, every, fails, ends_with):
 
     import torch.distributed as dist
 
-    from mb_checkpoint.exported_weights import hugging_face_copies
+    from mb_checkpoint.save.exported_weights import hugging_face_copies
 
     ranks = SimpleNamespace(rank=dist.get_rank(), world_size=dist.get_world_size())
     ranks.is_logging_rank = ranks.rank == ranks.world_size - 1
@@ -452,9 +452,9 @@ def legacy_first_part(shape, folder, steps):
     from megatron.core.utils import unwrap_model
 
     from mb_checkpoint import mcore
-    from mb_checkpoint.legacy import rank_folder
-    from mb_checkpoint.mcore_groups import CheckpointGroups
-    from mb_checkpoint.rng import collect_rng_state
+    from mb_checkpoint.formats.legacy import rank_folder
+    from mb_checkpoint.megatron.groups import CheckpointGroups
+    from mb_checkpoint.state.rng import collect_rng_state
 
     run = new_run(shape)
     losses = run.train(steps)
@@ -491,7 +491,7 @@ def legacy_names(stored, own):
     """Return the names under which a model with some weights takes stored ones, and whether the order is equal."""
     import torch
 
-    from mb_checkpoint.legacy import matched
+    from mb_checkpoint.formats.legacy import matched
 
     def weights(names):
         return {name: None if name.endswith("_extra_state") else torch.zeros(2) for name in names}

@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from mb_checkpoint import storage_checkpoints
-from mb_checkpoint.storage import open_storage
+from mb_checkpoint.storage import checkpoints as storage_checkpoints
+from mb_checkpoint.storage.storage import open_storage
 
 
 class KilledStorage:

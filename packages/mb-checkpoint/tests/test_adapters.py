@@ -2,12 +2,12 @@
 
 import pytest
 
-from mb_checkpoint.adapters import (
+from mb_checkpoint.errors import CheckpointConfigError
+from mb_checkpoint.state.adapters import (
     all_but,
     apply_peft_adapter_filter_to_state_dict,
     reject_empty_selection,
 )
-from mb_checkpoint.errors import CheckpointConfigError
 
 
 def is_adapter(name):

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_checkpoint import CheckpointLayoutError
-from mb_checkpoint.chained_optimizer import fit_chained_state
+from mb_checkpoint.megatron.chained_optimizer import fit_chained_state
 
 DENSE = {"wd_mult": 1.0, "is_expert_parallel": False, "lr": 0.1, "step": 3, "params": [0]}
 EXPERT = {**DENSE, "is_expert_parallel": True, "params": [0]}

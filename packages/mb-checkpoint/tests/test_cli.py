@@ -16,12 +16,12 @@ import typer
 from typer.testing import CliRunner
 
 from mb_checkpoint import CheckpointFolderError
-from mb_checkpoint.cli import app
-from mb_checkpoint.cli_errors import exit_codes
-from mb_checkpoint.cli_text import format_bytes, layout_lines
-from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
-from mb_checkpoint.manifest import Manifest
-from mb_checkpoint.train_state import encode_train_state
+from mb_checkpoint.cli.app import app
+from mb_checkpoint.cli.errors import exit_codes
+from mb_checkpoint.cli.text import format_bytes, layout_lines
+from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.save.commit import commit, fsync_and_write_manifest, open_staging
+from mb_checkpoint.state.train_state import encode_train_state
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_sizes_have_a_unit():
 
 
 def test_a_trusted_folder_is_trusted_within_the_command_only(run):
-    from mb_checkpoint.trust import is_trusted
+    from mb_checkpoint.formats.trust import is_trusted
 
     assert mb_checkpoint("ls", run, "--trust", run)[0] == 0
     assert not is_trusted(run)

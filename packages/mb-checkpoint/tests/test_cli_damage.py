@@ -13,10 +13,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
-from mb_checkpoint.cli import app
-from mb_checkpoint.commit import commit, fsync_and_write_manifest, open_staging
-from mb_checkpoint.manifest import Manifest
-from mb_checkpoint.train_state import encode_train_state
+from mb_checkpoint.cli.app import app
+from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.save.commit import commit, fsync_and_write_manifest, open_staging
+from mb_checkpoint.state.train_state import encode_train_state
 
 
 @pytest.fixture

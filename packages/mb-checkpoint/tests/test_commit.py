@@ -8,15 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import complete_checkpoint
 import pytest
 
-from mb_checkpoint import CheckpointFolderError, check_writable, layout, select_checkpoint, write_atomically
-from mb_checkpoint.commit import (
+from mb_checkpoint import CheckpointFolderError, check_writable, select_checkpoint, write_atomically
+from mb_checkpoint.formats import layout
+from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.save.commit import (
     commit,
     fsync_and_write_manifest,
     open_staging,
     remove_folder,
     unwritable_reason,
 )
-from mb_checkpoint.manifest import Manifest
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_checkpoint.commit_barrier import CommitBarrier, RankZeroTimeoutError
+from mb_checkpoint.save.commit_barrier import CommitBarrier, RankZeroTimeoutError
 
 
 class Store(dict):

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import rank_work
 
-from mb_checkpoint.conditions import source_is_folder
-from mb_checkpoint.converted_weights import convert_once, converted_directory, source_of_weights
-from mb_checkpoint.directories import weight_directories
 from mb_checkpoint.errors import WeightConversionError
-from mb_checkpoint.exported_weights import ExportShare, HuggingFaceCopies, hugging_face_copies
-from mb_checkpoint.foreign_formats import why_no_source
+from mb_checkpoint.formats.converted_weights import convert_once, converted_directory, source_of_weights
+from mb_checkpoint.formats.foreign import why_no_source
+from mb_checkpoint.load.directories import weight_directories
+from mb_checkpoint.rules.conditions import source_is_folder
+from mb_checkpoint.save.exported_weights import ExportShare, HuggingFaceCopies, hugging_face_copies
 
 CONVERTS = """
 import pathlib, sys

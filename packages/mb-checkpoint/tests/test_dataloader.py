@@ -14,7 +14,7 @@ from mb_checkpoint import (
     position_callbacks,
     read_dataloader_state,
 )
-from mb_checkpoint.dataloader import (
+from mb_checkpoint.state.dataloader import (
     align_chunk_positions,
     encode_position,
     position_file_name,

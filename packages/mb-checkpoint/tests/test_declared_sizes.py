@@ -19,16 +19,16 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from mb_checkpoint import diff_checkpoints
-from mb_checkpoint.declared_sizes import check_archive, check_pickle, pickle_in_archive
 from mb_checkpoint.errors import (
     DamagedCheckpointError,
     IncompleteCheckpointError,
     TrainStateError,
     UnsafeCheckpointError,
 )
-from mb_checkpoint.select import read_tensor_index
-from mb_checkpoint.stored_arguments import read_common_state
-from mb_checkpoint.train_state import encode_train_state, read_train_state
+from mb_checkpoint.formats.declared_sizes import check_archive, check_pickle, pickle_in_archive
+from mb_checkpoint.formats.stored_arguments import read_common_state
+from mb_checkpoint.load.select import read_tensor_index
+from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
@@ -149,9 +149,9 @@ MEMORY_MIB = 500
 READ = """
 import resource, sys
 from pathlib import Path
-import mb_checkpoint.train_state, mb_checkpoint.stored_arguments
+import mb_checkpoint.state.train_state, mb_checkpoint.formats.stored_arguments
 from mb_checkpoint import CheckpointError, list_checkpoints
-from mb_checkpoint.trackers import check_trackers
+from mb_checkpoint.inspect.trackers import check_trackers
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     print(list_checkpoints(Path(sys.argv[1])), check_trackers(Path(sys.argv[1])))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mb_checkpoint import CheckpointConfig
-from mb_checkpoint.directories import is_checkpoint_file, resumable_directories, weight_directories
-from mb_checkpoint.layout import iteration_directory
+from mb_checkpoint.formats.layout import iteration_directory
+from mb_checkpoint.load.directories import is_checkpoint_file, resumable_directories, weight_directories
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from mb_checkpoint import StorageError, fetch_checkpoint, open_storage, upload_checkpoint, verify_checkpoint
 from mb_checkpoint.errors import IncompleteCheckpointError, ManifestError
-from mb_checkpoint.manifest import (
+from mb_checkpoint.formats.manifest import (
     LARGEST,
     FileEntry,
     Manifest,
@@ -23,8 +23,8 @@ from mb_checkpoint.manifest import (
     encode_manifest,
     read_manifest,
 )
-from mb_checkpoint.select import find_problems, read_tensor_index
-from mb_checkpoint.storage_checkpoints import find_stored, list_stored
+from mb_checkpoint.load.select import find_problems, read_tensor_index
+from mb_checkpoint.storage.checkpoints import find_stored, list_stored
 from mb_schema.file_names import FileNameError, path_inside
 
 NO_FILES = [

@@ -5,9 +5,9 @@ import pytest
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.foreign_formats import nearest_folder, recognize_foreign, why_no_source
+from mb_checkpoint.formats.foreign import nearest_folder, recognize_foreign, why_no_source
+from mb_checkpoint.load.sources import find_checkpoint
 from mb_checkpoint.rules import RULES
-from mb_checkpoint.sources import find_checkpoint
 
 
 def make(root, *files, text=""):

@@ -2,7 +2,7 @@ import pytest
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.errors import CheckpointRulesError
-from mb_checkpoint.initial_weights import require_weights
+from mb_checkpoint.load.initial_weights import require_weights
 
 
 def problem(**fields):

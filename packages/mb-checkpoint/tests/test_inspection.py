@@ -18,10 +18,10 @@ from mb_checkpoint import (
     select_checkpoint,
     verify_checkpoint,
 )
-from mb_checkpoint.commit import open_staging
 from mb_checkpoint.errors import DamagedCheckpointError
+from mb_checkpoint.inspect.trackers import check_trackers
 from mb_checkpoint.locks import writer_lock
-from mb_checkpoint.trackers import check_trackers
+from mb_checkpoint.save.commit import open_staging
 
 
 def test_a_listing_reports_the_tracked_checkpoint_and_problems(tmp_path):

@@ -13,10 +13,10 @@ from mb_checkpoint import (
     IncompleteCheckpointError,
     TrainStateError,
 )
-from mb_checkpoint.integrity import first_intact, newest_intact, require_newest_intact
+from mb_checkpoint.inspect.integrity import first_intact, newest_intact, require_newest_intact
+from mb_checkpoint.load.select import select_checkpoint
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
-from mb_checkpoint.select import select_checkpoint
-from mb_checkpoint.train_state import read_train_state
+from mb_checkpoint.state.train_state import read_train_state
 
 
 def flip(folder):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mb_checkpoint import layout
+from mb_checkpoint.formats import layout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import rank_work
 import tiny_work
 from rank_work import error_of
 
-from mb_checkpoint.dataloader import encode_position, position_file_name
+from mb_checkpoint.state.dataloader import encode_position, position_file_name
 
 NVRX = importlib.util.find_spec("nvidia_resiliency_ext") is not None
 needs_nvrx = pytest.mark.skipif(not NVRX, reason="nvidia-resiliency-ext is not installed")

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from mb_checkpoint import ManifestError
-from mb_checkpoint.manifest import (
+from mb_checkpoint.formats.manifest import (
     CHUNK_BYTES,
     FileEntry,
     Manifest,
@@ -49,7 +49,7 @@ def test_a_changed_bit_anywhere_in_a_manifest_is_noticed():
 
 
 def test_a_manifest_of_a_later_format_is_rejected_by_number(monkeypatch):
-    monkeypatch.setattr("mb_checkpoint.manifest.FORMAT", 3)
+    monkeypatch.setattr("mb_checkpoint.formats.manifest.FORMAT", 3)
     content = encode_manifest(MANIFEST)
     monkeypatch.undo()
     with pytest.raises(ManifestError, match="has format 3 and this version knows 2"):

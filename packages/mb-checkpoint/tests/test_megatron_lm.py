@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from mb_checkpoint.errors import TrainStateError
-from mb_checkpoint.megatron_lm import counters_of, layout_of
+from mb_checkpoint.formats.megatron_lm import counters_of, layout_of
 
 
 def test_counters_come_from_the_step_and_the_arguments():

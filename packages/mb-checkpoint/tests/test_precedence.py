@@ -4,7 +4,7 @@ import complete_checkpoint
 import pytest
 
 from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError, IncompleteCheckpointError
-from mb_checkpoint.sources import find_checkpoint, resumes_by_tracker
+from mb_checkpoint.load.sources import find_checkpoint, resumes_by_tracker
 
 NON_PERSISTENT = {"non_persistent_ckpt_type": "global"}
 

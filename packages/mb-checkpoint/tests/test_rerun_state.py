@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_checkpoint.rerun_state import RERUN_KEY, rerun_entry, rerun_request, take_over
+from mb_checkpoint.state.rerun_state import RERUN_KEY, rerun_entry, rerun_request, take_over
 
 SHARD = SimpleNamespace(unique_key="machine/shard_0_2", data=b"waiting")
 

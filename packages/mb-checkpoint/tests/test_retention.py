@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_checkpoint import CheckpointNotFoundError
-from mb_checkpoint.commit import open_staging
-from mb_checkpoint.layout import steps_in
+from mb_checkpoint.formats.layout import steps_in
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
-from mb_checkpoint.retention import prune, steps_to_remove
-from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.save.commit import open_staging
+from mb_checkpoint.save.retention import prune, steps_to_remove
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
 

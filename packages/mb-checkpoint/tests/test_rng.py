@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mb_checkpoint.rng import collect_rng_state, restore_rng_state, rng_digest
+from mb_checkpoint.state.rng import collect_rng_state, restore_rng_state, rng_digest
 
 numpy = pytest.importorskip("numpy")
 

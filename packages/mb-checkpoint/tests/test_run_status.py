@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mb_checkpoint import CheckpointConfig, resume_status
-from mb_checkpoint.run_status import complete_message, is_in_save_folder
+from mb_checkpoint.load.run_status import complete_message, is_in_save_folder
 
 
 def status(section, *, train_iters=20, **options):

@@ -7,7 +7,7 @@ import rank_work
 import tiny_work
 
 from mb_checkpoint import select_checkpoint
-from mb_checkpoint.layout import steps_in
+from mb_checkpoint.formats.layout import steps_in
 
 
 def names(folder):

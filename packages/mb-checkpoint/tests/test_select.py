@@ -6,8 +6,8 @@ import complete_checkpoint
 import pytest
 
 from mb_checkpoint import CheckpointNotFoundError, IncompleteCheckpointError, select_checkpoint
-from mb_checkpoint.layout import WEIGHTS
-from mb_checkpoint.select import find_problems
+from mb_checkpoint.formats.layout import WEIGHTS
+from mb_checkpoint.load.select import find_problems
 
 
 def outcome(path, **options):

@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_a_checkpoint_that_was_named_is_an_error_on_every_rank(
         (
             "pretrained_checkpoint",
             "model.safetensors",
-            "is not converted yet. Call mb_checkpoint.converted_weights",
+            "is not converted yet. Call mb_checkpoint.formats.converted_weights",
         ),
         ("pretrained_checkpoint", "pytorch_model.bin", "Save it with safe serialization"),
     ],

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from mb_checkpoint.staging_buffer import HEADER_BYTES, StagingBuffer
-from mb_checkpoint.writing import DataFile, Piece
+from mb_checkpoint.save.staging_buffer import HEADER_BYTES, StagingBuffer
+from mb_checkpoint.save.writing import DataFile, Piece
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
 MIB = 2**20
@@ -97,7 +97,7 @@ def test_memory_that_cannot_be_registered_is_used_as_it_is():
 
 
 def test_without_a_gpu_nothing_is_registered():
-    from mb_checkpoint.pinned_memory import current_registry
+    from mb_checkpoint.save.pinned_memory import current_registry
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

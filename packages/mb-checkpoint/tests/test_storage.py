@@ -28,14 +28,14 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint.errors import NoIntactCheckpointError
-from mb_checkpoint.storage_checkpoints import (
+from mb_checkpoint.storage.checkpoints import (
     check_storage_writable,
     find_stored,
     list_stored,
     read_latest,
     set_latest,
 )
-from mb_checkpoint.storage_uploader import Destination, StorageUploader
+from mb_checkpoint.storage.uploader import Destination, StorageUploader
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2_loop.py"
 KILL = Path(__file__).with_name("storage_kill.py")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mb_checkpoint import StorageError, TorchCheckpointer, fetch_checkpoint, open_storage, upload_checkpoint
-from mb_checkpoint.storage_checkpoints import find_stored, list_stored, set_latest
-from mb_checkpoint.storage_owner import (
+from mb_checkpoint.storage.checkpoints import find_stored, list_stored, set_latest
+from mb_checkpoint.storage.owner import (
     StorageOwner,
     claim_storage,
     put_json,
@@ -21,7 +21,7 @@ from mb_checkpoint.storage_owner import (
     require_owner,
     run_of_folder,
 )
-from mb_checkpoint.storage_uploader import Destination, StorageUploader
+from mb_checkpoint.storage.uploader import Destination, StorageUploader
 
 BELONGS = (
     r"belongs to the run [0-9a-f]{12} in {one} on .*, and this is the run in {two} on .*Choose another URL"

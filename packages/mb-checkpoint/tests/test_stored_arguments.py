@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import torch
 
-from mb_checkpoint.stored_arguments import read_arguments, read_common_state
+from mb_checkpoint.formats.stored_arguments import read_arguments, read_common_state
 
 
 class Code:

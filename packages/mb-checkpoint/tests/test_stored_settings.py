@@ -8,7 +8,7 @@ import torch
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.errors import CheckpointNotFoundError
-from mb_checkpoint.stored_settings import find_stored_settings
+from mb_checkpoint.load.stored_settings import find_stored_settings
 
 
 def test_settings_are_a_file_or_arguments(tmp_path):

@@ -169,7 +169,7 @@ def test_a_failed_save_leaves_the_earlier_one(tmp_path, monkeypatch):
     def full(*_arguments, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mb_checkpoint.save_plan.write_files", full)
+    monkeypatch.setattr("mb_checkpoint.save.plan.write_files", full)
     failed = saves.save(2)
     assert isinstance(failed, FailedSave)
     assert "No space left on device" in failed.message

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_checkpoint import TrainStateError, read_train_state
-from mb_checkpoint.train_state import FLOPS, decode_train_state, encode_train_state
+from mb_checkpoint.state.train_state import FLOPS, decode_train_state, encode_train_state
 
 COUNTERS = {
     "step": 7,

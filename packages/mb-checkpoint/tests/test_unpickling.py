@@ -28,12 +28,12 @@ from mb_checkpoint import (
     trusted,
 )
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.dataloader import encode_position, position_file_name
-from mb_checkpoint.load import trusted_folders
-from mb_checkpoint.select import find_problems, read_tensor_index
-from mb_checkpoint.shards import read_entries, read_index
-from mb_checkpoint.trust import is_trusted
-from mb_checkpoint.unpickling import load_object, read_metadata, weights_only
+from mb_checkpoint.formats.trust import is_trusted
+from mb_checkpoint.formats.unpickling import load_object, read_metadata, weights_only
+from mb_checkpoint.load.load import trusted_folders
+from mb_checkpoint.load.select import find_problems, read_tensor_index
+from mb_checkpoint.megatron.shards import read_entries, read_index
+from mb_checkpoint.state.dataloader import encode_position, position_file_name
 
 
 class Payload:

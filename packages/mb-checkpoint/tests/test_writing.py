@@ -8,8 +8,8 @@ import torch
 import xxhash
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from mb_checkpoint.device_sync import wait_for_devices
-from mb_checkpoint.writing import (
+from mb_checkpoint.save.device_sync import wait_for_devices
+from mb_checkpoint.save.writing import (
     BufferSlot,
     DataFile,
     HashingStream,
@@ -84,7 +84,7 @@ def test_the_cause_of_a_failed_write_is_kept():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
 def test_staged_tensors_do_not_follow_their_originals_and_the_memory_is_used_again():
-    from mb_checkpoint.staging_buffer import StagingBuffer
+    from mb_checkpoint.save.staging_buffer import StagingBuffer
 
     buffer = StagingBuffer()
     tensors = [torch.arange(7, dtype=torch.int64), torch.ones(3, 5).t(), torch.empty(0, 4), torch.tensor(2.5)]
@@ -158,7 +158,7 @@ def test_threads_that_write_read_tensors_after_the_queued_work_of_their_gpus(tmp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory without a name needs Linux")
 def test_the_writer_process_gets_tensors_after_the_queued_work_of_their_gpus():
-    from mb_checkpoint.staging_buffer import StagingBuffer
+    from mb_checkpoint.save.staging_buffer import StagingBuffer
 
     stream, buffer = Stream(), StagingBuffer()
     tensors, expected = updated_later(stream)

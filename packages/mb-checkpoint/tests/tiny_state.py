@@ -22,8 +22,8 @@ from mb_checkpoint import (
     CheckpointSaveContext,
     DefaultCheckpointManager,
 )
-from mb_checkpoint.local import LocalState
-from mb_checkpoint.train_state import encode_train_state
+from mb_checkpoint.local.checkpoints import LocalState
+from mb_checkpoint.state.train_state import encode_train_state
 
 ALONE = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
 

@@ -112,7 +112,7 @@ def read_missing_contents(folder, shards):
     """Read the contents of a checkpoint that the second rank does not find."""
     import torch.distributed as dist
 
-    from mb_checkpoint.metadata import read_contents
+    from mb_checkpoint.formats.metadata import read_contents
 
     read_contents(Path(folder) / ("gone" * dist.get_rank()), shards=shards)
 
@@ -122,7 +122,7 @@ def rewrite_manifest(path):
     from dataclasses import replace
 
     from mb_checkpoint import read_manifest
-    from mb_checkpoint.commit import fsync_and_write_manifest
+    from mb_checkpoint.save.commit import fsync_and_write_manifest
 
     facts = replace(read_manifest(path), files=())
     (path / "manifest.json").unlink()
@@ -165,7 +165,7 @@ def stream_positions(folder, missing):
 
     import torch.distributed as dist
 
-    from mb_checkpoint.manifest import encode_manifest, read_manifest
+    from mb_checkpoint.formats.manifest import encode_manifest, read_manifest
 
     rank = dist.get_rank()
     saved = run_of(folder, 10).save(train_data_iterator=Loader(100 + rank))
@@ -252,7 +252,7 @@ def save_local_without_nvrx(folder, step):
     import sys
     from unittest.mock import patch
 
-    sys.modules.pop("mb_checkpoint.nvrx", None)
+    sys.modules.pop("mb_checkpoint.local.nvrx", None)
     with patch.dict(sys.modules):
         for name in [name for name in sys.modules if name.startswith("nvidia_resiliency_ext.")]:
             del sys.modules[name]
@@ -303,7 +303,7 @@ def load_with_local_store(folder, shared, local, section, options):
     from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, load_checkpoint
-    from mb_checkpoint.local import save_local
+    from mb_checkpoint.local.checkpoints import save_local
 
     store = MemoryLocalStore()
     for step in shared:
@@ -324,7 +324,7 @@ def local_stream_positions(folder, with_loaders, options):
     from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig, load_checkpoint
-    from mb_checkpoint.local import save_local
+    from mb_checkpoint.local.checkpoints import save_local
 
     store, rank = MemoryLocalStore(), dist.get_rank()
     run = run_of(folder, 12)
@@ -393,7 +393,7 @@ def save_to_full_local_store(folder, options):
     from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig
-    from mb_checkpoint.local import save_local
+    from mb_checkpoint.local.checkpoints import save_local
 
     section = CheckpointConfig(non_persistent_local_ckpt_dir=str(folder))
     full = dist.get_rank() == dist.get_world_size() - 1
@@ -505,8 +505,8 @@ def two_jobs_at_once(folder):
     """Give a writer a second job while the first is in progress."""
     import torch
 
-    from mb_checkpoint.background_writer import BackgroundWriter
-    from mb_checkpoint.writing import DataFile, Piece
+    from mb_checkpoint.save.background_writer import BackgroundWriter
+    from mb_checkpoint.save.writing import DataFile, Piece
 
     writer = BackgroundWriter(start_method="fork")
     files = (DataFile(name="x", pieces=(Piece(index=None, data=torch.ones(3)),)),)
@@ -521,7 +521,7 @@ def order_of_a_local_save():
     """Return what the manager of local checkpoints does when it is to write a state."""
     from unittest import mock
 
-    from mb_checkpoint import nvrx
+    from mb_checkpoint.local import nvrx
 
     order, manager = [], nvrx._Manager.__new__(nvrx._Manager)
     manager.synchronize = lambda: order.append("wait for the device")
@@ -536,7 +536,7 @@ def unsupported_torch_optimizers():
     import torch
 
     from mb_checkpoint.errors import CheckpointLayoutError
-    from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
+    from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 
     def message(optimizer, *updated):
         for parameter in updated:

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import SchedulerConfig, TrainingConfig, given_fields, runtime_config_update
-from mb_config.annealing import (
+from mb_config.schedules.annealing import (
     distributed_fused_adam_with_cosine_annealing,
     distributed_fused_adam_with_cosine_annealing_samples,
     distributed_muon_with_cosine_annealing,

@@ -16,10 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from mb_config import RULES, Rule
-from mb_config.cli import app, checks, configurations
-from mb_config.mounted_program import MountedProgram, set_program
-from mb_config.preflight import PreflightChecks
-from mb_config.program import ConfigProgram
+from mb_config.cli.app import app, checks, configurations
+from mb_config.cli.mounted_program import MountedProgram, set_program
+from mb_config.cli.program import ConfigProgram
+from mb_config.preflight.run import PreflightChecks
 
 VALID = """\
 train: {train_iters: 100, global_batch_size: 8, micro_batch_size: 2}
@@ -528,7 +528,7 @@ def test_an_interrupt_is_exit_code_130(run, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mb_config.cli_check.check", interrupt)
+    monkeypatch.setattr("mb_config.cli.check.check", interrupt)
     assert run("check") == (130, "", "interrupted\n")
 
 

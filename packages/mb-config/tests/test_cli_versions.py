@@ -9,7 +9,7 @@ pytest.importorskip("typer", reason="needs mb-config[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_config.cli_versions import required_packages, version_of, version_option
+from mb_config.cli.versions import required_packages, version_of, version_option
 
 
 def test_the_distributions_are_listed_in_order():

@@ -28,8 +28,8 @@ from mb_config import (
     given_fields,
     to_dict,
 )
-from mb_config.codec import listed_targets
-from mb_config.yaml_file import dump_yaml, read_yaml
+from mb_config.container.codec import listed_targets
+from mb_config.container.yaml_file import dump_yaml, read_yaml
 
 
 def test_yaml_round_trip_of_a_full_config(make, kinds, bf16, tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mb_config import facts
-from mb_config.facts import TargetMachine, machine_facts, short_name_of_first
+from mb_config.preflight import facts
+from mb_config.preflight.facts import TargetMachine, machine_facts, short_name_of_first
 
 
 def known(gpus=(), environment=None, **target):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from mb_config import Provenance
-from mb_config.fallbacks import apply_fallbacks
+from mb_config.resolve.fallbacks import apply_fallbacks
 
 
 @dataclass(frozen=True, kw_only=True)

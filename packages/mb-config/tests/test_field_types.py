@@ -8,8 +8,8 @@ from typing import Any, Literal, Optional, TypeVar, Union
 import pytest
 
 from mb_config import WrongTypeError
-from mb_config.field_types import describe, fit
-from mb_config.message_text import truncate_repr
+from mb_config.cli.message_text import truncate_repr
+from mb_config.container.field_types import describe, fit
 
 FITS = [
     (3, int, 3),

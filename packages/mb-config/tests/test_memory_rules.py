@@ -5,9 +5,9 @@ import os
 import pytest
 
 from mb_config import make_plan
-from mb_config.facts import ALLOW_OOM, TargetMachine, machine_facts
 from mb_config.plan.overhead import CUDA_BYTES, NCCL_BYTES
-from mb_config.preflight import memory_facts, preflight
+from mb_config.preflight.facts import ALLOW_OOM, TargetMachine, machine_facts
+from mb_config.preflight.run import memory_facts, preflight
 
 MODEL = {
     "num_layers": 32,
@@ -83,7 +83,7 @@ def test_expandable_segments_fragment_less():
 
 def test_the_option_reaches_the_processes_that_are_started(monkeypatch):
     pytest.importorskip("typer", reason="needs mb-config[cli]")
-    from mb_config.cli_options import set_allow_oom
+    from mb_config.cli.options import set_allow_oom
 
     monkeypatch.delenv(ALLOW_OOM, raising=False)
     assert (set_allow_oom(False), ALLOW_OOM in os.environ) == (False, False)

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import Axis, Rule, run_sweep
-from mb_config.module_layouts import has_parallelism_per_module, one_replica, rules_per_point
+from mb_config.preflight.module_layouts import has_parallelism_per_module, one_replica, rules_per_point
 
 TP, OFFSET = "tensor_model_parallel_size", "language_rank_offset"
 

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mb_config.errors import OverrideError
-from mb_config.hydra_grammar import parse_override
-from mb_config.override_text import parse_plain
+from mb_config.overrides.hydra_grammar import parse_override
+from mb_config.overrides.override_text import parse_plain
 
 PATHS = st.from_regex(r"\+{0,2}[a-z_][a-z0-9_]{0,3}(\.[a-z_][a-z0-9_]{0,3}){0,2}", fullmatch=True)
 WORDS = st.sampled_from(
@@ -50,7 +50,7 @@ def test_other_forms_are_left_to_hydra(text):
 
 def test_hydra_is_not_imported_for_plain_overrides():
     program = (
-        "import sys, mb_config.overrides as o, mb_config as c\n"
+        "import sys, mb_config.overrides.apply as o, mb_config as c\n"
         "o.apply_overrides(c.TrainingConfig(), ['train_iters=5'])\n"
         "assert 'hydra' not in sys.modules"
     )

@@ -9,8 +9,8 @@ from mb_config.perf.candidates import tunable
 from mb_config.perf.names import GPUS, PerfName, gpu_of, read_name
 from mb_config.perf.resolve_perf import perf_target
 from mb_config.perf.settings import MODEL, RUN, VARIABLES
-from mb_config.preflight import preflight
-from mb_config.resolve import apply_perf
+from mb_config.preflight.run import preflight
+from mb_config.resolve.resolver import apply_perf
 
 H100 = {"gpu": "h100", "world_size": 8, "transformer_engine": True, "env": {}}
 CPU = {"cpu": True, "world_size": 1, "env": {}}

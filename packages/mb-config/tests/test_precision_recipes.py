@@ -15,12 +15,12 @@ from mb_config import (
     check,
     get_mixed_precision_config,
     given_fields,
-    precision_recipes,
     runtime_config_update,
 )
-from mb_config.precision_recipes import bf16_mixed, fp16_mixed, register
-from mb_config.precision_table import PRECISIONS, REGISTERED
-from mb_config.registration import RegistrationError
+from mb_config.overrides.registration import RegistrationError
+from mb_config.resolve import precision_recipes
+from mb_config.resolve.precision_recipes import bf16_mixed, fp16_mixed, register
+from mb_config.resolve.precision_table import PRECISIONS, REGISTERED
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigError, Problem, Provenance, Rule
-from mb_config.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
-from mb_config.preflight import DataCheck, PreflightChecks, effective_dist, preflight, violations
+from mb_config.preflight.run import DataCheck, PreflightChecks, effective_dist, preflight, violations
+from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
 
 
 def ids(result):

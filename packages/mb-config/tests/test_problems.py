@@ -15,8 +15,8 @@ from mb_config import (
     TrainingConfig,
     check,
 )
-from mb_config.facts import collect_facts
-from mb_config.problems import explain, explain_equivalent
+from mb_config.preflight.facts import collect_facts
+from mb_config.preflight.problems import explain, explain_equivalent
 from mb_schema.rule_kinds import in_range
 
 EVEN = Rule(

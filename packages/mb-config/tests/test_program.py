@@ -3,7 +3,7 @@
 import pytest
 
 from mb_config import ConfigError
-from mb_config.program import ConfigProgram, read_for_sections
+from mb_config.cli.program import ConfigProgram, read_for_sections
 
 
 @pytest.fixture

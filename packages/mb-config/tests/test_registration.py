@@ -7,8 +7,15 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from mb_config import ConfigReadError
-from mb_config.registration import ClassTable, Recipe, RecipeTable, RegistrationError, Registry, as_recipe
-from mb_config.request import RecipeReader
+from mb_config.overrides.registration import (
+    ClassTable,
+    Recipe,
+    RecipeTable,
+    RegistrationError,
+    Registry,
+    as_recipe,
+)
+from mb_config.overrides.request import RecipeReader
 
 MODULE = '''
 """A user's recipes."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
-from mb_config.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
+from mb_config.overrides.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
 from mb_config.run_estimate import estimate_run
 
 

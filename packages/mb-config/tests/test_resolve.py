@@ -19,7 +19,7 @@ from mb_config import (
     get_mixed_precision_config,
     runtime_config_update,
 )
-from mb_config.precision_table import PRECISIONS
+from mb_config.resolve.precision_table import PRECISIONS
 
 
 def recipe(config):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import RULES, MixedPrecisionConfig, check
-from mb_config.precision_table import PRECISIONS, precision_field
+from mb_config.resolve.precision_table import PRECISIONS, precision_field
 from mb_config.rules.cuda_graphs import full_iteration, module_names
 from mb_config.rules.hardware import CAPABILITIES, capability
 from mb_config.rules.versions import at_least

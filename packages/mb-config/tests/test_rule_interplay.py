@@ -12,7 +12,7 @@ from mb_config import (
     runtime_config_update,
     scheduler_steps,
 )
-from mb_config.schedule import weight_decays
+from mb_config.schedules.learning_rate import weight_decays
 
 
 def test_v057_a_length_in_samples_may_be_finalized_and_resolved_twice(make):

@@ -11,7 +11,7 @@ from mb_config import (
     TrainingConfig,
     difference_lines,
 )
-from mb_config.saved_settings import changed_settings_message
+from mb_config.overrides.saved_settings import changed_settings_message
 
 
 @pytest.fixture

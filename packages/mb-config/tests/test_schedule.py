@@ -12,8 +12,8 @@ from mb_config import (
     learning_rate,
     scheduler_steps,
 )
-from mb_config.batch_stages import scheduled_stages
-from mb_config.schedule import epoch_iterations, length_overrides, sequences_after
+from mb_config.schedules.batch_stages import scheduled_stages
+from mb_config.schedules.learning_rate import epoch_iterations, length_overrides, sequences_after
 
 
 def steps(train, **scheduler):

@@ -11,7 +11,7 @@ from mb_config import (
     mimo_runtime_config_update,
     runtime_config_update,
 )
-from mb_config.container import world_size_of_environment
+from mb_config.container.container import world_size_of_environment
 
 
 def test_the_parameter_is_named_cfg(make):

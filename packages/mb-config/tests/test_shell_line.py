@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from mb_config import DistributedDataParallelConfig, OverrideError, TrainingConfig, apply_overrides
-from mb_config.overrides import reject_spaced
-from mb_config.shell_line import without_dashes
+from mb_config.overrides.apply import reject_spaced
+from mb_config.overrides.shell_line import without_dashes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from mb_config import Provenance
 from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.megatron_lm.script import read_words
-from mb_config.stored_sections import adopt_tokenizer, sections_of_arguments, sections_of_file
+from mb_config.overrides.stored_sections import adopt_tokenizer, sections_of_arguments, sections_of_file
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer

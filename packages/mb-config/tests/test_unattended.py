@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mb_config.unattended import unattended_overrides
+from mb_config.overrides.unattended import unattended_overrides
 
 
 def test_a_run_with_a_folder_saves_there_and_resumes_from_there():

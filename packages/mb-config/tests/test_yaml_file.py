@@ -5,8 +5,8 @@ from datetime import date
 import pytest
 import yaml
 
+from mb_config.container.yaml_file import dump_value, dump_yaml, parse_yaml
 from mb_config.errors import ConfigFileError
-from mb_config.yaml_file import dump_value, dump_yaml, parse_yaml
 
 LIKE_NUMBERS = [
     "1e3",

@@ -22,7 +22,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from tokenizers import Tokenizer
 
 from mb_data import TextCorpusConfig, build_indexed, train_bpe, verify_prefix
-from mb_data.sources import read_sources
+from mb_data.text.sources import read_sources
 
 BARE = 3
 """Position of the row that the others are compared with: encode_batch of the library on all cores."""

@@ -20,8 +20,8 @@ import zstandard
 from pyarrow import parquet
 
 from mb_data import TextCorpusConfig
-from mb_data.documents import decode_texts, read_chunks
-from mb_data.sources import read_sources
+from mb_data.text.documents import decode_texts, read_chunks
+from mb_data.text.sources import read_sources
 
 
 def read(path):

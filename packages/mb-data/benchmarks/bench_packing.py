@@ -12,7 +12,7 @@ import tracemalloc
 
 import numpy as np
 
-from mb_data.first_fit import pack_lengths
+from mb_data.finetuning.first_fit import pack_lengths
 
 
 def pack_with_tree(lengths, *, size):

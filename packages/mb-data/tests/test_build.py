@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mb_data import BadDocumentError, ByteTokenizer, build_indexed
-from mb_data.documents import read_chunks
 from mb_data.errors import CorpusError
+from mb_data.text.documents import read_chunks
 
 END = ByteTokenizer.eod
 

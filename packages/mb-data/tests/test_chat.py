@@ -18,13 +18,13 @@ from mb_data import (
     save_tokenizer,
     tokenize_samples,
 )
-from mb_data.chat_encoding import TokenizerWithTemplate, chat_templates_of, encode_chat
-from mb_data.chat_rows import parse_conversation, parse_tool_schemas
-from mb_data.chat_samples import ChatEncoder, mask_of_spans
-from mb_data.chat_template import parse_chat_templates, read_chat_template
+from mb_data.chat.encoding import TokenizerWithTemplate, chat_templates_of, encode_chat
+from mb_data.chat.rows import parse_conversation, parse_tool_schemas
+from mb_data.chat.samples import ChatEncoder, mask_of_spans
+from mb_data.chat.template import parse_chat_templates, read_chat_template
 from mb_data.errors import BadDocumentError, ChatTemplateError, DataPathError
-from mb_data.finetuning_options import read_options
-from mb_data.finetuning_samples import LineEncoder
+from mb_data.finetuning.options import read_options
+from mb_data.finetuning.samples import LineEncoder
 
 CHAT = {"chat": True, "use_hf_tokenizer_chat_template": True}
 SPECIAL = (
@@ -478,7 +478,7 @@ def test_a_tokenizer_needs_a_template_and_special_tokens(monkeypatch):
     with pytest.raises(TokenizerError, match="a Plain cannot encode the special tokens"):
         samples(TokenizerWithTemplate(Plain(), CHATML), {"messages": TALK})
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    monkeypatch.delitem(__import__("sys").modules, "mb_data.chat_rendering", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "mb_data.chat.rendering", raising=False)
     with pytest.raises(ChatTemplateError, match=r'jinja2 is not installed.*pip install "mb-data\[chat\]"'):
         samples(TokenizerWithTemplate(ByteTokenizer(), CHATML), {"messages": TALK})
 

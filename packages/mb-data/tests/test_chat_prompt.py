@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("jinja2")
 
 from mb_data import ByteTokenizer
-from mb_data.chat_encoding import TokenizerWithTemplate
-from mb_data.chat_prompt import encode_prompt
+from mb_data.chat.encoding import TokenizerWithTemplate
+from mb_data.chat.prompt import encode_prompt
 from mb_data.errors import TokenizerError
 
 TEMPLATE = (

@@ -10,10 +10,10 @@ pytest.importorskip("jinja2")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mb_data import ByteTokenizer
-from mb_data.bpe import JsonTokenizer
 from mb_data.errors import TokenizerError
-from mb_data.evaluation_text import EvaluationTokenizer
-from mb_data.tokenizers import NullTokenizer
+from mb_data.text.evaluation_text import EvaluationTokenizer
+from mb_data.tokenizers.base import NullTokenizer
+from mb_data.tokenizers.bpe import JsonTokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for each in messages %}{{ each.content }}{% endfor %}"

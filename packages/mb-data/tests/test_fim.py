@@ -19,7 +19,7 @@ from mb_data import (
     find_fim_tokens,
     load_tokenizer,
 )
-from mb_data.fim_config import FillInTheMiddleOptions
+from mb_data.fim.config import FillInTheMiddleOptions
 
 NAMES = {"prefix": "<pre>", "middle": "<mid>", "suffix": "<suf>"}
 TOKENIZER = ExtendedTokenizer(ByteTokenizer(), [*NAMES.values(), "<file>"])
@@ -214,7 +214,7 @@ class TestDatasets:
             assert all(expected[name].dtype == found[name].dtype for name in expected)
 
     def test_padding_is_left_out_of_the_loss(self):
-        from mb_data.fim import FIMDataset
+        from mb_data.fim.dataset import FIMDataset
 
         class Shrinking:
             tokens = find_fim_tokens(TOKENIZER, section())

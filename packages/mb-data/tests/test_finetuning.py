@@ -29,16 +29,16 @@ from mb_data import (
     build_run_datasets,
     tokenize_samples,
 )
-from mb_data.cache_dir import load_or_build
-from mb_data.chat import JsonLine, parse_turns
-from mb_data.chat_template import ChatTemplates
+from mb_data.chat.template import ChatTemplates
+from mb_data.chat.turns import JsonLine, parse_turns
 from mb_data.data_checks import training_epoch_samples
-from mb_data.documents import parse_object
 from mb_data.errors import BadDocumentError, DataPathError
-from mb_data.finetuning_options import REJECTED_OPTIONS, FinetuningOptions, read_options
-from mb_data.finetuning_samples import LineEncoder, encode_conversation
-from mb_data.split_samples import training_epoch_size
-from mb_data.tokenizer_loading import save_tokenizer
+from mb_data.finetuning.options import REJECTED_OPTIONS, FinetuningOptions, read_options
+from mb_data.finetuning.samples import LineEncoder, encode_conversation
+from mb_data.finetuning.split_samples import training_epoch_size
+from mb_data.megatron.cache_dir import load_or_build
+from mb_data.text.documents import parse_object
+from mb_data.tokenizers.loading import save_tokenizer
 
 END = ByteTokenizer.eod
 CHAT = {"chat": True, "use_hf_tokenizer_chat_template": True}

@@ -20,7 +20,7 @@ from mb_data import (
     ValidationSetOptions,
     build_run_datasets,
 )
-from mb_data.finetuning_blend import BlendedFinetuningDataset, interleave
+from mb_data.finetuning.blend import BlendedFinetuningDataset, interleave
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from mb_data import (
     build_indexed,
     tokenize_samples,
 )
-from mb_data.documents import input_files, read_chunks
 from mb_data.errors import FormatLibraryError
-from mb_data.finetuning_files import sample_files
-from mb_data.sources import read_documents, read_sources
+from mb_data.finetuning.files import sample_files
+from mb_data.text.documents import input_files, read_chunks
+from mb_data.text.sources import read_documents, read_sources
 
 ROWS = [{"text": "a", "number": "1"}, {"text": "", "number": "2"}, {"text": 'b"\nä', "number": "3"}]
 TEXTS = ["a", 'b"\nä']
@@ -224,7 +224,7 @@ def test_columns_and_values_of_a_table_are_checked(tmp_path):
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, module, extra):
     (tmp_path / name).touch()
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "mb_data.arrow_tables", raising=False)
+    monkeypatch.delitem(sys.modules, "mb_data.text.arrow_tables", raising=False)
     with pytest.raises(
         FormatLibraryError, match=rf'{module} is not installed.*pip install "mb-data\[{extra}\]"'
     ):

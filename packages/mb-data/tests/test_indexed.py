@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mb_data import DataPathError, IndexedFormatError, IndexedSummary, IndexedWriter, verify_prefix
-from mb_data.indexed import sequence_lengths, token_dtype
+from mb_data.text.indexed import sequence_lengths, token_dtype
 
 
 def test_the_bytes_of_a_small_pair(tmp_path):

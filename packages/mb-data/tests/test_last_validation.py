@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mb_data.batch_iterators import BatchSettings
 from mb_data.config import MockGPTDatasetConfig
 from mb_data.errors import ValidationDataError
-from mb_data.last_validation import last_validation
+from mb_data.loading.batch_iterators import BatchSettings
+from mb_data.loading.last_validation import last_validation
+from mb_data.loading.validation_sets import NamedDataset
 from mb_data.run_data import RunDatasets
-from mb_data.validation_sets import NamedDataset
 
 SETTINGS = BatchSettings(micro_batch_size=2, global_batch_size=4, eval_iters=3)
 

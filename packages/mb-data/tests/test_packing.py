@@ -17,7 +17,7 @@ from mb_data import (
     build_finetuning_datasets,
     first_fit_decreasing,
 )
-from mb_data.split_samples import training_epoch_size
+from mb_data.finetuning.split_samples import training_epoch_size
 
 END = ByteTokenizer.eod
 ANSWERS = ["one", "three", "a", "seventeen", "two", "eleven!"]

@@ -12,7 +12,7 @@ from mb_data import (
     examine_prefix,
 )
 from mb_data.errors import DocumentNumberError, IndexedFormatError
-from mb_data.indexed import HEADER
+from mb_data.text.indexed import HEADER
 
 DOCUMENTS = [[5, 6, 7, 9], [], [1, 9], [*range(1, 8), 9]]
 

@@ -16,7 +16,7 @@ mb_host.install()
 mb_host.quiet()
 pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="needs the mcore extra")
 mcore = pytest.importorskip("mb_data.mcore")
-recorded_blend = pytest.importorskip("mb_data.recorded_blend")
+recorded_blend = pytest.importorskip("mb_data.megatron.recorded_blend")
 
 
 def start(pairs, cache, *, train=40, valid=6, **values):

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from mb_data import RULES, TokenizerConfig, validation_rules
+from mb_data import RULES, TokenizerConfig
+from mb_data.loading import validation_rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_data import TokenizerConfig, find_saved_tokenizer, tokenizer_settings_of_weights
-from mb_data.saved_tokenizer import original_tokenizer_settings, saved_tokenizer_settings
+from mb_data.tokenizers.saved_tokenizer import original_tokenizer_settings, saved_tokenizer_settings
 
 HUGGING_FACE = "HuggingFaceTokenizer"
 TIKTOKEN = {"tiktoken_pattern": "v1", "vocab_size": 900, "tiktoken_num_special_tokens": 9}

@@ -12,8 +12,8 @@ import yaml
 
 from mb_data import ByteTokenizer, GPTDatasetConfig, IndexedReader, SampleCounts, TokenizerConfig
 from mb_data.errors import UnknownStepError
-from mb_data.sample_indices import IndexRequest
-from mb_data.step_batch import batch_settings_of, datasets_of, find_step, step_sequences
+from mb_data.loading.step_batch import batch_settings_of, datasets_of, find_step, step_sequences
+from mb_data.megatron.sample_indices import IndexRequest
 
 TOKENIZER = ByteTokenizer()
 
@@ -131,7 +131,7 @@ def test_an_external_loader_has_no_positions(run, prefix):
 
 
 def test_packed_samples_are_separate_texts():
-    from mb_data.step_batch import StepSequence
+    from mb_data.loading.step_batch import StepSequence
 
     packed = StepSequence(index=0, parts=(), tokens=tuple(b"abcdef"), starts=(0, 4))
     assert packed.texts(TOKENIZER) == ["abcd", "ef"]

@@ -18,7 +18,7 @@ from mb_data import (
     SyntheticImageDataset,
     build_data_iterator,
 )
-from mb_data.synthetic_images import (
+from mb_data.mimo.synthetic_images import (
     COLOURS,
     SIZES,
     ImageShape,
@@ -158,5 +158,5 @@ def test_captions_need_a_tokenizer_that_reads_words():
 
 
 def test_the_section_loads_without_torch_and_numpy():
-    program = "import mb_data.mimo_config, sys; print({'torch', 'numpy'} & sys.modules.keys())"
+    program = "import mb_data.mimo.config, sys; print({'torch', 'numpy'} & sys.modules.keys())"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"

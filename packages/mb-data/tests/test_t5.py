@@ -230,7 +230,7 @@ class TestBuild:
         mb_host = pytest.importorskip("mb_host", reason="needs the test group")
         mb_host.install()
         mb_host.quiet()
-        return pytest.importorskip("mb_data.t5_build", reason="needs the mcore extra").build_t5_datasets
+        return pytest.importorskip("mb_data.t5.build", reason="needs the mcore extra").build_t5_datasets
 
     @staticmethod
     def context(tokenizer=BYTES, **samples):

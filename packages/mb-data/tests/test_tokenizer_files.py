@@ -19,9 +19,9 @@ from mb_data import (
     load_tokenizer,
     save_tokenizer,
 )
-from mb_data.chat_samples import ChatEncoder
+from mb_data.chat.samples import ChatEncoder
 from mb_data.errors import DataPathError, TokenizerLibraryError
-from mb_data.finetuning_options import read_options
+from mb_data.finetuning.options import read_options
 
 TEXTS = (
     "",
@@ -264,7 +264,7 @@ class TestTikToken:
     def test_texts_are_split_as_in_megatron(self, pattern, text):
         regex = pytest.importorskip("regex", reason="comes with tiktoken")
         door = pytest.importorskip("megatron.core.tokenizers.text.libraries.tiktoken_tokenizer")
-        tiktoken_door = pytest.importorskip("mb_data.tokenizers_tiktoken")
+        tiktoken_door = pytest.importorskip("mb_data.tokenizers.tiktoken")
         theirs = getattr(door, f"_PATTERN_TIKTOKEN_{pattern.upper()}")
         assert regex.findall("|".join(tiktoken_door.PATTERNS[pattern]), text) == regex.findall(theirs, text)
 
@@ -359,7 +359,7 @@ def test_a_saved_tokenizer_loads_identically(kind, request, tmp_path):
 
 def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    monkeypatch.delitem(sys.modules, "mb_data.tokenizers_sentencepiece", raising=False)
+    monkeypatch.delitem(sys.modules, "mb_data.tokenizers.sentencepiece", raising=False)
     with pytest.raises(TokenizerLibraryError, match=r'pip install "mb-data\[sentencepiece\]"'):
         load_tokenizer(tmp_path / "small.model")
 

@@ -14,11 +14,11 @@ from mb_data import (
     TokenizerError,
     load_tokenizer,
 )
-from mb_data.tokenizers import decode_stream, encode_texts
+from mb_data.tokenizers.base import decode_stream, encode_texts
 
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 from mb_data import train_bpe
-from mb_data.bpe import FileTokenizer
+from mb_data.tokenizers.bpe import FileTokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog. Die heiße Quelle läuft über. " * 20
 

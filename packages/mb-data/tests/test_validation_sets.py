@@ -21,15 +21,15 @@ from mb_data import (
     ValidationDataError,
     ValidationSetOptions,
 )
-from mb_data.batch_iterators import BatchSettings, DataRanks
-from mb_data.run_data import RunDatasets
-from mb_data.validation_sets import (
+from mb_data.loading.batch_iterators import BatchSettings, DataRanks
+from mb_data.loading.validation_sets import (
     NamedDataset,
     WholeBatches,
     build_validation_sets,
     stream_batches,
     validation_batches,
 )
+from mb_data.run_data import RunDatasets
 
 CONTEXT = DatasetBuildContext(train_samples=8, valid_samples=4, test_samples=2, tokenizer=ByteTokenizer())
 

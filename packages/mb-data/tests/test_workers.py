@@ -6,7 +6,7 @@ from multiprocessing import Pipe
 import pytest
 
 from mb_data.errors import WorkerError
-from mb_data.workers import _send, map_in_order
+from mb_data.text.workers import _send, map_in_order
 
 
 @pytest.mark.parametrize("workers", [1, 2])

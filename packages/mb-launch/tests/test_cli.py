@@ -10,9 +10,9 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch import cli, launched_program
-from mb_launch.cli import app, set_program
-from mb_launch.launched_program import LaunchedProgram, option_value, recipe_name, with_run_folder
+from mb_launch.cli.app import app, launched_program, set_program
+from mb_launch.cli.app import app as cli
+from mb_launch.cli.launched_program import LaunchedProgram, option_value, recipe_name, with_run_folder
 
 TRAINER = LaunchedProgram(name="train", module="trainer", default_recipe="small")
 
@@ -175,10 +175,10 @@ def test_words_of_a_command():
 def test_a_missing_extra_is_named(monkeypatch, capsys):
     from mb_launch.__main__ import main
 
-    monkeypatch.setitem(sys.modules, "mb_launch.cli", None)
+    monkeypatch.setitem(sys.modules, "mb_launch.cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         main()
-    monkeypatch.delitem(sys.modules, "mb_launch.cli")
+    monkeypatch.delitem(sys.modules, "mb_launch.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as ended:
         main()

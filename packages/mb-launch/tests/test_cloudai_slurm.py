@@ -11,8 +11,8 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch import launched_program
-from mb_launch.cli import app, set_program
+from mb_launch.cli.app import app, launched_program, set_program
+from mb_launch.cli.launched_program import LaunchedProgram
 from mb_launch.cloudai.command import BARE, FLAGS, NEVER
 from mb_launch.cloudai.definition import MegatronBridgeTestDefinition
 from mb_launch.cloudai.slurm_run import (
@@ -23,7 +23,6 @@ from mb_launch.cloudai.slurm_run import (
     read_test,
     trainer_arguments,
 )
-from mb_launch.launched_program import LaunchedProgram
 
 TEST = """
 name = "small"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mb_launch import Failure, print_once, read_failures, record_failure, report_failure
-from mb_launch.failures import ERROR_FOLDER
+from mb_launch.ranks.failures import ERROR_FOLDER
 
 FAILURE = Failure(rank=1, time=10.0, text="the cause", exit_code=2)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mb_launch.left_ranks import LeftRanks
+from mb_launch.ranks.left_ranks import LeftRanks
 
 torch = pytest.importorskip("torch")
 psutil = pytest.importorskip("psutil")
@@ -16,7 +16,7 @@ psutil = pytest.importorskip("psutil")
 LAUNCHER = """
 import os, signal, sys, time, traceback
 from mb_launch import ForkedProgram, launch_local, report_failure
-from mb_launch.left_ranks import at_work
+from mb_launch.ranks.left_ranks import at_work
 
 HOW, FOLDER = sys.argv[1:3]
 

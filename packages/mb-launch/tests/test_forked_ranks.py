@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_launch import ForkedProgram, can_fork_ranks  # noqa: E402
-from mb_launch.forked_ranks import run_forked_rank  # noqa: E402
+from mb_launch.ranks.forked_ranks import run_forked_rank  # noqa: E402
 
 
 def start_and_join(program: ForkedProgram) -> int | None:

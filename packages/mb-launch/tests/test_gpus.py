@@ -6,8 +6,15 @@ import sys
 
 import pytest
 
-from mb_launch.gpus import GpuFacts, GpuSources, describe_gpus, kernel_bus_id, read_gpus, visible_gpus
-from mb_launch.numa import (
+from mb_launch.hardware.gpus import (
+    GpuFacts,
+    GpuSources,
+    describe_gpus,
+    kernel_bus_id,
+    read_gpus,
+    visible_gpus,
+)
+from mb_launch.hardware.numa import (
     BINDING,
     as_cpu_list,
     bind_this_process,

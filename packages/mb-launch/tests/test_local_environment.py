@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mb_launch import keep_collectives_local, set_omp_threads, set_unset_variables
-from mb_launch.local_environment import loopback_interface
+from mb_launch.ranks.local_environment import loopback_interface
 
 
 def test_collectives_listen_on_the_loopback_interface_unless_another_is_named():

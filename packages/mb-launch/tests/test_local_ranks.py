@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "plain_torch.py"
 
 FORWARDED = """
 import os, signal, subprocess, sys
-from mb_launch.local_ranks import forwarded_signals
+from mb_launch.ranks.local_ranks import forwarded_signals
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 with forwarded_signals({signal.SIGUSR1}):

@@ -10,7 +10,7 @@ psutil = pytest.importorskip("psutil")
 
 from torch.distributed import TCPStore  # noqa: E402
 
-from mb_launch.loopback import (  # noqa: E402
+from mb_launch.ranks.loopback import (  # noqa: E402
     BACKEND,
     LoopbackRendezvous,
     new_run_id,

@@ -17,7 +17,7 @@ from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from mb_launch import GroupOptions, ParallelDegrees, SeedOptions, World, default_process_group  # noqa: E402
-from mb_launch.decentralized_pg import DENSE, EXPERT  # noqa: E402
+from mb_launch.groups.decentralized_pg import DENSE, EXPERT  # noqa: E402
 from mb_launch.mcore import megatron_groups, seed_model_parallel  # noqa: E402
 
 GROUPS = (*DENSE, *EXPERT, "embd", "pos_embd", "intra_dp_cp", "intra_expt_dp", "dp_cp_gtp_remat")

@@ -12,13 +12,13 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch.cli import app, set_program
+from mb_launch.cli.app import app, set_program
+from mb_launch.cli.launched_program import LaunchedProgram
 from mb_launch.errors import ExecutorFileError, JobNotFoundError
-from mb_launch.executor_file import KINDS, read_executor
-from mb_launch.launched_program import LaunchedProgram
-from mb_launch.nemo_run_jobs import NemoRunJob, read_experiments, record_experiment
-from mb_launch.slurm_job import SlurmJob, SlurmRun
-from mb_launch.slurm_script import sbatch_script
+from mb_launch.nemo_run.executor_file import KINDS, read_executor
+from mb_launch.nemo_run.jobs import NemoRunJob, read_experiments, record_experiment
+from mb_launch.slurm.job import SlurmJob, SlurmRun
+from mb_launch.slurm.script import sbatch_script
 
 WORK = Path(__file__).with_name("slurm_work.py")
 installed = pytest.mark.skipif(
@@ -81,7 +81,7 @@ def test_jobs_are_read_from_the_run_folder(tmp_path):
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "nemo_run", None)
-    monkeypatch.delitem(sys.modules, "mb_launch.nemo_run", raising=False)
+    monkeypatch.delitem(sys.modules, "mb_launch.nemo_run.executors", raising=False)
     code, _, err = mb_launch("nemo-run", "--executor=local", "--", "x")
     assert code == 2
     assert (
@@ -119,7 +119,7 @@ def test_a_bad_executor_is_named(nemo_run_home, tmp_path, monkeypatch, settings,
 
 @installed
 def test_each_kind_has_a_class_of_nemo_run(nemo_run_home):
-    from mb_launch.nemo_run import EXECUTORS
+    from mb_launch.nemo_run.executors import EXECUTORS
 
     assert (*EXECUTORS,) == KINDS
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402
 
 from mb_launch import World, WorldError  # noqa: E402
-from mb_launch.rank_store import _listen, rank_store  # noqa: E402
+from mb_launch.ranks.rank_store import _listen, rank_store  # noqa: E402
 
 RANK = """
 import os, socket, torch

@@ -13,8 +13,8 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import local_slurm
 from typer.testing import CliRunner
 
-from mb_launch.cli import app
-from mb_launch.slurm_queue import read_jobs
+from mb_launch.cli.app import app
+from mb_launch.slurm.queue import read_jobs
 
 WORK = Path(__file__).with_name("slurm_work.py")
 SOURCE = Path(__file__).parents[1] / "src"

@@ -5,9 +5,9 @@ import pytest
 
 from mb_loop import CallbackManager, Checkpointer, SaveResult
 from mb_loop.callbacks import EventDispatcher
-from mb_loop.checkpoint_saver import CheckpointSaver
-from mb_loop.hooks import ForwardPreHooks
 from mb_loop.loop_state import CheckpointSection
+from mb_loop.maintenance.checkpoint_saver import CheckpointSaver
+from mb_loop.step.hooks import ForwardPreHooks
 
 
 def end(step, *, non_persistent=False, written=True):

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 import mb_loop  # noqa: E402
 from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
 from mb_loop.device import wait_for_device  # noqa: E402
-from mb_loop.evaluation import run_evaluation  # noqa: E402
-from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
+from mb_loop.evaluation.evaluate import run_evaluation  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
-from mb_loop.maintenance import maintenance_tasks  # noqa: E402
-from mb_loop.manual_gc import ManualGC  # noqa: E402
+from mb_loop.maintenance.manual_gc import ManualGC  # noqa: E402
+from mb_loop.maintenance.periodic import maintenance_tasks  # noqa: E402
 from mb_loop.settings import batch_plan  # noqa: E402
-from mb_loop.step import TrainStep  # noqa: E402
+from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
+from mb_loop.step.step import TrainStep  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)

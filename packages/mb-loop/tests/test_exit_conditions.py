@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_loop.duration_limit import DurationLimit
-from mb_loop.exit_conditions import ExitConditions
-from mb_loop.outcome import LoopExit
+from mb_loop.exits.duration_limit import DurationLimit
+from mb_loop.exits.exit_conditions import ExitConditions
+from mb_loop.exits.outcome import LoopExit
 
 
 def limit(minutes):

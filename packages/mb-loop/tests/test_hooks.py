@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_loop import disable_forward_pre_hook, enable_forward_pre_hook, should_disable_forward_pre_hook
-from mb_loop.hooks import ForwardPreHooks
+from mb_loop.step.hooks import ForwardPreHooks
 
 
 @dataclass

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_loop.errors import ForwardStepError  # noqa: E402
-from mb_loop.inspected_step import inspected_forward_step  # noqa: E402
+from mb_loop.step.inspected_step import inspected_forward_step  # noqa: E402
 
 
 def loss_function(output, non_loss_data=False):

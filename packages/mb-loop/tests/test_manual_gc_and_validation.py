@@ -4,9 +4,9 @@ import math
 import pytest
 
 from mb_loop import LoopState, TrainState, validation_line
+from mb_loop.evaluation.validation import evaluation_due
 from mb_loop.loop_state import TrainSection, ValidationSection
-from mb_loop.manual_gc import ManualGC, ManualGCError
-from mb_loop.validation import evaluation_due
+from mb_loop.maintenance.manual_gc import ManualGC, ManualGCError
 
 
 def test_collections_happen_at_the_interval_and_around_evaluations():

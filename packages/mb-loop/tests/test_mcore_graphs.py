@@ -14,10 +14,10 @@ from megatron.core import full_cuda_graph  # noqa: E402
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader  # noqa: E402
 from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
 
-from mb_loop import mcore_graphs as graphs  # noqa: E402
-from mb_loop.graphs import GraphCapture  # noqa: E402
-from mb_loop.hooks import ForwardPreHooks  # noqa: E402
+from mb_loop.graphs import megatron as graphs  # noqa: E402
+from mb_loop.graphs.capture_schedule import GraphCapture  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
+from mb_loop.step.hooks import ForwardPreHooks  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop.graphs import GraphCapture
-from mb_loop.hooks import ForwardPreHooks
+from mb_loop.graphs.capture_schedule import GraphCapture
 from mb_loop.loop_state import DdpSection, LoopConfig, OptimizerSection, TrainSection
-from mb_loop.mxfp8 import parameter_copy
+from mb_loop.step.hooks import ForwardPreHooks
+from mb_loop.step.mxfp8 import parameter_copy
 
 
 class Sharded:

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop.evaluation.non_loss import NonLossData  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
-from mb_loop.non_loss import NonLossData  # noqa: E402
-from mb_loop.schedule import forward_backward_no_pipelining  # noqa: E402
+from mb_loop.step.schedule import forward_backward_no_pipelining  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)

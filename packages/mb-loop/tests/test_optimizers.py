@@ -1,6 +1,6 @@
 import pytest
 
-from mb_loop.optimizers import learning_rates
+from mb_loop.step.optimizers import learning_rates
 
 
 class Optimizer:

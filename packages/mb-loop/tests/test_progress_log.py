@@ -11,7 +11,7 @@ from mb_loop import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
-from mb_loop.progress_log import SAVED_LATER, STARTED
+from mb_loop.progress.progress_log import SAVED_LATER, STARTED
 
 MORNING = datetime(2026, 1, 2, 8, 0, 0)
 

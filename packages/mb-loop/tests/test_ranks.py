@@ -16,7 +16,7 @@ import torch.multiprocessing as mp  # noqa: E402
 import mb_loop  # noqa: E402
 from mb_loop.collectives import any_rank  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
-from mb_loop.replicas import weight_digest  # noqa: E402
+from mb_loop.maintenance.replicas import weight_digest  # noqa: E402
 
 
 def report(value):

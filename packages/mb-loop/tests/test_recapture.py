@@ -1,6 +1,6 @@
 """Recapture of full-iteration graphs when the number of microbatches changes."""
 
-from mb_loop.recapture import RecaptureOnChange
+from mb_loop.graphs.recapture import RecaptureOnChange
 
 
 class Graph:

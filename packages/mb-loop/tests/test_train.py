@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import mb_loop  # noqa: E402
 from mb_loop.callbacks import EVENTS  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
-from mb_loop.schedule import ScheduleError, forward_backward_no_pipelining  # noqa: E402
+from mb_loop.step.schedule import ScheduleError, forward_backward_no_pipelining  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from mb_loop import BatchPlan, CallbackManager, StepResult, TrainState
 from mb_loop.callbacks import EventDispatcher
-from mb_loop.exit_conditions import ExitConditions
-from mb_loop.outcome import LoopExit
+from mb_loop.exits.exit_conditions import ExitConditions
+from mb_loop.exits.outcome import LoopExit
 from mb_loop.train_loop import PeriodicTask, TrainLoop, run_train_loop
 
 

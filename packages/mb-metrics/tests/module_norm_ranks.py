@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from mb_metrics.model_norms import build_norms
+from mb_metrics.norms.model import build_norms
 
 PATHS = {"text": "language_model", "image": "submodules.vision"}
 

@@ -9,9 +9,9 @@ from threading import Lock
 
 import pytest
 
-from mb_metrics.append_file import AppendFile
-from mb_metrics.event_log import EventLog, read_event_rows
-from mb_metrics.line_file import MAX_KEPT, LineFile
+from mb_metrics.run.event_log import EventLog, read_event_rows
+from mb_metrics.sinks.append_file import AppendFile
+from mb_metrics.sinks.line_file import MAX_KEPT, LineFile
 
 
 class Disk:
@@ -139,7 +139,7 @@ def test_events_are_written_when_there_is_space_again(disk, tmp_path, caplog):
 
 def test_a_full_disk_does_not_stop_the_output_of_a_rank(disk, tmp_path, capsys):
     pytest.importorskip("rich", reason="needs mb-metrics[cli]")
-    from mb_metrics.rank_console import RankConsole
+    from mb_metrics.run.rank_console import RankConsole
 
     console = RankConsole(stream=io.StringIO())
     console.open_log(tmp_path / "log.txt")

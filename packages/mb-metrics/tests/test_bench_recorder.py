@@ -73,7 +73,7 @@ def test_a_program_with_the_callback_is_measured(monkeypatch):
     pytest.importorskip("typer", reason="needs mb-metrics[cli]")
     from typer.testing import CliRunner
 
-    from mb_metrics.cli import app
+    from mb_metrics.cli.app import app
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     words = ["bench", "--steps", "2", "--warmup", "1", "--profiled", "1", sys.executable, "-c", PROGRAM]

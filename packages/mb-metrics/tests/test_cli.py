@@ -22,10 +22,10 @@ import typer
 from typer.testing import CliRunner
 
 from mb_metrics import BaselineConfiguration, ReportTooLargeError, RunNotFoundError
-from mb_metrics.cli import app, set_baseline_finder
-from mb_metrics.cli_errors import exit_codes
-from mb_metrics.cli_report import default_target, read_configuration
-from mb_metrics.cli_watch import can_encode_braille
+from mb_metrics.cli.app import app, set_baseline_finder
+from mb_metrics.cli.errors import exit_codes
+from mb_metrics.cli.report import default_target, read_configuration
+from mb_metrics.cli.watch import can_encode_braille
 
 STEP_TIME = "Step Time : 0.50s GPU utilization: 1.0TFLOP/s/GPU\n"
 

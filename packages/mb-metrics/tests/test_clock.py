@@ -3,7 +3,7 @@
 import pytest
 
 from mb_metrics import Metrics
-from mb_metrics.clock import DeviceTimer, HostTimer
+from mb_metrics.recorder.clock import DeviceTimer, HostTimer
 
 LAUNCH, WORK = 0.025, 1.0
 """Seconds in which the host queues a step, and in which the device makes it."""

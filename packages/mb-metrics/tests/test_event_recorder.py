@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_metrics import EventLog, EventRecorder, LastStep, read_event_rows
-from mb_metrics.run_events import parse_event
+from mb_metrics.run.events import parse_event
 
 
 def context(step, **fields):

@@ -16,7 +16,7 @@ from mb_metrics import (
     peak_tflops,
     read_jsonl,
 )
-from mb_metrics.recorded_steps import split_device_values
+from mb_metrics.recorder.recorded_steps import split_device_values
 
 
 def test_a_single_sink_needs_no_list():

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import UnknownFlopsError, gpt_flops_per_token, model_flops_per_token
-from mb_metrics.flops_model_shape import positions_per_token
+from mb_metrics.flops.model_shape import positions_per_token
 
 GPT = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 160, "vocab_size": 96}
 SEQ = 32

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_metrics.run_summary import location_lines
+from mb_metrics.run.summary import location_lines
 
 
 @pytest.mark.parametrize(

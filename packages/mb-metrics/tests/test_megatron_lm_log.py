@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from mb_metrics import Metrics, training_log  # noqa: E402
 from mb_metrics.errors import TrainingLogCallError  # noqa: E402
-from mb_metrics.megatron_lm_log import log_megatron_lm_step  # noqa: E402
+from mb_metrics.run.megatron_lm_log import log_megatron_lm_step  # noqa: E402
 
 
 def arguments(**changed):
@@ -71,7 +71,7 @@ def test_a_growing_batch_is_that_of_megatrons_calculator(monkeypatch):
     recorded = []
     metrics = SimpleNamespace(record=lambda step, values, **more: recorded.append(more["samples"]))
     calculator = SimpleNamespace(get_current_global_batch_size=lambda: 2)
-    monkeypatch.setattr("mb_metrics.megatron_lm_log.import_module", lambda name: calculator)
+    monkeypatch.setattr("mb_metrics.run.megatron_lm_log.import_module", lambda name: calculator)
     args = arguments()
     args.rampup_batch_size = [2, 2, 100]
     training_log(**STEP, total_loss_dict={}, metrics=metrics, args=args)

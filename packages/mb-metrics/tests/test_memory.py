@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mb_metrics import MemorySampler, report_memory  # noqa: E402
-from mb_metrics.memory import (  # noqa: E402
+from mb_metrics.recorder.memory import (  # noqa: E402
     activation_bytes,
     device_memory_used,
     memory_line,
@@ -95,7 +95,7 @@ def test_the_lines_are_megatrons():
 
 
 def test_a_sampler_without_a_gpu_warns_once(monkeypatch, caplog):
-    monkeypatch.setattr("mb_metrics.memory.report_memory", lambda keys: {})
+    monkeypatch.setattr("mb_metrics.recorder.memory.report_memory", lambda keys: {})
     sampler = MemorySampler()
     assert (sampler(1), sampler(2)) == ({}, {})
     assert [record.message for record in caplog.records] == [

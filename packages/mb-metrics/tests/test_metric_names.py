@@ -7,7 +7,7 @@ from mb_metrics import MetricNames, MetricNotRecordedError, read_run, read_run_f
 from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
 from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.time_split import split_time
-from mb_metrics.watch import watch_text
+from mb_metrics.report.watch import watch_text
 
 NANOGPT = [
     {**row(step, step), "iter": step, "mfu": 0.1, "train/loss": 4.0 / step, "val/loss": 5.0 / step, "lr": 0.1}

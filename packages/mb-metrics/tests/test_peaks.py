@@ -1,7 +1,7 @@
 import pytest
 
 from mb_metrics import peak_tflops
-from mb_metrics.peaks import PEAKS
+from mb_metrics.flops.peaks import PEAKS
 
 
 @pytest.mark.parametrize(

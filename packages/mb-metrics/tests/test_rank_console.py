@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from mb_metrics.rank_console import RankConsole
+from mb_metrics.run.rank_console import RankConsole
 
 
 def test_the_logging_rank_prints_and_logs(tmp_path):

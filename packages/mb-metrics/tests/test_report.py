@@ -22,7 +22,7 @@ from mb_metrics.report.run_settings import BaselineConfiguration
 from mb_metrics.report.run_statistics import compute_run_statistics, run_status
 from mb_metrics.report.series import Bucket, Series, envelope, mean_of
 from mb_metrics.report.time_split import split_time
-from mb_metrics.watch import watch_text
+from mb_metrics.report.watch import watch_text
 
 NOW = BEGIN + 1000
 
@@ -285,7 +285,7 @@ def test_the_spread_over_ranks_is_an_area(tmp_path):
 
 
 def test_changes_by_the_user_are_apart_from_those_by_resolving(tmp_path):
-    read_run_with_settings = pytest.importorskip("mb_metrics.cli_report").read_run_with_settings  # needs yaml
+    read_run_with_settings = pytest.importorskip("mb_metrics.cli.report").read_run_with_settings  # needs yaml
     (tmp_path / "run_config.yaml").write_text("a: {lr: 2, b: 3, c: 1}\n")
     events = [event("start", 0, step=0, set_by_user=["a.lr"])]
     write_run(tmp_path, steady(1, 2, 1), events)

@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 import pytest
 
 import mb_metrics.config
-import mb_metrics.profiling_config
-import mb_metrics.profiling_rules
+import mb_metrics.profiling.config
+import mb_metrics.profiling.rules
 import mb_metrics.rules
 import mb_metrics.section_check
 from mb_metrics import RULES, LoggerConfig, ProfilingConfig, TensorInspectConfig
@@ -66,7 +66,7 @@ def test_messages_name_the_values():
 
 @pytest.mark.parametrize(
     "module",
-    [mb_metrics.config, mb_metrics.rules, mb_metrics.profiling_config, mb_metrics.profiling_rules],
+    [mb_metrics.config, mb_metrics.rules, mb_metrics.profiling.config, mb_metrics.profiling.rules],
 )
 def test_config_and_rules_import_the_standard_library_only(module):
     tree = ast.parse(inspect.getsource(module))
@@ -78,7 +78,7 @@ def test_config_and_rules_import_the_standard_library_only(module):
     assert {name.partition(".")[0] for name in imported} <= allowed
 
 
-@pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.profiling_config])
+@pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.profiling.config])
 def test_every_field_has_a_docstring(module):
     for section in (
         node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)

@@ -10,7 +10,7 @@ from mb_metrics import JsonlSink, Metrics
 from mb_metrics.report.run_history import DiscardedSteps
 from mb_metrics.report.run_reader import RunNotFoundError, RunReader, read_run, read_run_from_log
 from mb_metrics.report.run_statistics import compute_run_statistics
-from mb_metrics.run_events import RunEvent, parse_event
+from mb_metrics.run.events import RunEvent, parse_event
 
 
 def test_what_the_sink_writes_is_read(tmp_path):

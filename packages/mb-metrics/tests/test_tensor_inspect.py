@@ -116,7 +116,7 @@ def test_features_that_the_tool_rejects_are_one_message(tmp_path, monkeypatch):
         def initialize(self, **settings):
             raise AssertionError("Could not find feature 'transformer_engine'")
 
-    monkeypatch.setattr("mb_metrics.tensor_inspect._transformer_engine_features", lambda: None)
+    monkeypatch.setattr("mb_metrics.profiling.tensor_inspect._transformer_engine_features", lambda: None)
     config = TensorInspectConfig(enabled=True, features={"transformer_engine": {}}, log_dir=str(tmp_path))
     with pytest.raises(TensorInspectError, match=r"rejects them \(Could not .*there is LogTensorStats only"):
         start_tensor_inspection(config, tool=Rejects)

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from mb_metrics.gradient_norms import GradientNorms, WeightNorms
-from mb_metrics.tensor_norms import TensorNorms, build_tensor_norms
+from mb_metrics.norms.gradients import GradientNorms, WeightNorms
+from mb_metrics.norms.tensors import TensorNorms, build_tensor_norms
 
 
 def context(step, optimizer=None):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import Evaluation, LoggerConfig, LogInterval, MetricsRow, build_sinks
+from mb_metrics.recorder.throughput import ThroughputRates
 from mb_metrics.report.formatting import clock_span, compact
 from mb_metrics.sinks.terminal import TerminalSink
-from mb_metrics.throughput import ThroughputRates
 
 
 @dataclass
@@ -93,7 +93,7 @@ def test_spans_and_numbers_are_short():
 )
 def test_megatrons_lines_are_in_the_log_and_on_a_console_for_programs(style, kinds, tmp_path):
     pytest.importorskip("rich")
-    from mb_metrics.rank_console import RankConsole
+    from mb_metrics.run.rank_console import RankConsole
 
     screen = io.StringIO()
     console = RankConsole(stream=screen, style=style)

@@ -1,6 +1,6 @@
 import pytest
 
-from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
+from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 
 
 def test_a_run_is_found_again_by_a_resumed_job(tmp_path):

@@ -21,7 +21,7 @@ from mb_metrics import (  # noqa: E402
     record_run,
     start_profilers,
 )
-from mb_metrics.peaks import layer_precision  # noqa: E402
+from mb_metrics.flops.peaks import layer_precision  # noqa: E402
 
 from test_training_metrics import context, step_result  # noqa: E402 isort: skip
 

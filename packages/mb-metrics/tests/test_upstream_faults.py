@@ -61,8 +61,8 @@ def test_3_the_gradient_norm_of_two_chunks_is_that_of_both():
 
 def test_4_a_router_reports_its_own_kind_of_balancing():
     pytest.importorskip("torch")
-    from mb_metrics.flops_model_shape import FlopsModelShape
-    from mb_metrics.moe import tracked_names
+    from mb_metrics.flops.model_shape import FlopsModelShape
+    from mb_metrics.recorder.moe import tracked_names
 
     kind = "seq_aux_loss"
     router = FlopsModelShape({"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.01})
@@ -96,7 +96,7 @@ def test_7_minus_one_is_a_number_and_what_is_true_is_true():
 def test_9_allocations_that_were_tried_again_are_retries_and_the_ranks_of_memory_are_as_documented():
     pytest.importorskip("torch")
     from mb_metrics import MEMORY_KEYS
-    from mb_metrics.profiling import is_profiled
+    from mb_metrics.profiling.window import is_profiled
 
     assert MEMORY_KEYS["num_alloc_retries"] == "mem-alloc-retries"  # there "mem-alloc-retires"
     assert is_profiled([], 7)  # there every rank for profilers, and none for memory

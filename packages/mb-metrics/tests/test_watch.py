@@ -11,7 +11,7 @@ from sample_runs import BEGIN, event, row, steady, write_run
 from mb_metrics.report.run_reader import RunReader, read_run
 from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
-from mb_metrics.watch import watch_frames, watch_text
+from mb_metrics.report.watch import watch_frames, watch_text
 
 
 def test_the_text_of_a_run(tmp_path):
@@ -57,7 +57,7 @@ def test_the_colours_of_a_run_on_a_terminal(tmp_path):
     pytest.importorskip("rich")
     from rich.text import Text
 
-    from mb_metrics.cli_watch import WatchColours
+    from mb_metrics.cli.watch import WatchColours
 
     run = read_run(write_run(tmp_path / "b", [row(1, 0, lm_loss="NaN"), row(2, 1, lm_loss=1.0)]))
     text = Text(watch_text(run, now=BEGIN))

@@ -18,8 +18,8 @@ from mb_models import (
     wrap_megatron_fsdp,
     wrap_torch_fsdp2,
 )
-from mb_models.fsdp import register_shard_load_hooks
 from mb_models.peft.config import LoRA
+from mb_models.training.fsdp import register_shard_load_hooks
 
 STEPS, CASES, MICRO, LENGTH = 3, 8, 2, 32
 DEGREES = (

@@ -7,13 +7,13 @@ from megatron.core import dist_checkpointing
 from tiny_training import start
 
 from mb_host.families import HOST_LAYERS
+from mb_models.evaluation.generation import all_logits
+from mb_models.evaluation.sampling_options import SamplingOptions
+from mb_models.evaluation.scoring import BatchedModel, TextRequest
 from mb_models.families import family_of
-from mb_models.generation import all_logits
+from mb_models.gpt.transformer import DTYPES
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
-from mb_models.sampling_options import SamplingOptions
-from mb_models.scoring import BatchedModel, TextRequest
-from mb_models.transformer import DTYPES
 
 SMALL = {
     "hidden_size": 32,

@@ -22,8 +22,8 @@ from mb_models import (
     build_training_model,
     wrap_ddp,
 )
-from mb_models.mimo import VISION
-from mb_models.training import data_groups
+from mb_models.mimo.provider import VISION
+from mb_models.training.setup import data_groups
 
 CPU = torch.device("cpu")
 STEPS, MICRO_BATCH, MICRO_BATCHES = 3, 4, 2

@@ -18,9 +18,9 @@ from mb_models import (
     build_training_model,
     parameter_count,
 )
-from mb_models.mimo_config import ModuleRanks, has_module_layouts
+from mb_models.mimo.config import ModuleRanks, has_module_layouts
 from mb_models.peft.config import LoRA
-from mb_models.training import data_groups
+from mb_models.training.setup import data_groups
 
 CPU = torch.device("cpu")
 ADAM = OptimizerConfig(optimizer="adam", lr=3e-3)

@@ -8,8 +8,8 @@ from family_cases import CASES, FAMILIES, REJECTED, FamilyCase, counts, table
 from family_ranks import alone, build_here, section_of, train, train_here, write_start
 
 from mb_host import RankFailedError
-from mb_models.gpu_only import GPU_ONLY
 from mb_models.rules import BUILD_RULES
+from mb_models.training.gpu_only import GPU_ONLY
 
 
 def further(row):

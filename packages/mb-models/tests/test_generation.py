@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mb_models import GPTModelConfig, ModelConfigError, T5ModelConfig
+from mb_models.evaluation.generation import PromptError, generate
 from mb_models.families import GPT, require_text_family
-from mb_models.generation import PromptError, generate
-from mb_models.unsharded import unshard
+from mb_models.training.unsharded import unshard
 
 
 class CountsUp(torch.nn.Module):

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from mb_host.hybrid import host_hybrid_spec
-from mb_models.forward_step import gpt_forward_step
-from mb_models.hybrid import (
+from mb_models.hybrid.config import MambaModelConfig
+from mb_models.hybrid.parameters import hybrid_parameter_count
+from mb_models.hybrid.provider import (
     MambaModelProvider,
     hybrid_transformer_config,
     hybrid_transformer_engine_spec,
     require_kernels,
 )
-from mb_models.hybrid_config import MambaModelConfig
-from mb_models.hybrid_parameters import hybrid_parameter_count
-from mb_models.hybrid_rules import RULES
+from mb_models.hybrid.rules import RULES
 from mb_models.rules import ModelConfigError
+from mb_models.training.forward_step import gpt_forward_step
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,12 @@ from mb_host.hybrid import host_hybrid_spec  # noqa: E402
 from mb_host.layers import host_block_spec  # noqa: E402
 from mb_host.t5 import host_t5_spec  # noqa: E402
 from mb_models import GPTModelConfig, GPTModelProvider  # noqa: E402
-from mb_models.hybrid import MambaForwardStep, MambaModelProvider  # noqa: E402
-from mb_models.hybrid_config import MambaModelConfig  # noqa: E402
-from mb_models.mimo import MimoForwardStep, MimoModelProvider  # noqa: E402
-from mb_models.mimo_config import MimoModelConfig  # noqa: E402
-from mb_models.t5 import T5ForwardStep, T5ModelProvider  # noqa: E402
-from mb_models.t5_config import T5ModelConfig  # noqa: E402
+from mb_models.hybrid.config import MambaModelConfig  # noqa: E402
+from mb_models.hybrid.provider import MambaForwardStep, MambaModelProvider  # noqa: E402
+from mb_models.mimo.config import MimoModelConfig  # noqa: E402
+from mb_models.mimo.provider import MimoForwardStep, MimoModelProvider  # noqa: E402
+from mb_models.t5.config import T5ModelConfig  # noqa: E402
+from mb_models.t5.provider import T5ForwardStep, T5ModelProvider  # noqa: E402
 from mb_schema.value_types import FieldTypeError  # noqa: E402
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 32}

@@ -19,12 +19,13 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-from mb_models import MambaModelConfig, T5ModelConfig, kernel_rules  # noqa: E402
+from mb_models import MambaModelConfig, T5ModelConfig  # noqa: E402
 from mb_models.config import GPTModelConfig  # noqa: E402
-from mb_models.cuda_graph_rules import RULES as GRAPH_RULES  # noqa: E402
-from mb_models.gpu_only import GPU_ONLY  # noqa: E402
-from mb_models.kernel_modules import KERNEL_MODULES, kernel_facts  # noqa: E402
-from mb_models.te_rules import release  # noqa: E402
+from mb_models.rules import kernels as kernel_rules  # noqa: E402
+from mb_models.rules.cuda_graphs import RULES as GRAPH_RULES  # noqa: E402
+from mb_models.rules.kernel_modules import KERNEL_MODULES, kernel_facts  # noqa: E402
+from mb_models.rules.transformer_engine import release  # noqa: E402
+from mb_models.training.gpu_only import GPU_ONLY  # noqa: E402
 
 BY_ID = {rule.id: rule for rule in (*kernel_rules.RULES, *GRAPH_RULES)}
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}

@@ -8,7 +8,7 @@ import torch
 from mb_host.families import HOST_LAYERS
 from mb_models import GPTModelConfig, ModelConfigError, choose_layers, family_of
 from mb_models.families import FAMILIES, GPT, HYBRID
-from mb_models.layer_choice import AvailableLayers
+from mb_models.gpt.layer_choice import AvailableLayers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

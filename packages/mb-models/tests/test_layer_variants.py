@@ -8,7 +8,7 @@ import torch
 from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, local_spec, make_value_model, transformer_config
 from mb_models.errors import ModelConfigError
-from mb_models.layer_variants import apply_layer_variants
+from mb_models.gpt.layer_variants import apply_layer_variants
 
 CPU = torch.device("cpu")
 HEADS, GROUPS, CHANNELS, LENGTH = 4, 2, 16, 12
@@ -17,7 +17,7 @@ HEADS, GROUPS, CHANNELS, LENGTH = 4, 2, 16, 12
 def attention(tiny, groups, softcap, **settings):
     from megatron.core.transformer.enums import AttnMaskType
 
-    from mb_models.softcapped_attention import SoftcappedAttention
+    from mb_models.gpt.softcapped_attention import SoftcappedAttention
 
     mask = settings.pop("mask", "causal")
     config = transformer_config(GPTModelConfig(**{**tiny, **settings}), device=CPU)
@@ -78,7 +78,7 @@ def test_unsupported_arguments_are_rejected(tiny, groups):
 
 
 def test_heads_that_ranks_cannot_share_are_rejected(tiny):
-    from mb_models.norms import AllHeadsRMSNorm
+    from mb_models.gpt.norms import AllHeadsRMSNorm
 
     ranks = SimpleNamespace(size=lambda: 4)
     config = transformer_config(GPTModelConfig(**tiny), device=CPU)

@@ -17,12 +17,12 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mb_models.evaluation.lm_eval import TrainedLM, read_generation_options, register_model
+from mb_models.evaluation.lm_eval_tasks import TaskError, TaskSettings, evaluate_tasks, load_tasks, metrics_of
+from mb_models.evaluation.sampling_options import SamplingOptionError
+from mb_models.evaluation.scoring import ScoreError
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
-from mb_models.lm_eval import TrainedLM, read_generation_options, register_model
-from mb_models.lm_eval_tasks import TaskError, TaskSettings, evaluate_tasks, load_tasks, metrics_of
-from mb_models.sampling_options import SamplingOptionError
-from mb_models.scoring import ScoreError
 
 CHARACTERS = [chr(number) for number in range(32, 127)]
 TEMPLATE = (

@@ -2,8 +2,11 @@
 
 import pytest
 
-from mb_models import GPTModelConfig, megatron_rules, variant_rules, width_rules
-from mb_models.transformer import megatron_class, resolve_names
+from mb_models import GPTModelConfig
+from mb_models.gpt.transformer import megatron_class, resolve_names
+from mb_models.rules import megatron as megatron_rules
+from mb_models.rules import variants as variant_rules
+from mb_models.rules import widths as width_rules
 
 RULES = [
     rule

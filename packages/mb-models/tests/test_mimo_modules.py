@@ -7,9 +7,9 @@ import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from mb_host.layers import host_block_spec
-from mb_models.mimo_config import ModuleRanks
-from mb_models.mimo_groups import reject_invalid_ranks
-from mb_models.mimo_modules import MimoModulesProvider, reject_unsupported
+from mb_models.mimo.config import ModuleRanks
+from mb_models.mimo.groups import reject_invalid_ranks
+from mb_models.mimo.modules import MimoModulesProvider, reject_unsupported
 from mb_models.rules import ModelConfigError
 
 

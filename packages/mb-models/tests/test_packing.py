@@ -10,7 +10,7 @@ from tiny_training import prepare, start
 
 from mb_host.layers import host_block_spec
 from mb_models import BatchError, GPTForwardStep, GPTModelConfig, GPTModelProvider, get_batch
-from mb_models.batches import packed_slices
+from mb_models.training.batches import packed_slices
 
 CPU = torch.device("cpu")
 LENGTHS = (13, 5, 9, 3)

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mb_models.perplexity import measure_perplexity  # noqa: E402
-from mb_models.text_commands import perplexity_lines  # noqa: E402
+from mb_models.evaluation.perplexity import measure_perplexity  # noqa: E402
+from mb_models.evaluation.text_commands import perplexity_lines  # noqa: E402
 
 LOSSES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])

@@ -1,10 +1,10 @@
 import pytest
 
 from mb_models import RULES, GPTModelConfig, ModelConfigError
-from mb_models.hybrid_config import MambaModelConfig
-from mb_models.mimo_config import MimoModelConfig
+from mb_models.hybrid.config import MambaModelConfig
+from mb_models.mimo.config import MimoModelConfig
 from mb_models.rules import BUILD_RULES, INTERLEAVING, violated_rules
-from mb_models.t5_config import T5ModelConfig
+from mb_models.t5.config import T5ModelConfig
 
 
 @pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mb_models.generation import PromptError
-from mb_models.sampling_options import SamplingOptionError, SamplingOptions
-from mb_models.scoring import BatchedModel, ScoreError, TextRequest
+from mb_models.evaluation.generation import PromptError
+from mb_models.evaluation.sampling_options import SamplingOptionError, SamplingOptions
+from mb_models.evaluation.scoring import BatchedModel, ScoreError, TextRequest
 
 TABLE = torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
 """Logits of the next token by the sum of all previous tokens; two of its columns are padding."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_models.config import GPTModelConfig
-from mb_models.stored_architecture import StoredArchitectureError, adopt_stored_architecture
+from mb_models.training.stored_architecture import StoredArchitectureError, adopt_stored_architecture
 
 
 class Origins:

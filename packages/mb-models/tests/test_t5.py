@@ -10,17 +10,17 @@ from mb_host.t5 import host_t5_spec
 from mb_models.errors import BatchError
 from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError
-from mb_models.t5 import (
+from mb_models.t5.config import T5ModelConfig
+from mb_models.t5.layer_specs import t5_transformer_engine_spec
+from mb_models.t5.parameters import t5_parameter_count
+from mb_models.t5.provider import (
     T5ForwardStep,
     T5ModelProvider,
     attention_masks,
     kernel_masks,
     t5_transformer_config,
 )
-from mb_models.t5_config import T5ModelConfig
-from mb_models.t5_layer_specs import t5_transformer_engine_spec
-from mb_models.t5_parameters import t5_parameter_count
-from mb_models.t5_rules import RULES
+from mb_models.t5.rules import RULES
 
 CPU = torch.device("cpu")
 TINY = T5ModelConfig(

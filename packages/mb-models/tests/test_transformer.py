@@ -11,14 +11,14 @@ from mb_models import (
     gpu_only_settings,
     transformer_config,
 )
-from mb_models.transformer import (
+from mb_models.gpt.transformer import (
     ACTIVATIONS,
     LATENT,
     NAMED_VALUES,
     SECTION_ONLY_FIELDS,
     YarnTransformerConfig,
 )
-from mb_models.variant_fields import YarnFields
+from mb_models.gpt.variant_fields import YarnFields
 from mb_schema.value_types import FieldTypeError
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
 import pytest
 
 from mb_models import model_vocab_size, padded_vocab_size
-from mb_models.vocab import padding_note
+from mb_models.training.vocab import padding_note
 
 
 @pytest.mark.parametrize(

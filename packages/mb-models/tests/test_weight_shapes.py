@@ -5,7 +5,7 @@ import torch
 
 from mb_host.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider
-from mb_models.weight_shapes import SHAPE_FIELDS, fixed_by_weights
+from mb_models.training.weight_shapes import SHAPE_FIELDS, fixed_by_weights
 
 CHANGES = {
     "num_layers": 3,

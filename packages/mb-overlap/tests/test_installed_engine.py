@@ -17,7 +17,14 @@ from typing import Any, Optional, Union
 import pytest
 
 from mb_overlap import PRESETS, initialize_ub_arguments
-from mb_overlap.te_versions import GEMMS, METHODS, PARAMETERS, REDUCE_SCATTERS, SETTINGS, parse_version
+from mb_overlap.transformer_engine.te_versions import (
+    GEMMS,
+    METHODS,
+    PARAMETERS,
+    REDUCE_SCATTERS,
+    SETTINGS,
+    parse_version,
+)
 
 SPEC = find_spec("transformer_engine")
 if SPEC is None or not SPEC.submodule_search_locations:

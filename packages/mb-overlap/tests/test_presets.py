@@ -137,7 +137,7 @@ def test_unknown_preset_lists_the_closest_names():
 
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="userbuffers_bf16_h100"):
-        mb_overlap.presets.userbuffers_bf16_h100  # noqa: B018
+        mb_overlap.presets.table.userbuffers_bf16_h100  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mb_overlap import (
     setting_problems,
     to_transformer_engine,
 )
-from mb_overlap.te_versions import NEWEST, parse_version
+from mb_overlap.transformer_engine.te_versions import NEWEST, parse_version
 
 LORA = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
 SHAPE = {"seq_length": 8192, "micro_batch_size": 2, "hidden_size": 4096, "tp": 4, "cp": 2}
@@ -149,7 +149,7 @@ def te_stub(without_transformer_engine, monkeypatch, tmp_path):
     (folder / "base.py").write_text(FAKE)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
-    yield import_module("mb_overlap.te")
+    yield import_module("mb_overlap.transformer_engine.te")
     for name in set(sys.modules) - before:
         del sys.modules[name]
 

@@ -31,7 +31,7 @@ def worker(folder: Path, fault: tuple[int, str, int], in_process: bool) -> int:
     from restarted_training import train  # noqa: PLC0415
 
     from mb_resilience import InProcessRestartConfig  # noqa: PLC0415
-    from mb_resilience.rank_keeper import keep_run_alive  # noqa: PLC0415
+    from mb_resilience.restarts.rank_keeper import keep_run_alive  # noqa: PLC0415
 
     def attempt(mine) -> None:
         first = not (folder / "fault").exists()
@@ -54,7 +54,7 @@ def worker(folder: Path, fault: tuple[int, str, int], in_process: bool) -> int:
     )
 
     def run() -> int:
-        from mb_resilience.restart_nvrx import run_with_restarts  # noqa: PLC0415
+        from mb_resilience.restarts.nvrx import run_with_restarts  # noqa: PLC0415
 
         run_with_restarts(attempt, section)
         return 0

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mb_resilience import HangReporter, rank_and_store
-from mb_resilience.flight_record_reader import read_collectives
+from mb_resilience.hangs.flight_record_reader import read_collectives
 
 SECONDS = 5.0
 

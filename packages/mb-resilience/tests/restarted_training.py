@@ -15,8 +15,8 @@ import torch._dynamo  # imported by optimizers: too slow for the short times
 import torch.distributed as dist
 
 from mb_resilience import InProcessRestartConfig
-from mb_resilience.rank_keeper import keep_run_alive
-from mb_resilience.restart_nvrx import run_with_restarts
+from mb_resilience.restarts.nvrx import run_with_restarts
+from mb_resilience.restarts.rank_keeper import keep_run_alive
 
 SHORT_TIMES = {
     "monitor_thread_interval": 0.2,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mb_resilience import GroupCollectives, missing_collectives, parse_record, read_dump_files
-from mb_resilience.collective_records import as_text, from_text
+from mb_resilience.hangs.collective_records import as_text, from_text
 
 
 def called(number, *, pending=False, operation="all_reduce", group="dp (3)", ranks=(0, 1, 2)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from mb_resilience import flight_recorder_environment, start_flight_recorder
-from mb_resilience.flight_recorder import conflicting_variables
+from mb_resilience.hangs.flight_recorder import conflicting_variables
 
 
 @dataclass(kw_only=True)

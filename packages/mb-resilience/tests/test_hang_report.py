@@ -1,7 +1,7 @@
 import time
 
-from mb_resilience.hang_report import RankStatus, find_suspects, format_ranks, format_report
-from mb_resilience.hang_reporter import newest_report
+from mb_resilience.hangs.report import RankStatus, find_suspects, format_ranks, format_report
+from mb_resilience.hangs.reporter import newest_report
 
 REDUCE = ("torch/distributed/distributed_c10d.py:9 all_reduce", "train.py:7 main")
 READ = ("data.py:3 read", "train.py:5 main")

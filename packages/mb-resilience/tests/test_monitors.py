@@ -19,9 +19,9 @@ from mb_resilience import (  # noqa: E402
     StragglerDetectionConfig,
     monitors,
 )
-from mb_resilience.collective_timeout import TimeoutAfterFirstStep  # noqa: E402
+from mb_resilience.hangs.collective_timeout import TimeoutAfterFirstStep  # noqa: E402
 from mb_resilience.monitors import build_monitors  # noqa: E402
-from mb_resilience.straggler_detectors import (  # noqa: E402
+from mb_resilience.stragglers.detectors import (  # noqa: E402
     StragglerDetectors,
     build_straggler_detectors,
     open_switch,
@@ -136,7 +136,7 @@ class Client:
 
 
 def test_sections_are_reported_to_the_monitor_of_the_launcher(tmp_path, monkeypatch):
-    door, client = ModuleType("mb_resilience.nvrx_monitor"), Client()
+    door, client = ModuleType("mb_resilience.fault_tolerance.nvrx_monitor"), Client()
     door.monitor_client = lambda: client
     monkeypatch.setitem(sys.modules, door.__name__, door)
     ft = FaultToleranceConfig(enable_ft_package=True)
@@ -189,7 +189,7 @@ def test_other_ranks_log_nothing(group):
 
 
 def test_a_slow_gpu_is_a_metric_a_warning_and_a_stop_request(group, monkeypatch):
-    door, detector = ModuleType("mb_resilience.nvrx_detector"), Detector()
+    door, detector = ModuleType("mb_resilience.stragglers.nvrx_detector"), Detector()
     door.nvrx_detector = lambda: detector
     monkeypatch.setitem(sys.modules, door.__name__, door)
     lines = []

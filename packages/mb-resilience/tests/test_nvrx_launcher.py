@@ -16,7 +16,7 @@ from nvidia_resiliency_ext.fault_tolerance.utils import write_object_to_ipc_sock
 
 def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkeypatch):
     from mb_resilience import NoMonitorError
-    from mb_resilience.nvrx_monitor import MinimumTimeoutClient, RankMonitorClient
+    from mb_resilience.fault_tolerance.nvrx_monitor import MinimumTimeoutClient, RankMonitorClient
 
     def connect(self):
         self.cfg = SimpleNamespace(rank_section_timeouts={"step": 3.0})
@@ -27,7 +27,7 @@ def test_monitor_without_the_sections_is_rejected_with_the_missing_option(monkey
 
 
 def test_a_rank_continues_when_its_monitor_has_ended(caplog):
-    from mb_resilience.nvrx_monitor import MinimumTimeoutClient, RankMonitorClientError
+    from mb_resilience.fault_tolerance.nvrx_monitor import MinimumTimeoutClient, RankMonitorClientError
 
     client = MinimumTimeoutClient()
     client.rank_monitor_socket, monitor = socket.socketpair()
@@ -45,7 +45,7 @@ def test_a_rank_continues_when_its_monitor_has_ended(caplog):
 
 
 def test_user_buffers_are_released_before_a_restart_if_transformer_engine_is_imported(monkeypatch):
-    from mb_resilience.restart_nvrx import _destroy_userbuffers
+    from mb_resilience.restarts.nvrx import _destroy_userbuffers
 
     released = []
     base = SimpleNamespace(destroy_ub=lambda: released.append(True))
@@ -61,7 +61,7 @@ HANGS_ONCE = """
 import sys, time
 from pathlib import Path
 from mb_resilience import SectionReporter
-from mb_resilience.nvrx_monitor import monitor_client
+from mb_resilience.fault_tolerance.nvrx_monitor import monitor_client
 
 folder = Path(sys.argv[1])
 attempts, completed = [*folder.glob("attempt*")], folder / "completed.txt"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mb_resilience import InProcessRestartConfig
-from mb_resilience.restart import wrapper_times
+from mb_resilience.restarts.arguments import wrapper_times
 
 RECORDED = json.loads((Path(__file__).parent / "nvrx_signatures.json").read_text())
 PASSED = {

@@ -10,16 +10,16 @@ import time
 import pytest
 
 from mb_resilience import InProcessRestartConfig, RankFault
-from mb_resilience.native_sockets import native_connections, open_sockets
-from mb_resilience.rank_keeper import keep_run_alive
-from mb_resilience.restart import (
+from mb_resilience.restarts.arguments import (
     Rendezvous,
     prepare_environment,
     restart_fields,
     sorted_faults,
     store_owner,
 )
-from mb_resilience.restart_signals import HeldSignals
+from mb_resilience.restarts.native_sockets import native_connections, open_sockets
+from mb_resilience.restarts.rank_keeper import keep_run_alive
+from mb_resilience.restarts.signals import HeldSignals
 
 
 def test_a_run_without_restarts_and_a_single_process_have_no_keeper():
@@ -31,7 +31,7 @@ def test_a_run_without_restarts_and_a_single_process_have_no_keeper():
 KEPT = """
 import os, signal, sys, time
 from mb_resilience import InProcessRestartConfig
-from mb_resilience.rank_keeper import keep_run_alive
+from mb_resilience.restarts.rank_keeper import keep_run_alive
 def rank():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     print(os.getpid(), flush=True)

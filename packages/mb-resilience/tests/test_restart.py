@@ -5,7 +5,13 @@ import pytest
 
 from mb_resilience import InProcessRestartConfig, RestartSetupError
 from mb_resilience.errors import SectionError
-from mb_resilience.restart import Rendezvous, check_restart, max_attempts, monitor_log_path, wrapper_times
+from mb_resilience.restarts.arguments import (
+    Rendezvous,
+    check_restart,
+    max_attempts,
+    monitor_log_path,
+    wrapper_times,
+)
 
 ENVIRONMENT = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8"}
 

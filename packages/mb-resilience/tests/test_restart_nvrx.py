@@ -23,16 +23,16 @@ from restarted_training import attempts, even, launch, losses  # noqa: E402
 from torch.distributed import PrefixStore  # noqa: E402
 
 from mb_resilience import InProcessRestartConfig, RestartLimitError  # noqa: E402
-from mb_resilience.nvrx_store import NVRX, SharedStore  # noqa: E402
-from mb_resilience.restart import Rendezvous  # noqa: E402
-from mb_resilience.restart_nvrx import (  # noqa: E402
+from mb_resilience.restarts.arguments import Rendezvous  # noqa: E402
+from mb_resilience.restarts.nvrx import (  # noqa: E402
     RestartedRun,
     forget_incomplete_imports,
     interruption_in,
     run_with_restarts,
 )
-from mb_resilience.restart_signals import HeldSignals  # noqa: E402
-from mb_resilience.restart_store import serve_store  # noqa: E402
+from mb_resilience.restarts.nvrx_store import NVRX, SharedStore  # noqa: E402
+from mb_resilience.restarts.signals import HeldSignals  # noqa: E402
+from mb_resilience.restarts.store import serve_store  # noqa: E402
 
 
 @pytest.fixture(scope="module")

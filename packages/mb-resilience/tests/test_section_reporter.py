@@ -3,8 +3,8 @@ import json
 import pytest
 
 from mb_resilience import NoMonitorError, SectionReporter
-from mb_resilience.monitor_client import require_monitor, require_sections
-from mb_resilience.section_timeouts import apply_minimum_timeouts
+from mb_resilience.fault_tolerance.monitor_client import require_monitor, require_sections
+from mb_resilience.fault_tolerance.section_timeouts import apply_minimum_timeouts
 
 
 class FakeClient:

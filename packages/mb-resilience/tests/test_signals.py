@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from mb_resilience import AgreedStop, IgnoreSignals, SignalWatcher, StopSetupError
-from mb_resilience.signals import announce_stop, watch_run_signals
+from mb_resilience.stops.signals import announce_stop, watch_run_signals
 
 
 def handlers():
@@ -65,7 +65,7 @@ def test_a_signal_may_be_given_by_its_name():
 FORKS = """
 import contextlib, multiprocessing, signal, sys, time
 from mb_resilience import SignalWatcher
-from mb_resilience.restart_signals import HeldSignals
+from mb_resilience.restarts.signals import HeldSignals
 
 fork = multiprocessing.get_context("fork")
 stack = contextlib.ExitStack()
@@ -221,7 +221,7 @@ def test_a_stop_is_announced_immediately(capfd):
 
 ON_A_TERMINAL = """
 import pathlib, signal, sys, time
-from mb_resilience.signals import announce_stop, watch_run_signals
+from mb_resilience.stops.signals import announce_stop, watch_run_signals
 with watch_run_signals(signal.SIGTERM, launched=False, announce=announce_stop) as watcher:
     print("step 1", flush=True)
     while watcher.received is None:
@@ -251,7 +251,7 @@ def test_a_program_whose_terminal_ends_continues_to_its_save(tmp_path):
 
 def test_nohup_is_respected():
     code = (
-        "import os, signal; from mb_resilience.signals import watch_run_signals\n"
+        "import os, signal; from mb_resilience.stops.signals import watch_run_signals\n"
         "with watch_run_signals(signal.SIGTERM, launched=False) as watcher:\n"
         "    os.kill(os.getpid(), signal.SIGHUP); print(watcher.received)"
     )

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from mb_resilience import StragglerTimer  # noqa: E402
-from mb_resilience.straggler import HostStopwatch  # noqa: E402
-from mb_resilience.straggler_report import UNITS  # noqa: E402
-from mb_resilience.straggler_torch import (  # noqa: E402
+from mb_resilience.stragglers.detection import HostStopwatch  # noqa: E402
+from mb_resilience.stragglers.report import UNITS  # noqa: E402
+from mb_resilience.stragglers.torch_timing import (  # noqa: E402
     BroadcastFromRank0,
     CudaStopwatch,
     RowAllGather,

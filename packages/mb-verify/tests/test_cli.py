@@ -25,7 +25,7 @@ def invoke():
     pytest.importorskip("typer", reason="typer is not installed")
     from typer.testing import CliRunner
 
-    from mb_verify.cli import app
+    from mb_verify.cli.app import app
 
     return lambda *arguments: CliRunner().invoke(app, ["compare", *map(str, arguments)])
 

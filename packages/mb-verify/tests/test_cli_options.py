@@ -10,7 +10,7 @@ typer = pytest.importorskip("typer", reason="typer is not installed")
 from typer.testing import CliRunner  # noqa: E402
 
 from mb_verify import Interruption, VerificationError  # noqa: E402
-from mb_verify.cli_options import (  # noqa: E402
+from mb_verify.cli.options import (  # noqa: E402
     Cut,
     Kill,
     ProofFolder,

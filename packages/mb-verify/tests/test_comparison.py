@@ -17,7 +17,7 @@ from mb_verify import (
     verdict_as_data,
     verdict_as_text,
 )
-from mb_verify.diagnosis import condition_lines
+from mb_verify.comparison.diagnosis import condition_lines
 
 
 def test_equal_records_are_equal(tmp_path):

@@ -139,7 +139,7 @@ def test_unreadable_requests_are_exit_code_2(arguments, printed):
     pytest.importorskip("typer", reason="typer is not installed")
     from typer.testing import CliRunner
 
-    from mb_verify.cli import app
+    from mb_verify.cli.app import app
 
     ended = CliRunner().invoke(app, ["drill", *arguments])
     assert (ended.exit_code, printed in ended.output) == (2, True)

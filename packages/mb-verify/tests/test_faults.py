@@ -16,8 +16,8 @@ from mb_verify import (
     plan_faults,
     read_kinds,
 )
-from mb_verify.fault_callback import with_nan
-from mb_verify.fault_injectors import change_byte, delete, newest_checkpoint, why_not_mounted
+from mb_verify.drill.fault_callback import with_nan
+from mb_verify.drill.fault_injectors import change_byte, delete, newest_checkpoint, why_not_mounted
 
 
 def test_kinds_are_read_by_name():

@@ -12,7 +12,7 @@ from mb_verify import (
     proof_as_text,
     prove,
 )
-from mb_verify.interruption import require_complete_runs, starts_of_cut_run
+from mb_verify.resume.interruption import require_complete_runs, starts_of_cut_run
 
 SHUFFLED = {**STATE, "random streams: torch": "shuffled"}
 RECORDED = {"threads": "2", "torch": "2.11"}

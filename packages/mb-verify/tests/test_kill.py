@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_verify import KillAfterCheckpoint
-from mb_verify.kill import tracked_step
+from mb_verify.resume.kill import tracked_step
 
 
 class Clock:

@@ -123,8 +123,8 @@ def settings_child() -> dict[str, Any]:
     import io
 
     from first_run.table import all_rows
-    from mb_config.cli_check import CommandInput, check
-    from mb_config.facts import TargetMachine
+    from mb_config.cli.check import CommandInput, check
+    from mb_config.preflight.facts import TargetMachine
     from mb_trainer.commands.errors import reported
     from mb_trainer.config_program import program
 

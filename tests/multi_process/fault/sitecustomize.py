@@ -3,13 +3,13 @@
 import os
 import warnings
 
-# mb_loop.step imports torch here, before `mb` has its own filter of this warning
+# mb_loop.step.step imports torch here, before `mb` has its own filter of this warning
 warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
 
 if "FAULTY_RANK" in os.environ:
-    import mb_loop.step
+    import mb_loop.step.step
 
-    whole_step = mb_loop.step.TrainStep.__call__
+    whole_step = mb_loop.step.step.TrainStep.__call__
 
     def faulty_step(self, step, batch):
         # read here, since a rank may be a fork of the launcher, which has no rank
@@ -17,4 +17,4 @@ if "FAULTY_RANK" in os.environ:
             raise RuntimeError("a planted fault")
         return whole_step(self, step, batch)
 
-    mb_loop.step.TrainStep.__call__ = faulty_step
+    mb_loop.step.step.TrainStep.__call__ = faulty_step

@@ -17,7 +17,7 @@ CALLBACKS = _all(LOOP, "Callback CallbackContext CallbackManager normalize_callb
 PRECISION = {
     "MixedPrecisionConfig": CONFIG,
     **_all(
-        "mb_config.precision_recipes",
+        "mb_config.resolve.precision_recipes",
         "bf16_mixed bf16_with_fp8_current_scaling_mixed bf16_with_fp8_delayed_scaling_mixed "
         "bf16_with_fp8_subchannel_scaling_mixed bf16_with_mxfp8_mixed bf16_with_nvfp4_mixed fp16_mixed "
         "fp16_with_fp8_current_scaling_mixed fp16_with_fp8_delayed_scaling_mixed "
@@ -60,7 +60,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         ),
         **_all(MODELS, "LinearForLastLayer create_value_head_hook freeze_moe_router make_value_model"),
         "ModelHook": "mb_trainer.user_code",
-        "ModelList": "mb_models.value_head",
+        "ModelList": "mb_models.gpt.value_head",
         **_all(LOOP, "maybe_inject_state needs_global_state_injection prepare_forward_step_func"),
         "logger": "mb_trainer.bridge._logger",
     },
@@ -95,7 +95,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "training.tokenizers.config": {"TokenizerConfig": CONFIG},
     "data.datasets.packed_sequence": {"PackedSequenceSpecs": CONFIG},
     "recipes.utils.optimizer_utils": _all(
-        "mb_config.annealing",
+        "mb_config.schedules.annealing",
         "distributed_fused_adam_with_cosine_annealing distributed_fused_adam_with_cosine_annealing_samples "
         "distributed_muon_with_cosine_annealing",
     ),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration, read_event_rows
-from mb_metrics.run_folder import RunFolder
+from mb_metrics.run.folder import RunFolder
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run_folder import NOT_SETTINGS
 

@@ -4,9 +4,9 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 
-from mb_config.cli_errors import INTERRUPTED, exit_code
+from mb_config.cli.errors import INTERRUPTED, exit_code
 from mb_launch import report_failure
-from mb_launch.failures import ERROR_FOLDER, FAILED
+from mb_launch.ranks.failures import ERROR_FOLDER, FAILED
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:

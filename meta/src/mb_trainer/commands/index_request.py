@@ -9,7 +9,7 @@ import typer
 
 import mb_guard
 import mb_host
-from mb_config.program import read_for_sections
+from mb_config.cli.program import read_for_sections
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
 from mb_trainer.config_program import program

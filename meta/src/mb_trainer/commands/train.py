@@ -10,18 +10,18 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from mb_checkpoint.initial_weights import require_weights
-from mb_config.request import ConfigRequest
+from mb_checkpoint.load.initial_weights import require_weights
+from mb_config.overrides.request import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
-from mb_launch.left_ranks import at_work
+from mb_launch.ranks.left_ranks import at_work
 from mb_launch.world import require_single_process, torchrun_environment
 from mb_metrics import write_missing_stop
 from mb_metrics.bench.request import bench_callbacks
-from mb_metrics.rank_console import RankConsole
-from mb_metrics.run_folder import RunFolder
-from mb_resilience.hang_reporter import newest_report
-from mb_resilience.rank_keeper import keep_run_alive
-from mb_resilience.restart import prepare_environment
+from mb_metrics.run.folder import RunFolder
+from mb_metrics.run.rank_console import RankConsole
+from mb_resilience.hangs.reporter import newest_report
+from mb_resilience.restarts.arguments import prepare_environment
+from mb_resilience.restarts.rank_keeper import keep_run_alive
 from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
@@ -102,7 +102,7 @@ def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
     """Return the callbacks that the environment requests: `mb verify-resume` and `mb bench` record their runs so."""
 
     def conditions() -> dict[str, str]:
-        torch_state = import_module("mb_verify.torch_state")  # imports torch, as the next one does
+        torch_state = import_module("mb_verify.record.torch_state")  # imports torch, as the next one does
         arithmetic = import_module("mb_host.reproducibility").read_arithmetic()
         return {**torch_state.conditions(), **arithmetic.as_text()}
 

@@ -8,11 +8,11 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from mb_config.facts import TargetMachine
+from mb_config.cli.program import examine
 from mb_config.perf.candidates import tunable
 from mb_config.perf.names import AUTO, PerfName, gpu_of
 from mb_config.perf.resolve_perf import perf_target
-from mb_config.program import examine
+from mb_config.preflight.facts import TargetMachine
 from mb_launch.world import require_single_process
 from mb_metrics.bench.command import BenchPlan, measure_once
 from mb_metrics.bench.result import BenchResult

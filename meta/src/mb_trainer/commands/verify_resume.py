@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mb_checkpoint.layout import RUN_CHECKPOINTS, STEP_TRACKER
-from mb_config.schedule import length_overrides
-from mb_config.unattended import unattended_overrides
+from mb_checkpoint.formats.layout import RUN_CHECKPOINTS, STEP_TRACKER
+from mb_config.overrides.unattended import unattended_overrides
+from mb_config.schedules.learning_rate import length_overrides
 from mb_launch.world import require_single_process
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.request_reader import read_request
 from mb_verify import RunStart
-from mb_verify.cli_options import DrillOptions, ProofOptions
+from mb_verify.cli.options import DrillOptions, ProofOptions
 
 
 def start_runs(

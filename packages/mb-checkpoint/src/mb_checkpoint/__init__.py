@@ -19,17 +19,6 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_checkpoint.adapters import (
-        apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
-    )
-    from mb_checkpoint.ckpt_step import release_ckpt_step as release_ckpt_step
-    from mb_checkpoint.commit import check_writable as check_writable
-    from mb_checkpoint.commit import write_atomically as write_atomically
-    from mb_checkpoint.completion import resumed_step as resumed_step
-    from mb_checkpoint.completion import verify_last_checkpoint as verify_last_checkpoint
-    from mb_checkpoint.completion import (
-        verify_last_checkpoint_on_all_ranks as verify_last_checkpoint_on_all_ranks,
-    )
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
     from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
     from mb_checkpoint.context import CheckpointManager as CheckpointManager
@@ -38,9 +27,6 @@ if TYPE_CHECKING:
     from mb_checkpoint.context import LoadedCheckpoint as LoadedCheckpoint
     from mb_checkpoint.context import SavedCheckpoint as SavedCheckpoint
     from mb_checkpoint.context import ScheduledSave as ScheduledSave
-    from mb_checkpoint.dataloader import read_dataloader_state as read_dataloader_state
-    from mb_checkpoint.difference import CheckpointDifference as CheckpointDifference
-    from mb_checkpoint.difference import diff_checkpoints as diff_checkpoints
     from mb_checkpoint.errors import CheckpointConfigError as CheckpointConfigError
     from mb_checkpoint.errors import CheckpointError as CheckpointError
     from mb_checkpoint.errors import CheckpointFolderError as CheckpointFolderError
@@ -59,45 +45,59 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
-    from mb_checkpoint.inspection import CheckpointDescription as CheckpointDescription
-    from mb_checkpoint.inspection import ListedCheckpoint as ListedCheckpoint
-    from mb_checkpoint.inspection import StoredTensor as StoredTensor
-    from mb_checkpoint.inspection import describe_checkpoint as describe_checkpoint
-    from mb_checkpoint.inspection import list_checkpoints as list_checkpoints
-    from mb_checkpoint.inspection import verify_checkpoint as verify_checkpoint
-    from mb_checkpoint.layout import checkpoints_in as checkpoints_in
-    from mb_checkpoint.load import load_checkpoint as load_checkpoint
-    from mb_checkpoint.load import load_model_weights as load_model_weights
+    from mb_checkpoint.formats.layout import checkpoints_in as checkpoints_in
+    from mb_checkpoint.formats.manifest import FileEntry as FileEntry
+    from mb_checkpoint.formats.manifest import Manifest as Manifest
+    from mb_checkpoint.formats.manifest import read_manifest as read_manifest
+    from mb_checkpoint.formats.trust import trusted as trusted
+    from mb_checkpoint.inspect.difference import CheckpointDifference as CheckpointDifference
+    from mb_checkpoint.inspect.difference import diff_checkpoints as diff_checkpoints
+    from mb_checkpoint.inspect.inspection import CheckpointDescription as CheckpointDescription
+    from mb_checkpoint.inspect.inspection import ListedCheckpoint as ListedCheckpoint
+    from mb_checkpoint.inspect.inspection import StoredTensor as StoredTensor
+    from mb_checkpoint.inspect.inspection import describe_checkpoint as describe_checkpoint
+    from mb_checkpoint.inspect.inspection import list_checkpoints as list_checkpoints
+    from mb_checkpoint.inspect.inspection import verify_checkpoint as verify_checkpoint
+    from mb_checkpoint.load.ckpt_step import release_ckpt_step as release_ckpt_step
+    from mb_checkpoint.load.completion import resumed_step as resumed_step
+    from mb_checkpoint.load.completion import verify_last_checkpoint as verify_last_checkpoint
+    from mb_checkpoint.load.completion import (
+        verify_last_checkpoint_on_all_ranks as verify_last_checkpoint_on_all_ranks,
+    )
+    from mb_checkpoint.load.load import load_checkpoint as load_checkpoint
+    from mb_checkpoint.load.load import load_model_weights as load_model_weights
+    from mb_checkpoint.load.run_status import ResumeStatus as ResumeStatus
+    from mb_checkpoint.load.run_status import resume_status as resume_status
+    from mb_checkpoint.load.select import SelectedCheckpoint as SelectedCheckpoint
+    from mb_checkpoint.load.select import SkippedCheckpoint as SkippedCheckpoint
+    from mb_checkpoint.load.select import select_checkpoint as select_checkpoint
     from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
-    from mb_checkpoint.manifest import FileEntry as FileEntry
-    from mb_checkpoint.manifest import Manifest as Manifest
-    from mb_checkpoint.manifest import read_manifest as read_manifest
-    from mb_checkpoint.position_copies import PositionCopies as PositionCopies
-    from mb_checkpoint.position_copies import position_callbacks as position_callbacks
-    from mb_checkpoint.retention import PruneResult as PruneResult
-    from mb_checkpoint.retention import prune as prune
     from mb_checkpoint.run_checkpointer import RunCheckpointer as RunCheckpointer
     from mb_checkpoint.run_checkpointer import SaveOutcome as SaveOutcome
-    from mb_checkpoint.run_status import ResumeStatus as ResumeStatus
-    from mb_checkpoint.run_status import resume_status as resume_status
-    from mb_checkpoint.save import save_checkpoint as save_checkpoint
-    from mb_checkpoint.save import save_model_weights as save_model_weights
-    from mb_checkpoint.select import SelectedCheckpoint as SelectedCheckpoint
-    from mb_checkpoint.select import SkippedCheckpoint as SkippedCheckpoint
-    from mb_checkpoint.select import select_checkpoint as select_checkpoint
-    from mb_checkpoint.storage import Storage as Storage
-    from mb_checkpoint.storage import open_storage as open_storage
-    from mb_checkpoint.storage_checkpoints import upload_checkpoint as upload_checkpoint
-    from mb_checkpoint.storage_fetch import fetch_checkpoint as fetch_checkpoint
-    from mb_checkpoint.torch_checkpointer import TorchCheckpointer as TorchCheckpointer
-    from mb_checkpoint.train_state import read_train_state as read_train_state
-    from mb_checkpoint.trust import trusted as trusted
+    from mb_checkpoint.save.commit import check_writable as check_writable
+    from mb_checkpoint.save.commit import write_atomically as write_atomically
+    from mb_checkpoint.save.retention import PruneResult as PruneResult
+    from mb_checkpoint.save.retention import prune as prune
+    from mb_checkpoint.save.save import save_checkpoint as save_checkpoint
+    from mb_checkpoint.save.save import save_model_weights as save_model_weights
+    from mb_checkpoint.state.adapters import (
+        apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
+    )
+    from mb_checkpoint.state.dataloader import read_dataloader_state as read_dataloader_state
+    from mb_checkpoint.state.position_copies import PositionCopies as PositionCopies
+    from mb_checkpoint.state.position_copies import position_callbacks as position_callbacks
+    from mb_checkpoint.state.train_state import read_train_state as read_train_state
+    from mb_checkpoint.storage.checkpoints import upload_checkpoint as upload_checkpoint
+    from mb_checkpoint.storage.fetch import fetch_checkpoint as fetch_checkpoint
+    from mb_checkpoint.storage.storage import Storage as Storage
+    from mb_checkpoint.storage.storage import open_storage as open_storage
+    from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
 _HOMES = {
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
-    "CheckpointDescription": "inspection",
-    "CheckpointDifference": "difference",
+    "CheckpointDescription": "inspect.inspection",
+    "CheckpointDifference": "inspect.difference",
     "CheckpointError": "errors",
     "CheckpointFolderError": "errors",
     "CheckpointLayoutError": "errors",
@@ -112,57 +112,57 @@ _HOMES = {
     "DataloaderStateError": "errors",
     "DefaultCheckpointManager": "manager",
     "FailedSave": "context",
-    "FileEntry": "manifest",
+    "FileEntry": "formats.manifest",
     "IncompleteCheckpointError": "errors",
-    "ListedCheckpoint": "inspection",
+    "ListedCheckpoint": "inspect.inspection",
     "LoadedCheckpoint": "context",
     "LocalStoreError": "errors",
     "ManagerStateError": "errors",
-    "Manifest": "manifest",
+    "Manifest": "formats.manifest",
     "ManifestError": "errors",
-    "PositionCopies": "position_copies",
-    "PruneResult": "retention",
-    "ResumeStatus": "run_status",
+    "PositionCopies": "state.position_copies",
+    "PruneResult": "save.retention",
+    "ResumeStatus": "load.run_status",
     "RunCheckpointer": "run_checkpointer",
     "SaveOutcome": "run_checkpointer",
     "SavedCheckpoint": "context",
     "ScheduledSave": "context",
-    "SelectedCheckpoint": "select",
-    "SkippedCheckpoint": "select",
-    "Storage": "storage",
+    "SelectedCheckpoint": "load.select",
+    "SkippedCheckpoint": "load.select",
+    "Storage": "storage.storage",
     "StorageError": "errors",
-    "StoredTensor": "inspection",
-    "TorchCheckpointer": "torch_checkpointer",
+    "StoredTensor": "inspect.inspection",
+    "TorchCheckpointer": "torch.checkpointer",
     "TrainStateError": "errors",
     "UnsafeCheckpointError": "errors",
-    "apply_peft_adapter_filter_to_state_dict": "adapters",
-    "check_writable": "commit",
-    "checkpoints_in": "layout",
+    "apply_peft_adapter_filter_to_state_dict": "state.adapters",
+    "check_writable": "save.commit",
+    "checkpoints_in": "formats.layout",
     "create_checkpoint_manager": "factory",
-    "describe_checkpoint": "inspection",
-    "diff_checkpoints": "difference",
-    "fetch_checkpoint": "storage_fetch",
-    "list_checkpoints": "inspection",
-    "load_checkpoint": "load",
-    "load_model_weights": "load",
-    "open_storage": "storage",
-    "position_callbacks": "position_copies",
-    "prune": "retention",
-    "read_dataloader_state": "dataloader",
-    "read_manifest": "manifest",
-    "read_train_state": "train_state",
-    "release_ckpt_step": "ckpt_step",
-    "resume_status": "run_status",
-    "resumed_step": "completion",
-    "save_checkpoint": "save",
-    "save_model_weights": "save",
-    "select_checkpoint": "select",
-    "trusted": "trust",
-    "upload_checkpoint": "storage_checkpoints",
-    "verify_checkpoint": "inspection",
-    "verify_last_checkpoint": "completion",
-    "verify_last_checkpoint_on_all_ranks": "completion",
-    "write_atomically": "commit",
+    "describe_checkpoint": "inspect.inspection",
+    "diff_checkpoints": "inspect.difference",
+    "fetch_checkpoint": "storage.fetch",
+    "list_checkpoints": "inspect.inspection",
+    "load_checkpoint": "load.load",
+    "load_model_weights": "load.load",
+    "open_storage": "storage.storage",
+    "position_callbacks": "state.position_copies",
+    "prune": "save.retention",
+    "read_dataloader_state": "state.dataloader",
+    "read_manifest": "formats.manifest",
+    "read_train_state": "state.train_state",
+    "release_ckpt_step": "load.ckpt_step",
+    "resume_status": "load.run_status",
+    "resumed_step": "load.completion",
+    "save_checkpoint": "save.save",
+    "save_model_weights": "save.save",
+    "select_checkpoint": "load.select",
+    "trusted": "formats.trust",
+    "upload_checkpoint": "storage.checkpoints",
+    "verify_checkpoint": "inspect.inspection",
+    "verify_last_checkpoint": "load.completion",
+    "verify_last_checkpoint_on_all_ranks": "load.completion",
+    "write_atomically": "save.commit",
 }
 
 

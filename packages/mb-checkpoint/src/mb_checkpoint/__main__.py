@@ -14,7 +14,7 @@ def main() -> None:
         "ignore", message="Failed to initialize NumPy"
     )  # torch without numpy; not needed here
     try:
-        import_module("mb_checkpoint.cli").app()
+        import_module("mb_checkpoint.cli.app").app()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _MODULES_OF_EXTRA:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mb_checkpoint.checksums import Checksum
+from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.rules import reject_violations
 from mb_schema.sections import StrictFields
 from mb_schema.value_types import reject_wrong_types

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from mb_checkpoint.adapters import KeyFilter
-from mb_checkpoint.retention import PruneResult
-from mb_checkpoint.select import SkippedCheckpoint
+from mb_checkpoint.load.select import SkippedCheckpoint
+from mb_checkpoint.save.retention import PruneResult
+from mb_checkpoint.state.adapters import KeyFilter
 
 
 class TrainStateLike(Protocol):

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mb_checkpoint.async_save import AsyncSave
-from mb_checkpoint.background_writer import BackgroundWriter, new_writer
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     CallbackManagerLike,
@@ -22,11 +20,16 @@ from mb_checkpoint.context import (
     ScheduledSave,
 )
 from mb_checkpoint.errors import CheckpointSaveError
-from mb_checkpoint.load import load_checkpoint
-from mb_checkpoint.local import LocalStoreLike, local_root, open_local_store, save_local
-from mb_checkpoint.mcore_groups import CheckpointGroups
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
+from mb_checkpoint.load.load import load_checkpoint
+from mb_checkpoint.load.sources import find_checkpoint
+from mb_checkpoint.local.checkpoints import LocalStoreLike, local_root, open_local_store, save_local
+from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.rules import reject_violations
-from mb_checkpoint.save import (
+from mb_checkpoint.save.async_save import AsyncSave
+from mb_checkpoint.save.background_writer import BackgroundWriter, new_writer
+from mb_checkpoint.save.plan import BackgroundWriterLike, start_in_background
+from mb_checkpoint.save.save import (
     PlannerLike,
     destination,
     new_planner,
@@ -34,11 +37,8 @@ from mb_checkpoint.save import (
     save_checkpoint,
     writing_group,
 )
-from mb_checkpoint.save_plan import BackgroundWriterLike, start_in_background
-from mb_checkpoint.sources import find_checkpoint
-from mb_checkpoint.staged_size import estimate_staged_bytes
-from mb_checkpoint.storage_mirror import load_with_storage, new_mirror
-from mb_checkpoint.verified_cache import VerifiedCache
+from mb_checkpoint.save.staged_size import estimate_staged_bytes
+from mb_checkpoint.storage.mirror import load_with_storage, new_mirror
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class DefaultCheckpointManager:
             and self._config.async_strategy == "nvrx"
             and not dtensors
         ):
-            module = import_module("mb_checkpoint.nvrx_async")  # imports Megatron Core, which is slow
+            module = import_module("mb_checkpoint.save.nvrx_async")  # imports Megatron Core, which is slow
             if module.is_available():
                 shared = writing_group(self._config, groups)
                 self._planner = self._writer = module.NvrxWriter(self._config, shared, self._writer)

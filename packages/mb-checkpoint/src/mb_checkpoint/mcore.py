@@ -35,15 +35,15 @@ from torch.optim import Optimizer
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointLayoutError
-from mb_checkpoint.local_shards import same_local_shards
-from mb_checkpoint.mcore_groups import CheckpointGroups
-from mb_checkpoint.mcore_param_remainders import complete_main_params, either_main_params
-from mb_checkpoint.mcore_step_counts import synchronize_hybrid, with_step_counts
-from mb_checkpoint.mcore_torch_optimizer import TorchOptimizerState
-from mb_checkpoint.megatron_lm import layout_of
-from mb_checkpoint.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
-from mb_checkpoint.shards import read_index
-from mb_checkpoint.unpickling import weights_only
+from mb_checkpoint.formats.megatron_lm import layout_of
+from mb_checkpoint.formats.unpickling import weights_only
+from mb_checkpoint.load.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
+from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.local_shards import same_local_shards
+from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
+from mb_checkpoint.megatron.shards import read_index
+from mb_checkpoint.megatron.step_counts import synchronize_hybrid, with_step_counts
+from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 
 RNG_KEY = "rng_state"
 _SAFE = (Call, Caller, QuickStats, RerunValidationStatus)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from mb_checkpoint.adapters import KeyFilter
 from mb_checkpoint.context import (
     CheckpointLoadContext,
     CheckpointManager,
@@ -20,8 +19,9 @@ from mb_checkpoint.context import (
     SchedulerLike,
     TrainStateLike,
 )
-from mb_checkpoint.run_load import load_run
-from mb_checkpoint.save_retry import SaveRetry
+from mb_checkpoint.load.run_load import load_run
+from mb_checkpoint.save.retry import SaveRetry
+from mb_checkpoint.state.adapters import KeyFilter
 
 
 class RunCountersLike(TrainStateLike, Protocol):

@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_config.codec import from_dict as from_dict
-    from mb_config.codec import to_dict as to_dict
-    from mb_config.container import ConfigContainer as ConfigContainer
-    from mb_config.display import show as show
+    from mb_config.container.codec import from_dict as from_dict
+    from mb_config.container.codec import to_dict as to_dict
+    from mb_config.container.container import ConfigContainer as ConfigContainer
+    from mb_config.container.display import show as show
+    from mb_config.container.non_defaults import non_default_values as non_default_values
+    from mb_config.container.section import Section as Section
+    from mb_config.container.section import given_fields as given_fields
+    from mb_config.container.settings_diff import settings_differences as settings_differences
     from mb_config.errors import ConfigFileError as ConfigFileError
     from mb_config.errors import ConfigFileNotFoundError as ConfigFileNotFoundError
     from mb_config.errors import ConfigKeyError as ConfigKeyError
@@ -35,9 +39,12 @@ if TYPE_CHECKING:
     from mb_config.megatron_defaults import MegatronField as MegatronField
     from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
-    from mb_config.non_defaults import non_default_values as non_default_values
-    from mb_config.overrides import apply_overrides as apply_overrides
-    from mb_config.overrides import apply_yaml as apply_yaml
+    from mb_config.overrides.apply import apply_overrides as apply_overrides
+    from mb_config.overrides.apply import apply_yaml as apply_yaml
+    from mb_config.overrides.provenance import Provenance as Provenance
+    from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
+    from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
+    from mb_config.overrides.saved_settings import difference_lines as difference_lines
     from mb_config.plan.errors import PlanError as PlanError
     from mb_config.plan.gpu_memory import GPU_MEMORY as GPU_MEMORY
     from mb_config.plan.gpu_memory import GpuMemory as GpuMemory
@@ -47,26 +54,20 @@ if TYPE_CHECKING:
     from mb_config.plan.resource_plan import ResourcePlan as ResourcePlan
     from mb_config.plan.resource_plan import StagePlan as StagePlan
     from mb_config.plan.resource_plan import make_plan as make_plan
-    from mb_config.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
-    from mb_config.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
-    from mb_config.problems import ConfigError as ConfigError
-    from mb_config.problems import RuleLike as RuleLike
-    from mb_config.problems import check as check
-    from mb_config.problems import explain as explain
-    from mb_config.provenance import Provenance as Provenance
-    from mb_config.resolve import Change as Change
-    from mb_config.resolve import mimo_runtime_config_update as mimo_runtime_config_update
-    from mb_config.resolve import runtime_config_update as runtime_config_update
+    from mb_config.preflight.problems import ConfigError as ConfigError
+    from mb_config.preflight.problems import RuleLike as RuleLike
+    from mb_config.preflight.problems import check as check
+    from mb_config.preflight.problems import explain as explain
+    from mb_config.resolve.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
+    from mb_config.resolve.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
+    from mb_config.resolve.resolver import Change as Change
+    from mb_config.resolve.resolver import mimo_runtime_config_update as mimo_runtime_config_update
+    from mb_config.resolve.resolver import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
     from mb_config.rules.hardware import gpu_short_name as gpu_short_name
-    from mb_config.saved_settings import SavedSettings as SavedSettings
-    from mb_config.saved_settings import SavedSettingsError as SavedSettingsError
-    from mb_config.saved_settings import difference_lines as difference_lines
-    from mb_config.schedule import SchedulerSteps as SchedulerSteps
-    from mb_config.schedule import learning_rate as learning_rate
-    from mb_config.schedule import scheduler_steps as scheduler_steps
-    from mb_config.section import Section as Section
-    from mb_config.section import given_fields as given_fields
+    from mb_config.schedules.learning_rate import SchedulerSteps as SchedulerSteps
+    from mb_config.schedules.learning_rate import learning_rate as learning_rate
+    from mb_config.schedules.learning_rate import scheduler_steps as scheduler_steps
     from mb_config.sections.ddp import DistributedDataParallelConfig as DistributedDataParallelConfig
     from mb_config.sections.optimizer import OptimizerConfig as OptimizerConfig
     from mb_config.sections.optimizer_overrides import (
@@ -81,7 +82,6 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
-    from mb_config.settings_diff import settings_differences as settings_differences
     from mb_config.sweep import Axis as Axis
     from mb_config.sweep import SweepResult as SweepResult
     from mb_config.sweep import run_sweep as run_sweep
@@ -95,9 +95,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Axis": "sweep",
-    "Change": "resolve",
-    "ConfigContainer": "container",
-    "ConfigError": "problems",
+    "Change": "resolve.resolver",
+    "ConfigContainer": "container.container",
+    "ConfigError": "preflight.problems",
     "ConfigFileError": "errors",
     "ConfigFileNotFoundError": "errors",
     "ConfigKeyError": "errors",
@@ -117,18 +117,18 @@ _HOMES = {
     "OverrideError": "errors",
     "PlanError": "plan.errors",
     "Problem": "mb_schema.rules",
-    "Provenance": "provenance",
+    "Provenance": "overrides.provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
     "RankBytes": "plan.resource_plan",
     "ResourcePlan": "plan.resource_plan",
     "Rule": "mb_schema.rules",
-    "RuleLike": "problems",
-    "SavedSettings": "saved_settings",
-    "SavedSettingsError": "saved_settings",
+    "RuleLike": "preflight.problems",
+    "SavedSettings": "overrides.saved_settings",
+    "SavedSettingsError": "overrides.saved_settings",
     "SchedulerConfig": "sections.scheduler",
-    "SchedulerSteps": "schedule",
-    "Section": "section",
+    "SchedulerSteps": "schedules.learning_rate",
+    "Section": "container.section",
     "StagePlan": "plan.resource_plan",
     "SweepResult": "sweep",
     "TargetError": "errors",
@@ -136,35 +136,35 @@ _HOMES = {
     "UnknownGpuError": "mb_schema.gpu_names",
     "UnknownKeyError": "errors",
     "UnknownMegatronError": "megatron_defaults",
-    "UnknownPrecisionError": "precision_recipes",
+    "UnknownPrecisionError": "resolve.precision_recipes",
     "ValidationConfig": "sections.training",
     "Variation": "variations",
     "WrongTypeError": "errors",
-    "apply_overrides": "overrides",
-    "apply_yaml": "overrides",
-    "check": "problems",
-    "difference_lines": "saved_settings",
-    "explain": "problems",
-    "from_dict": "codec",
-    "get_mixed_precision_config": "precision_recipes",
-    "given_fields": "section",
+    "apply_overrides": "overrides.apply",
+    "apply_yaml": "overrides.apply",
+    "check": "preflight.problems",
+    "difference_lines": "overrides.saved_settings",
+    "explain": "preflight.problems",
+    "from_dict": "container.codec",
+    "get_mixed_precision_config": "resolve.precision_recipes",
+    "given_fields": "container.section",
     "gpu_short_name": "rules.hardware",
-    "learning_rate": "schedule",
+    "learning_rate": "schedules.learning_rate",
     "make_plan": "plan.resource_plan",
     "megatron_fields": "megatron_defaults",
-    "mimo_runtime_config_update": "resolve",
-    "non_default_values": "non_defaults",
+    "mimo_runtime_config_update": "resolve.resolver",
+    "non_default_values": "container.non_defaults",
     "read_variations": "variations",
     "render_memory_chart": "plan.memory_chart",
     "run_sweep": "sweep",
-    "runtime_config_update": "resolve",
-    "scheduler_steps": "schedule",
-    "settings_differences": "settings_diff",
-    "show": "display",
+    "runtime_config_update": "resolve.resolver",
+    "scheduler_steps": "schedules.learning_rate",
+    "settings_differences": "container.settings_diff",
+    "show": "container.display",
     "smallest_world": "plan.model_shape",
     "split_yaml": "variations",
     "to_axes": "variations",
-    "to_dict": "codec",
+    "to_dict": "container.codec",
 }
 
 

@@ -13,12 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mb_config.cli_check import CommandInput
-from mb_config.cli_errors import DONE, REJECTED
-from mb_config.cli_listing import counted
+from mb_config.cli.check import CommandInput
+from mb_config.cli.errors import DONE, REJECTED
+from mb_config.cli.listing import counted
+from mb_config.cli.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.cli_prediction import MEANINGS, print_prediction
-from mb_config.facts import TargetMachine
-from mb_config.module_layouts import has_parallelism_per_module, module_layouts
 from mb_config.plan.errors import PlanError
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.memory_chart import render_memory_chart
@@ -26,9 +25,10 @@ from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.plan.resource_plan import ResourcePlan, StagePlan
 from mb_config.predict.prediction import Prediction, predict
 from mb_config.predict.step_chart import render_step_chart
-from mb_config.preflight import missing_sections
-from mb_config.problems import ConfigError
-from mb_config.program import ConfigProgram, check_request, machine_of_perf
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.module_layouts import has_parallelism_per_module, module_layouts
+from mb_config.preflight.problems import ConfigError
+from mb_config.preflight.run import missing_sections
 from mb_config.run_estimate import RunEstimate, estimate_run
 from mb_schema.rules import Problem
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mb_config.base_recipe import BASE, base_of, without_base
-from mb_config.cli_check import CommandInput
-from mb_config.cli_errors import DONE, REJECTED
+from mb_config.cli.check import CommandInput
+from mb_config.cli.errors import DONE, REJECTED
+from mb_config.cli.program import ConfigProgram, check_request
 from mb_config.cli_sweep_report import (
     SweepReport,
     SweptPoint,
@@ -20,19 +20,19 @@ from mb_config.cli_sweep_report import (
     values_as_written,
     write_sweep_chart,
 )
-from mb_config.facts import TargetMachine
+from mb_config.container.yaml_file import dump_yaml, read_yaml
 from mb_config.layout_variations import layout_variations, splits_sequences_where_possible
-from mb_config.module_layouts import WORLD_SIZE, rules_per_point
-from mb_config.overrides import apply_overrides
+from mb_config.overrides.apply import apply_overrides
+from mb_config.overrides.base_recipe import BASE, base_of, without_base
+from mb_config.overrides.request import ConfigRequest, RequestReader
 from mb_config.plan.errors import PlanError
 from mb_config.predict.prediction import predict
-from mb_config.preflight import effective_dist
-from mb_config.program import ConfigProgram, check_request
-from mb_config.request import ConfigRequest, RequestReader
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
+from mb_config.preflight.run import effective_dist
 from mb_config.run_estimate import estimate_run
 from mb_config.sweep import Axis, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
-from mb_config.yaml_file import dump_yaml, read_yaml
 
 DEFAULT_NODE = 8
 """GPUs of a node where the GPU is not known."""

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from mb_config.cli_plan import GIB, MIB, fits_gpu
 from mb_config.cli_prediction import duration
-from mb_config.module_layouts import WORLD_SIZE
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.resource_plan import ResourcePlan
 from mb_config.plan.sweep_chart import ChartPoint, render_sweep_chart
 from mb_config.predict.prediction import Prediction
+from mb_config.preflight.module_layouts import WORLD_SIZE
 from mb_config.sweep import SweepResult
 from mb_config.variations import Variation
 from mb_schema.rules import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mb_config.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
+from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
 from mb_schema.secrets import leaf, masked, masked_text
 
 

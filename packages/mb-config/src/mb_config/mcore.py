@@ -16,7 +16,7 @@ from megatron.core.optimizer import ParamGroupOverride, ParamKey, get_standard_c
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from mb_config.rules.precision import DTYPES
-from mb_config.schedule import SchedulerSteps, weight_decays
+from mb_config.schedules.learning_rate import SchedulerSteps, weight_decays
 from mb_config.sections import ddp, optimizer
 from mb_config.sections.scheduler import SchedulerConfig
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import megatron.core
 
-from mb_config.field_types import options
+from mb_config.container.field_types import options
 from mb_config.megatron_defaults import (
     CLASSES,
     MegatronField,

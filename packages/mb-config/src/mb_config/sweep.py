@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from mb_config.problems import RuleLike, applies, check
+from mb_config.preflight.problems import RuleLike, applies, check
 from mb_schema.rules import NOTHING, Problem, value_at
 
 Index = tuple[int, ...]

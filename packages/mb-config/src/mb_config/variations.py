@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, get_origin
 
-from mb_config.codec import NO_TARGETS, TARGET, join
+from mb_config.container.codec import NO_TARGETS, TARGET, join
+from mb_config.container.field_types import dataclasses_of, hints, is_open, options
 from mb_config.errors import ConfigReadError, OverrideError, raise_errors
-from mb_config.field_types import dataclasses_of, hints, is_open, options
-from mb_config.overrides import SECTION_FACTORIES, SectionFactories, apply_overrides
+from mb_config.overrides.apply import SECTION_FACTORIES, SectionFactories, apply_overrides
 from mb_config.sweep import Axis
 from mb_schema.rules import value_at
 
@@ -43,7 +43,7 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
     from hydra.core.override_parser.types import ValueType  # noqa: PLC0415
     from hydra.errors import HydraException  # noqa: PLC0415
 
-    from mb_config.hydra_grammar import NonAsciiEscapes  # noqa: PLC0415
+    from mb_config.overrides.hydra_grammar import NonAsciiEscapes  # noqa: PLC0415
 
     countless = (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP)
     single: list[str] = []

@@ -20,22 +20,9 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_data.batch_iterators import BatchIterators as BatchIterators
-    from mb_data.batch_iterators import BatchSettings as BatchSettings
-    from mb_data.batch_iterators import DataRanks as DataRanks
-    from mb_data.batch_padding import BatchPadding as BatchPadding
-    from mb_data.batch_padding import required_padding as required_padding
-    from mb_data.blend import blend_from_path as blend_from_path
-    from mb_data.blend import split_matrix as split_matrix
-    from mb_data.bpe import train_bpe as train_bpe
-    from mb_data.build import build_indexed as build_indexed
     from mb_data.config import GPTDatasetConfig as GPTDatasetConfig
     from mb_data.config import MockGPTDatasetConfig as MockGPTDatasetConfig
     from mb_data.config import TextCorpusConfig as TextCorpusConfig
-    from mb_data.corpus import PreparedCorpus as PreparedCorpus
-    from mb_data.corpus import TokenizedCorpus as TokenizedCorpus
-    from mb_data.corpus import prepare_corpus as prepare_corpus
-    from mb_data.corpus import tokenize_corpus as tokenize_corpus
     from mb_data.dataset_provider import DatasetBuildContext as DatasetBuildContext
     from mb_data.dataset_provider import DatasetProvider as DatasetProvider
     from mb_data.errors import BadDocumentError as BadDocumentError
@@ -48,33 +35,46 @@ if TYPE_CHECKING:
     from mb_data.errors import TokenizerError as TokenizerError
     from mb_data.errors import UnknownStepError as UnknownStepError
     from mb_data.errors import ValidationDataError as ValidationDataError
-    from mb_data.fim import FIMDataset as FIMDataset
-    from mb_data.fim import FIMTransform as FIMTransform
-    from mb_data.fim import find_fim_tokens as find_fim_tokens
-    from mb_data.fim_build import build_fim_datasets as build_fim_datasets
-    from mb_data.fim_config import FIMTextCorpusConfig as FIMTextCorpusConfig
-    from mb_data.fim_config import GPTFIMDatasetConfig as GPTFIMDatasetConfig
-    from mb_data.finetuning import FinetuningDataset as FinetuningDataset
-    from mb_data.finetuning_build import build_finetuning_datasets as build_finetuning_datasets
-    from mb_data.finetuning_config import FinetuningDatasetConfig as FinetuningDatasetConfig
-    from mb_data.finetuning_config import PackedSequenceSpecs as PackedSequenceSpecs
-    from mb_data.finetuning_config import SumsFinetuningConfig as SumsFinetuningConfig
-    from mb_data.finetuning_samples import TokenizedSamples as TokenizedSamples
-    from mb_data.finetuning_samples import tokenize_samples as tokenize_samples
-    from mb_data.first_fit import PackIndex as PackIndex
-    from mb_data.first_fit import first_fit_decreasing as first_fit_decreasing
-    from mb_data.first_fit import pack_lengths as pack_lengths
-    from mb_data.indexed import IndexedSummary as IndexedSummary
-    from mb_data.indexed import IndexedWriter as IndexedWriter
-    from mb_data.indexed import verify_prefix as verify_prefix
-    from mb_data.loader_config import DataloaderConfig as DataloaderConfig
-    from mb_data.loaders import build_data_iterator as build_data_iterator
+    from mb_data.fim.build import build_fim_datasets as build_fim_datasets
+    from mb_data.fim.config import FIMTextCorpusConfig as FIMTextCorpusConfig
+    from mb_data.fim.config import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+    from mb_data.fim.dataset import FIMDataset as FIMDataset
+    from mb_data.fim.dataset import FIMTransform as FIMTransform
+    from mb_data.fim.dataset import find_fim_tokens as find_fim_tokens
+    from mb_data.finetuning.build import build_finetuning_datasets as build_finetuning_datasets
+    from mb_data.finetuning.config import FinetuningDatasetConfig as FinetuningDatasetConfig
+    from mb_data.finetuning.config import PackedSequenceSpecs as PackedSequenceSpecs
+    from mb_data.finetuning.config import SumsFinetuningConfig as SumsFinetuningConfig
+    from mb_data.finetuning.dataset import FinetuningDataset as FinetuningDataset
+    from mb_data.finetuning.first_fit import PackIndex as PackIndex
+    from mb_data.finetuning.first_fit import first_fit_decreasing as first_fit_decreasing
+    from mb_data.finetuning.first_fit import pack_lengths as pack_lengths
+    from mb_data.finetuning.packing import PackedDataset as PackedDataset
+    from mb_data.finetuning.samples import TokenizedSamples as TokenizedSamples
+    from mb_data.finetuning.samples import tokenize_samples as tokenize_samples
+    from mb_data.loading.batch_iterators import BatchIterators as BatchIterators
+    from mb_data.loading.batch_iterators import BatchSettings as BatchSettings
+    from mb_data.loading.batch_iterators import DataRanks as DataRanks
+    from mb_data.loading.batch_padding import BatchPadding as BatchPadding
+    from mb_data.loading.batch_padding import required_padding as required_padding
+    from mb_data.loading.config import DataloaderConfig as DataloaderConfig
+    from mb_data.loading.loaders import build_data_iterator as build_data_iterator
+    from mb_data.loading.samplers import BatchSampler as BatchSampler
+    from mb_data.loading.samplers import CyclicSampler as CyclicSampler
+    from mb_data.loading.samplers import SingleSampler as SingleSampler
+    from mb_data.loading.samplers import require_global_batch as require_global_batch
+    from mb_data.loading.validation_sets import ValidationBatches as ValidationBatches
+    from mb_data.loading.validation_sets import ValidationSetOptions as ValidationSetOptions
     from mb_data.mcore import as_megatron as as_megatron
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
-    from mb_data.mimo_config import DrawnShapesConfig as DrawnShapesConfig
-    from mb_data.packing import PackedDataset as PackedDataset
-    from mb_data.reader import IndexedReader as IndexedReader
-    from mb_data.reader import examine_prefix as examine_prefix
+    from mb_data.megatron.blend import blend_from_path as blend_from_path
+    from mb_data.megatron.blend import split_matrix as split_matrix
+    from mb_data.megatron.sample_counts import SampleCounts as SampleCounts
+    from mb_data.megatron.sample_counts import dataset_sample_counts as dataset_sample_counts
+    from mb_data.megatron.sample_indices import IndexRequest as IndexRequest
+    from mb_data.megatron.sample_indices import build_sample_indices as build_sample_indices
+    from mb_data.mimo.config import DrawnShapesConfig as DrawnShapesConfig
+    from mb_data.mimo.synthetic_images import SyntheticImageDataset as SyntheticImageDataset
     from mb_data.rules import RULES as RULES
     from mb_data.rules import ConfigError as ConfigError
     from mb_data.run_data import RunData as RunData
@@ -82,138 +82,140 @@ if TYPE_CHECKING:
     from mb_data.run_data import RunLoaders as RunLoaders
     from mb_data.run_data import SampleSizes as SampleSizes
     from mb_data.run_data import build_run_datasets as build_run_datasets
-    from mb_data.run_tokenizer import prepare_tokenizer as prepare_tokenizer
-    from mb_data.sample_counts import SampleCounts as SampleCounts
-    from mb_data.sample_counts import dataset_sample_counts as dataset_sample_counts
-    from mb_data.sample_indices import IndexRequest as IndexRequest
-    from mb_data.sample_indices import build_sample_indices as build_sample_indices
-    from mb_data.samplers import BatchSampler as BatchSampler
-    from mb_data.samplers import CyclicSampler as CyclicSampler
-    from mb_data.samplers import SingleSampler as SingleSampler
-    from mb_data.samplers import require_global_batch as require_global_batch
-    from mb_data.saved_tokenizer import find_saved_tokenizer as find_saved_tokenizer
-    from mb_data.saved_tokenizer import tokenizer_settings_of_weights as tokenizer_settings_of_weights
-    from mb_data.span_corruption import SpanSizes as SpanSizes
-    from mb_data.span_corruption import fit_span_sizes as fit_span_sizes
-    from mb_data.stats import PrefixStats as PrefixStats
-    from mb_data.stats import blend_stats as blend_stats
-    from mb_data.synthetic_images import SyntheticImageDataset as SyntheticImageDataset
-    from mb_data.t5 import T5Dataset as T5Dataset
-    from mb_data.t5 import corrupt_spans as corrupt_spans
-    from mb_data.t5_build import build_t5_datasets as build_t5_datasets
-    from mb_data.t5_config import T5DatasetConfig as T5DatasetConfig
-    from mb_data.t5_config import T5TextCorpusConfig as T5TextCorpusConfig
-    from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
-    from mb_data.tokenizer_loading import load_saved_tokenizer as load_saved_tokenizer
-    from mb_data.tokenizer_loading import load_tokenizer as load_tokenizer
-    from mb_data.tokenizer_loading import save_tokenizer as save_tokenizer
-    from mb_data.tokenizer_loading import with_sentinels as with_sentinels
-    from mb_data.tokenizers import ByteTokenizer as ByteTokenizer
-    from mb_data.tokenizers import ExtendedTokenizer as ExtendedTokenizer
-    from mb_data.tokenizers import NullTokenizer as NullTokenizer
-    from mb_data.tokenizers import SentinelTokenizer as SentinelTokenizer
-    from mb_data.tokenizers import Tokenizer as Tokenizer
-    from mb_data.validation_sets import ValidationBatches as ValidationBatches
-    from mb_data.validation_sets import ValidationSetOptions as ValidationSetOptions
+    from mb_data.t5.build import build_t5_datasets as build_t5_datasets
+    from mb_data.t5.config import T5DatasetConfig as T5DatasetConfig
+    from mb_data.t5.config import T5TextCorpusConfig as T5TextCorpusConfig
+    from mb_data.t5.dataset import T5Dataset as T5Dataset
+    from mb_data.t5.dataset import corrupt_spans as corrupt_spans
+    from mb_data.t5.span_corruption import SpanSizes as SpanSizes
+    from mb_data.t5.span_corruption import fit_span_sizes as fit_span_sizes
+    from mb_data.text.build import build_indexed as build_indexed
+    from mb_data.text.corpus import PreparedCorpus as PreparedCorpus
+    from mb_data.text.corpus import TokenizedCorpus as TokenizedCorpus
+    from mb_data.text.corpus import prepare_corpus as prepare_corpus
+    from mb_data.text.corpus import tokenize_corpus as tokenize_corpus
+    from mb_data.text.indexed import IndexedSummary as IndexedSummary
+    from mb_data.text.indexed import IndexedWriter as IndexedWriter
+    from mb_data.text.indexed import verify_prefix as verify_prefix
+    from mb_data.text.reader import IndexedReader as IndexedReader
+    from mb_data.text.reader import examine_prefix as examine_prefix
+    from mb_data.text.stats import PrefixStats as PrefixStats
+    from mb_data.text.stats import blend_stats as blend_stats
+    from mb_data.tokenizers.base import ByteTokenizer as ByteTokenizer
+    from mb_data.tokenizers.base import ExtendedTokenizer as ExtendedTokenizer
+    from mb_data.tokenizers.base import NullTokenizer as NullTokenizer
+    from mb_data.tokenizers.base import SentinelTokenizer as SentinelTokenizer
+    from mb_data.tokenizers.base import Tokenizer as Tokenizer
+    from mb_data.tokenizers.bpe import train_bpe as train_bpe
+    from mb_data.tokenizers.config import TokenizerConfig as TokenizerConfig
+    from mb_data.tokenizers.loading import load_saved_tokenizer as load_saved_tokenizer
+    from mb_data.tokenizers.loading import load_tokenizer as load_tokenizer
+    from mb_data.tokenizers.loading import save_tokenizer as save_tokenizer
+    from mb_data.tokenizers.loading import with_sentinels as with_sentinels
+    from mb_data.tokenizers.run_tokenizer import prepare_tokenizer as prepare_tokenizer
+    from mb_data.tokenizers.saved_tokenizer import find_saved_tokenizer as find_saved_tokenizer
+    from mb_data.tokenizers.saved_tokenizer import (
+        tokenizer_settings_of_weights as tokenizer_settings_of_weights,
+    )
     from mb_schema.rules import Rule as Rule
 
 _HOMES = {
     "BadDocumentError": "errors",
-    "BatchIterators": "batch_iterators",
-    "BatchPadding": "batch_padding",
-    "BatchSampler": "samplers",
-    "BatchSettings": "batch_iterators",
+    "BatchIterators": "loading.batch_iterators",
+    "BatchPadding": "loading.batch_padding",
+    "BatchSampler": "loading.samplers",
+    "BatchSettings": "loading.batch_iterators",
     "BlendError": "errors",
-    "ByteTokenizer": "tokenizers",
+    "ByteTokenizer": "tokenizers.base",
     "ConfigError": "rules",
-    "CyclicSampler": "samplers",
+    "CyclicSampler": "loading.samplers",
     "DataError": "errors",
     "DataPathError": "errors",
-    "DataRanks": "batch_iterators",
-    "DataloaderConfig": "loader_config",
+    "DataRanks": "loading.batch_iterators",
+    "DataloaderConfig": "loading.config",
     "DatasetBuildContext": "dataset_provider",
     "DatasetProvider": "dataset_provider",
-    "DrawnShapesConfig": "mimo_config",
-    "ExtendedTokenizer": "tokenizers",
-    "FIMDataset": "fim",
-    "FIMTextCorpusConfig": "fim_config",
-    "FIMTransform": "fim",
-    "FinetuningDataset": "finetuning",
-    "FinetuningDatasetConfig": "finetuning_config",
+    "DrawnShapesConfig": "mimo.config",
+    "ExtendedTokenizer": "tokenizers.base",
+    "FIMDataset": "fim.dataset",
+    "FIMTextCorpusConfig": "fim.config",
+    "FIMTransform": "fim.dataset",
+    "FinetuningDataset": "finetuning.dataset",
+    "FinetuningDatasetConfig": "finetuning.config",
     "GPTDatasetConfig": "config",
-    "GPTFIMDatasetConfig": "fim_config",
-    "IndexRequest": "sample_indices",
+    "GPTFIMDatasetConfig": "fim.config",
+    "IndexRequest": "megatron.sample_indices",
     "IndexedFormatError": "errors",
-    "IndexedReader": "reader",
-    "IndexedSummary": "indexed",
-    "IndexedWriter": "indexed",
+    "IndexedReader": "text.reader",
+    "IndexedSummary": "text.indexed",
+    "IndexedWriter": "text.indexed",
     "MockGPTDatasetConfig": "config",
     "NotEnoughSamplesError": "errors",
     "NothingToIndexError": "errors",
-    "NullTokenizer": "tokenizers",
-    "PackedDataset": "packing",
-    "PackedSequenceSpecs": "finetuning_config",
-    "PrefixStats": "stats",
-    "PreparedCorpus": "corpus",
+    "NullTokenizer": "tokenizers.base",
+    "PackedDataset": "finetuning.packing",
+    "PackedSequenceSpecs": "finetuning.config",
+    "PrefixStats": "text.stats",
+    "PreparedCorpus": "text.corpus",
     "RULES": "rules",
     "Rule": "mb_schema.rules",
     "RunData": "run_data",
     "RunDatasets": "run_data",
     "RunLoaders": "run_data",
-    "SampleCounts": "sample_counts",
+    "SampleCounts": "megatron.sample_counts",
     "SampleSizes": "run_data",
-    "SentinelTokenizer": "tokenizers",
-    "SingleSampler": "samplers",
-    "SpanSizes": "span_corruption",
-    "SumsFinetuningConfig": "finetuning_config",
-    "SyntheticImageDataset": "synthetic_images",
-    "T5Dataset": "t5",
-    "T5DatasetConfig": "t5_config",
-    "T5TextCorpusConfig": "t5_config",
+    "SentinelTokenizer": "tokenizers.base",
+    "SingleSampler": "loading.samplers",
+    "SpanSizes": "t5.span_corruption",
+    "SumsFinetuningConfig": "finetuning.config",
+    "SyntheticImageDataset": "mimo.synthetic_images",
+    "T5Dataset": "t5.dataset",
+    "T5DatasetConfig": "t5.config",
+    "T5TextCorpusConfig": "t5.config",
     "TextCorpusConfig": "config",
-    "TokenizedCorpus": "corpus",
-    "TokenizedSamples": "finetuning_samples",
-    "Tokenizer": "tokenizers",
-    "TokenizerConfig": "tokenizer_config",
+    "TokenizedCorpus": "text.corpus",
+    "TokenizedSamples": "finetuning.samples",
+    "Tokenizer": "tokenizers.base",
+    "TokenizerConfig": "tokenizers.config",
     "TokenizerError": "errors",
-    "ValidationBatches": "validation_sets",
+    "ValidationBatches": "loading.validation_sets",
     "ValidationDataError": "errors",
-    "ValidationSetOptions": "validation_sets",
+    "ValidationSetOptions": "loading.validation_sets",
     "as_megatron": "mcore",
-    "blend_from_path": "blend",
-    "blend_stats": "stats",
-    "build_data_iterator": "loaders",
-    "build_fim_datasets": "fim_build",
-    "build_finetuning_datasets": "finetuning_build",
+    "blend_from_path": "megatron.blend",
+    "blend_stats": "text.stats",
+    "build_data_iterator": "loading.loaders",
+    "build_fim_datasets": "fim.build",
+    "build_finetuning_datasets": "finetuning.build",
     "build_gpt_datasets": "mcore",
-    "build_indexed": "build",
+    "build_indexed": "text.build",
     "build_run_datasets": "run_data",
-    "build_sample_indices": "sample_indices",
-    "build_t5_datasets": "t5_build",
-    "corrupt_spans": "t5",
-    "dataset_sample_counts": "sample_counts",
-    "examine_prefix": "reader",
-    "find_fim_tokens": "fim",
-    "find_saved_tokenizer": "saved_tokenizer",
-    "PackIndex": "first_fit",
+    "build_sample_indices": "megatron.sample_indices",
+    "build_t5_datasets": "t5.build",
+    "corrupt_spans": "t5.dataset",
+    "dataset_sample_counts": "megatron.sample_counts",
+    "examine_prefix": "text.reader",
+    "find_fim_tokens": "fim.dataset",
+    "find_saved_tokenizer": "tokenizers.saved_tokenizer",
+    "PackIndex": "finetuning.first_fit",
     "UnknownStepError": "errors",
-    "first_fit_decreasing": "first_fit",
-    "pack_lengths": "first_fit",
-    "fit_span_sizes": "span_corruption",
-    "load_saved_tokenizer": "tokenizer_loading",
-    "load_tokenizer": "tokenizer_loading",
-    "prepare_corpus": "corpus",
-    "prepare_tokenizer": "run_tokenizer",
-    "require_global_batch": "samplers",
-    "required_padding": "batch_padding",
-    "save_tokenizer": "tokenizer_loading",
-    "split_matrix": "blend",
-    "tokenize_corpus": "corpus",
-    "tokenize_samples": "finetuning_samples",
-    "tokenizer_settings_of_weights": "saved_tokenizer",
-    "train_bpe": "bpe",
-    "verify_prefix": "indexed",
-    "with_sentinels": "tokenizer_loading",
+    "first_fit_decreasing": "finetuning.first_fit",
+    "pack_lengths": "finetuning.first_fit",
+    "fit_span_sizes": "t5.span_corruption",
+    "load_saved_tokenizer": "tokenizers.loading",
+    "load_tokenizer": "tokenizers.loading",
+    "prepare_corpus": "text.corpus",
+    "prepare_tokenizer": "tokenizers.run_tokenizer",
+    "require_global_batch": "loading.samplers",
+    "required_padding": "loading.batch_padding",
+    "save_tokenizer": "tokenizers.loading",
+    "split_matrix": "megatron.blend",
+    "tokenize_corpus": "text.corpus",
+    "tokenize_samples": "finetuning.samples",
+    "tokenizer_settings_of_weights": "tokenizers.saved_tokenizer",
+    "train_bpe": "tokenizers.bpe",
+    "verify_prefix": "text.indexed",
+    "with_sentinels": "tokenizers.loading",
 }
 
 

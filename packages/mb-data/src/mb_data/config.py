@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mb_data.aliases import accept_sequence_length
-from mb_data.blend import Blend, blend_from_path, split_matrix
 from mb_data.dataset_provider import BuiltInDatasetConfig
 from mb_data.dataset_provider import DatasetBuildContext as DatasetBuildContext
 from mb_data.dataset_provider import DatasetProvider as DatasetProvider
-from mb_data.loader_config import DataloaderConfig as DataloaderConfig
+from mb_data.loading.config import DataloaderConfig as DataloaderConfig
+from mb_data.megatron.blend import Blend, blend_from_path, split_matrix
 from mb_data.rules import check_section
-from mb_data.tokenizer_config import TokenizerConfig as TokenizerConfig
+from mb_data.tokenizers.config import TokenizerConfig as TokenizerConfig
 from mb_schema.value_types import reject_wrong_types
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mb_data
-from mb_data.batch_padding import NO_PADDING, BatchPadding, required_padding
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 from mb_data.errors import DataError, TokenizerError
-from mb_data.finetuning_config import FinetuningDatasetConfig
-from mb_data.finetuning_files import pack_files, sample_files
-from mb_data.sources import verify_sources
-from mb_data.tokenizer_config import TokenizerConfig
-from mb_data.tokenizer_loading import load_saved_tokenizer, load_tokenizer
-from mb_data.tokenizer_rules import END_OF_DOCUMENT
+from mb_data.finetuning.config import FinetuningDatasetConfig
+from mb_data.finetuning.files import pack_files, sample_files
+from mb_data.loading.batch_padding import NO_PADDING, BatchPadding, required_padding
+from mb_data.text.sources import verify_sources
+from mb_data.tokenizers.config import TokenizerConfig
+from mb_data.tokenizers.loading import load_saved_tokenizer, load_tokenizer
+from mb_data.tokenizers.rules import END_OF_DOCUMENT
 from mb_schema.rules import MAX_MESSAGE_LENGTH, truncate
 
 
@@ -25,7 +25,7 @@ class RunSections(Protocol):
     train: Any
     """Its `num_epochs` is the length of the run in epochs, or None."""
     model: Any
-    """See `mb_data.batch_padding.PaddedModel`."""
+    """See `mb_data.loading.batch_padding.PaddedModel`."""
 
 
 def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
@@ -138,9 +138,9 @@ def training_epoch_samples(
         saved: Folder of a tokenizer that a run has saved, which is read in place of the files of `section`.
 
     Raises:
-        DataError: Tokenizer or samples cannot be read, as `mb_data.split_samples.training_epoch_size`.
+        DataError: Tokenizer or samples cannot be read, as `mb_data.finetuning.split_samples.training_epoch_size`.
     """
-    from mb_data.split_samples import training_epoch_size  # noqa: PLC0415 - numpy, which other checks do not need
+    from mb_data.finetuning.split_samples import training_epoch_size  # noqa: PLC0415 - numpy, which other checks do not need
 
     tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
     return training_epoch_size(dataset, tokenizer, padding=padding)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from mb_data.batch_padding import NO_PADDING, BatchPadding
-from mb_data.loader_config import DataloaderConfig
+from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
+from mb_data.loading.config import DataloaderConfig
 from mb_data.progress import Progress
 
 DatasetSplits = tuple[Any | None, Any | None, Any | None]

@@ -16,23 +16,23 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDa
 from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
-from mb_data.blend import SPLITS, Blend
-from mb_data.cached_indices import require_numeric_arrays
 from mb_data.collectives import gather_from_all_ranks
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
-from mb_data.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
-from mb_data.fingerprint import PairState, content_digest, data_fingerprint, pair_states
-from mb_data.gpt_dataset import GPTDataset
-from mb_data.index_build import build_indices
-from mb_data.indexed import sequence_lengths
-from mb_data.open_files import allow_open_files
+from mb_data.loading.open_files import allow_open_files
+from mb_data.loading.rank_zero_first import is_rank_zero, rank_zero_first
+from mb_data.megatron.blend import SPLITS, Blend
+from mb_data.megatron.cached_indices import require_numeric_arrays
+from mb_data.megatron.fingerprint import PairState, content_digest, data_fingerprint, pair_states
+from mb_data.megatron.gpt_dataset import GPTDataset
+from mb_data.megatron.index_build import build_indices
+from mb_data.megatron.recorded_blend import find_record, is_recordable, open_record, record_datasets
 from mb_data.progress import Progress
-from mb_data.rank_zero_first import is_rank_zero, rank_zero_first
-from mb_data.recorded_blend import find_record, is_recordable, open_record, record_datasets
-from mb_data.tokenizer_loading import load_tokenizer
-from mb_data.tokenizers import Tokenizer, unwrap_tokenizer
+from mb_data.text.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
+from mb_data.text.indexed import sequence_lengths
+from mb_data.tokenizers.base import Tokenizer, unwrap_tokenizer
+from mb_data.tokenizers.loading import load_tokenizer
 
 _PACKAGE_FIELDS = {
     "seq_length",

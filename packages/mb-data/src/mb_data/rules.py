@@ -8,10 +8,15 @@ value that the rule rejects.
 from collections.abc import Callable
 from typing import Any
 
-from mb_data import fim_rules, finetuning_rules, packing_rules, t5_rules, tokenizer_rules, validation_rules
-from mb_data.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
 from mb_data.errors import DataError
-from mb_data.tokenizer_rules import BYTE_ENTRIES
+from mb_data.fim import rules as fim_rules
+from mb_data.finetuning import packing_rules
+from mb_data.finetuning import rules as finetuning_rules
+from mb_data.loading import validation_rules
+from mb_data.megatron.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
+from mb_data.t5 import rules as t5_rules
+from mb_data.tokenizers import rules as tokenizer_rules
+from mb_data.tokenizers.rules import BYTE_ENTRIES
 from mb_schema.paths import path_rule
 from mb_schema.rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
 from mb_schema.rules import Rule, RuleError, refuse

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mb_data.batch_iterators import ONE_RANK, BatchIterators, BatchSettings, DataRanks
 from mb_data.collectives import Gather, gather_from_all_ranks
 from mb_data.dataset_provider import DatasetBuildContext, DatasetProvider
-from mb_data.finetuning import FinetuningDataset
-from mb_data.finetuning_blend import BlendedFinetuningDataset
-from mb_data.packing import PackedDataset
-from mb_data.validation_sets import (
+from mb_data.finetuning.blend import BlendedFinetuningDataset
+from mb_data.finetuning.dataset import FinetuningDataset
+from mb_data.finetuning.packing import PackedDataset
+from mb_data.loading.batch_iterators import ONE_RANK, BatchIterators, BatchSettings, DataRanks
+from mb_data.loading.validation_sets import (
     ONE_STREAM,
     NamedDataset,
     ValidationBatches,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from mb_data.batch_iterators import BatchSettings
-from mb_data.sample_counts import SampleCounts, dataset_sample_counts
-from mb_data.validation_sets import ValidationSetOptions
+from mb_data.loading.batch_iterators import BatchSettings
+from mb_data.loading.validation_sets import ValidationSetOptions
+from mb_data.megatron.sample_counts import SampleCounts, dataset_sample_counts
 
 
 class TrainFields(Protocol):

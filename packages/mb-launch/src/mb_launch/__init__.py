@@ -34,39 +34,39 @@ if TYPE_CHECKING:
     from mb_launch.cloudai.outcome import metric_of_run as metric_of_run
     from mb_launch.cloudai.outcome import was_run_successful as was_run_successful
     from mb_launch.cloudai.outcome import write_report as write_report
-    from mb_launch.default_group import barrier as barrier
-    from mb_launch.default_group import default_process_group as default_process_group
-    from mb_launch.default_group import default_store as default_store
-    from mb_launch.default_group import pick_device as pick_device
     from mb_launch.errors import LauncherError as LauncherError
-    from mb_launch.failures import Failure as Failure
-    from mb_launch.failures import print_once as print_once
-    from mb_launch.failures import read_failures as read_failures
-    from mb_launch.failures import record_failure as record_failure
-    from mb_launch.failures import report_failure as report_failure
-    from mb_launch.first_cause import EndedProcess as EndedProcess
-    from mb_launch.first_cause import common_rerun_code as common_rerun_code
-    from mb_launch.first_cause import first_failure as first_failure
-    from mb_launch.forked_ranks import ForkedProgram as ForkedProgram
-    from mb_launch.forked_ranks import can_fork_ranks as can_fork_ranks
-    from mb_launch.gpus import GpuFacts as GpuFacts
-    from mb_launch.gpus import GpuSources as GpuSources
-    from mb_launch.gpus import describe_gpus as describe_gpus
-    from mb_launch.gpus import read_gpus as read_gpus
-    from mb_launch.gpus import visible_gpus as visible_gpus
-    from mb_launch.local_environment import keep_collectives_local as keep_collectives_local
-    from mb_launch.local_environment import set_omp_threads as set_omp_threads
-    from mb_launch.local_environment import set_unset_variables as set_unset_variables
-    from mb_launch.local_ranks import LaunchResult as LaunchResult
-    from mb_launch.local_ranks import launch_local as launch_local
-    from mb_launch.numa import NumaBinding as NumaBinding
-    from mb_launch.numa import bind_this_process as bind_this_process
-    from mb_launch.numa import describe_bindings as describe_bindings
-    from mb_launch.numa import set_numa_environment as set_numa_environment
-    from mb_launch.ports import PortError as PortError
-    from mb_launch.ports import requested_port as requested_port
+    from mb_launch.groups.default_group import barrier as barrier
+    from mb_launch.groups.default_group import default_process_group as default_process_group
+    from mb_launch.groups.default_group import default_store as default_store
+    from mb_launch.groups.default_group import pick_device as pick_device
+    from mb_launch.groups.seeds import seed_libraries as seed_libraries
+    from mb_launch.hardware.gpus import GpuFacts as GpuFacts
+    from mb_launch.hardware.gpus import GpuSources as GpuSources
+    from mb_launch.hardware.gpus import describe_gpus as describe_gpus
+    from mb_launch.hardware.gpus import read_gpus as read_gpus
+    from mb_launch.hardware.gpus import visible_gpus as visible_gpus
+    from mb_launch.hardware.numa import NumaBinding as NumaBinding
+    from mb_launch.hardware.numa import bind_this_process as bind_this_process
+    from mb_launch.hardware.numa import describe_bindings as describe_bindings
+    from mb_launch.hardware.numa import set_numa_environment as set_numa_environment
+    from mb_launch.ranks.failures import Failure as Failure
+    from mb_launch.ranks.failures import print_once as print_once
+    from mb_launch.ranks.failures import read_failures as read_failures
+    from mb_launch.ranks.failures import record_failure as record_failure
+    from mb_launch.ranks.failures import report_failure as report_failure
+    from mb_launch.ranks.first_cause import EndedProcess as EndedProcess
+    from mb_launch.ranks.first_cause import common_rerun_code as common_rerun_code
+    from mb_launch.ranks.first_cause import first_failure as first_failure
+    from mb_launch.ranks.forked_ranks import ForkedProgram as ForkedProgram
+    from mb_launch.ranks.forked_ranks import can_fork_ranks as can_fork_ranks
+    from mb_launch.ranks.local_environment import keep_collectives_local as keep_collectives_local
+    from mb_launch.ranks.local_environment import set_omp_threads as set_omp_threads
+    from mb_launch.ranks.local_environment import set_unset_variables as set_unset_variables
+    from mb_launch.ranks.local_ranks import LaunchResult as LaunchResult
+    from mb_launch.ranks.local_ranks import launch_local as launch_local
+    from mb_launch.ranks.ports import PortError as PortError
+    from mb_launch.ranks.ports import requested_port as requested_port
     from mb_launch.rules import RULES as RULES
-    from mb_launch.seeds import seed_libraries as seed_libraries
     from mb_launch.settings import GroupOptions as GroupOptions
     from mb_launch.settings import GroupSettings as GroupSettings
     from mb_launch.settings import ParallelDegrees as ParallelDegrees
@@ -83,22 +83,22 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConstraintViolation": "cloudai.constraints",
-    "EndedProcess": "first_cause",
-    "Failure": "failures",
-    "ForkedProgram": "forked_ranks",
-    "GpuFacts": "gpus",
-    "GpuSources": "gpus",
+    "EndedProcess": "ranks.first_cause",
+    "Failure": "ranks.failures",
+    "ForkedProgram": "ranks.forked_ranks",
+    "GpuFacts": "hardware.gpus",
+    "GpuSources": "hardware.gpus",
     "GroupOptions": "settings",
     "GroupSettings": "settings",
     "IncompleteLaunchError": "cloudai.command",
     "JobStatusResult": "cloudai.outcome",
     "LaunchRequest": "cloudai.constraints",
-    "LaunchResult": "local_ranks",
+    "LaunchResult": "ranks.local_ranks",
     "LauncherError": "errors",
-    "NumaBinding": "numa",
+    "NumaBinding": "hardware.numa",
     "ParallelDegrees": "settings",
     "ParallelSizes": "settings",
-    "PortError": "ports",
+    "PortError": "ranks.ports",
     "RULES": "rules",
     "Rule": "mb_schema.rules",
     "SeedOptions": "settings",
@@ -108,40 +108,40 @@ _HOMES = {
     "SystemSettings": "cloudai.command",
     "World": "world",
     "WorldError": "world",
-    "barrier": "default_group",
-    "bind_this_process": "numa",
-    "can_fork_ranks": "forked_ranks",
-    "common_rerun_code": "first_cause",
-    "default_process_group": "default_group",
-    "default_store": "default_group",
-    "describe_bindings": "numa",
-    "describe_gpus": "gpus",
+    "barrier": "groups.default_group",
+    "bind_this_process": "hardware.numa",
+    "can_fork_ranks": "ranks.forked_ranks",
+    "common_rerun_code": "ranks.first_cause",
+    "default_process_group": "groups.default_group",
+    "default_store": "groups.default_group",
+    "describe_bindings": "hardware.numa",
+    "describe_gpus": "hardware.gpus",
     "extract_mbridge_metrics": "cloudai.outcome",
-    "first_failure": "first_cause",
+    "first_failure": "ranks.first_cause",
     "is_launched": "world",
-    "keep_collectives_local": "local_environment",
-    "launch_local": "local_ranks",
+    "keep_collectives_local": "ranks.local_environment",
+    "launch_local": "ranks.local_ranks",
     "launcher_arguments": "cloudai.command",
     "masked_command_line": "cloudai.command",
     "metric_of_run": "cloudai.outcome",
-    "pick_device": "default_group",
-    "print_once": "failures",
-    "read_failures": "failures",
-    "read_gpus": "gpus",
+    "pick_device": "groups.default_group",
+    "print_once": "ranks.failures",
+    "read_failures": "ranks.failures",
+    "read_gpus": "hardware.gpus",
     "read_launch_request": "cloudai.constraints",
     "read_local_world_size": "world",
     "read_world": "world",
-    "record_failure": "failures",
-    "report_failure": "failures",
-    "requested_port": "ports",
+    "record_failure": "ranks.failures",
+    "report_failure": "ranks.failures",
+    "requested_port": "ranks.ports",
     "require_address": "world",
-    "seed_libraries": "seeds",
-    "set_numa_environment": "numa",
-    "set_omp_threads": "local_environment",
-    "set_unset_variables": "local_environment",
+    "seed_libraries": "groups.seeds",
+    "set_numa_environment": "hardware.numa",
+    "set_omp_threads": "ranks.local_environment",
+    "set_unset_variables": "ranks.local_environment",
     "shell_line": "cloudai.command",
     "violated_constraints": "cloudai.constraints",
-    "visible_gpus": "gpus",
+    "visible_gpus": "hardware.gpus",
     "was_run_successful": "cloudai.outcome",
     "write_report": "cloudai.outcome",
 }

@@ -11,8 +11,8 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_launch.decentralized_pg import decentralized_groups
-from mb_launch.seeds import seed_libraries
+from mb_launch.groups.decentralized_pg import decentralized_groups
+from mb_launch.groups.seeds import seed_libraries
 from mb_launch.settings import GroupSettings, ParallelSizes, SeedSettings
 
 

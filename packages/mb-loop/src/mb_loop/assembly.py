@@ -5,23 +5,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import CallbackManager, EventDispatcher, observed
 from mb_loop.errors import DataExhaustedError, TrainSettingsError
-from mb_loop.evaluation import StopEvaluation, run_evaluation
-from mb_loop.forward_backward import ForwardBackwardRunner, ParallelSetup
-from mb_loop.hooks import ForwardPreHooks
-from mb_loop.injection import ForwardStep, prepare_forward_step_func
-from mb_loop.manual_gc import ManualGC
-from mb_loop.microbatches import StepBatch
-from mb_loop.mxfp8 import parameter_copy
-from mb_loop.non_loss import NonLossData
-from mb_loop.optimizers import Optimizer, Scheduler
+from mb_loop.evaluation.evaluate import StopEvaluation, run_evaluation
+from mb_loop.evaluation.non_loss import NonLossData
+from mb_loop.evaluation.validation import evaluation_due, evaluation_possible, validation_sets
+from mb_loop.maintenance.manual_gc import ManualGC
 from mb_loop.rerun_machine import RerunMachine, checks_paused
 from mb_loop.settings import GlobalState, evaluation_batch
-from mb_loop.step import TrainStep
+from mb_loop.step.attention_logits import AttentionLogits
+from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup
+from mb_loop.step.hooks import ForwardPreHooks
+from mb_loop.step.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.step.microbatches import StepBatch
+from mb_loop.step.mxfp8 import parameter_copy
+from mb_loop.step.optimizers import Optimizer, Scheduler
+from mb_loop.step.step import TrainStep
 from mb_loop.train_loop import StepEndHandler
-from mb_loop.validation import evaluation_due, evaluation_possible, validation_sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

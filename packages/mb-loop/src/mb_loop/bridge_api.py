@@ -10,7 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from mb_loop.callbacks import CallbackManager, EventDispatcher
-from mb_loop.checkpoint_saver import (
+from mb_loop.collectives import any_rank, max_across_ranks
+from mb_loop.device import wait_for_device
+from mb_loop.errors import TrainSettingsError
+from mb_loop.exits.exit_conditions import ExitConditions, StopRequested
+from mb_loop.exits.stop_signal import stop_message
+from mb_loop.maintenance.checkpoint_saver import (
     Checkpointer,
     CheckpointSaver,
     SaveResultLike,
@@ -18,18 +23,13 @@ from mb_loop.checkpoint_saver import (
     no_checkpointer,
     require_checkpointer,
 )
-from mb_loop.collectives import any_rank, max_across_ranks
-from mb_loop.device import wait_for_device
-from mb_loop.errors import TrainSettingsError
-from mb_loop.exit_conditions import ExitConditions, StopRequested
-from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
-from mb_loop.losses import LossGroups
-from mb_loop.manual_gc import ManualGC
-from mb_loop.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
-from mb_loop.replicas import ReplicaCheck
+from mb_loop.maintenance.manual_gc import ManualGC
+from mb_loop.maintenance.replicas import ReplicaCheck
+from mb_loop.progress.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
 from mb_loop.settings import CheckpointSettings, LoopSettings, TrainSettings
 from mb_loop.state import TrainState
-from mb_loop.stop_signal import stop_message
+from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
+from mb_loop.step.losses import LossGroups
 
 
 class StragglerReporter(Protocol):

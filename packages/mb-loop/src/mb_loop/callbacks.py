@@ -12,9 +12,9 @@ from mb_loop.errors import LoopError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mb_loop.checkpoint_saver import SaveResultLike
-    from mb_loop.outcome import TrainOutcome
-    from mb_loop.result import StepResult
+    from mb_loop.exits.outcome import TrainOutcome
+    from mb_loop.maintenance.checkpoint_saver import SaveResultLike
+    from mb_loop.step.result import StepResult
 
 EventName = Literal[
     "on_data_init_start",

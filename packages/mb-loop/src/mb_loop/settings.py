@@ -4,8 +4,8 @@ import signal
 from collections.abc import Sequence
 from typing import Protocol
 
-from mb_loop.microbatches import BatchPlan, BatchSizeError, StepBatch, step_batch
 from mb_loop.state import TrainState
+from mb_loop.step.microbatches import BatchPlan, BatchSizeError, StepBatch, step_batch
 
 
 class TrainSettings(Protocol):

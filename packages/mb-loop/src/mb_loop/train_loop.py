@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mb_loop.callbacks import EventDispatcher
-from mb_loop.microbatches import BatchPlan, StepBatch
-from mb_loop.outcome import LoopExit
-from mb_loop.result import StepResult
+from mb_loop.exits.outcome import LoopExit
 from mb_loop.state import TrainState
+from mb_loop.step.microbatches import BatchPlan, StepBatch
+from mb_loop.step.result import StepResult
 
 
 class GraphController(Protocol):

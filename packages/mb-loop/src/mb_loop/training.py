@@ -7,31 +7,36 @@ from typing import Any
 from torch.nn import Module
 
 from mb_loop.assembly import LoopAssembly
-from mb_loop.attention_logits import AttentionLogits
 from mb_loop.callbacks import Callback, CallbackManager, normalize_callbacks
-from mb_loop.checkpoint_saver import Checkpointer, CheckpointSaver, checkpointer_of, require_checkpointer
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.errors import TrainSettingsError
-from mb_loop.evaluation import StopEvaluation
-from mb_loop.exit_conditions import ExitConditions, StopRequested
-from mb_loop.forward_backward import ParallelSetup
-from mb_loop.graphs import CudaGraphs, GraphCapture
-from mb_loop.hooks import ForwardPreHooks, forward_pre_hooks
-from mb_loop.injection import ForwardStep
-from mb_loop.losses import LossGroups
-from mb_loop.maintenance import maintenance_tasks
-from mb_loop.manual_gc import ManualGC
-from mb_loop.non_loss import NonLossData
-from mb_loop.optimizers import Optimizer, Scheduler
-from mb_loop.outcome import TrainOutcome
-from mb_loop.replicas import ReplicaCheck
+from mb_loop.evaluation.evaluate import StopEvaluation
+from mb_loop.evaluation.non_loss import NonLossData
+from mb_loop.evaluation.validation import require_iterators
+from mb_loop.exits.exit_conditions import ExitConditions, StopRequested
+from mb_loop.exits.outcome import TrainOutcome
+from mb_loop.exits.stop_signal import StopRequestSource
+from mb_loop.graphs.capture_schedule import CudaGraphs, GraphCapture
+from mb_loop.maintenance.checkpoint_saver import (
+    Checkpointer,
+    CheckpointSaver,
+    checkpointer_of,
+    require_checkpointer,
+)
+from mb_loop.maintenance.manual_gc import ManualGC
+from mb_loop.maintenance.periodic import maintenance_tasks
+from mb_loop.maintenance.replicas import ReplicaCheck
 from mb_loop.rerun_machine import RerunMachine
-from mb_loop.result import StepResult, no_flops
-from mb_loop.schedule import ForwardBackward
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan
-from mb_loop.stop_signal import StopRequestSource
+from mb_loop.step.attention_logits import AttentionLogits
+from mb_loop.step.forward_backward import ParallelSetup
+from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
+from mb_loop.step.injection import ForwardStep
+from mb_loop.step.losses import LossGroups
+from mb_loop.step.optimizers import Optimizer, Scheduler
+from mb_loop.step.result import StepResult, no_flops
+from mb_loop.step.schedule import ForwardBackward
 from mb_loop.train_loop import TrainLoop, run_train_loop
-from mb_loop.validation import require_iterators
 
 
 def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)

@@ -10,7 +10,7 @@ _BAD_INPUT = 2
 def main() -> None:
     """Run the command line; without the extra `cli`, print the command that installs it and exit with 2."""
     try:
-        import_module("mb_metrics.cli").app()
+        import_module("mb_metrics.cli.app").app()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _MODULES_OF_EXTRA:

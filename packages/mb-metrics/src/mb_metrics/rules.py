@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from mb_metrics.profiling_rules import PROFILING_RULES
+from mb_metrics.profiling.rules import PROFILING_RULES
 from mb_schema.paths import path_rule
 from mb_schema.rule_kinds import (
     as_warning,

@@ -17,136 +17,136 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_models.batches import Batch as Batch
-    from mb_models.batches import get_batch as get_batch
-    from mb_models.chunks import StackSpec as StackSpec
     from mb_models.config import GPTModelConfig as GPTModelConfig
     from mb_models.config import TransformerFields as TransformerFields
     from mb_models.errors import BatchError as BatchError
     from mb_models.errors import ModelConfigError as ModelConfigError
     from mb_models.errors import ModelsError as ModelsError
+    from mb_models.evaluation.generation import PromptError as PromptError
+    from mb_models.evaluation.generation import generate as generate
     from mb_models.families import Family as Family
     from mb_models.families import family_of as family_of
-    from mb_models.forward_step import GPTForwardStep as GPTForwardStep
-    from mb_models.forward_step import gpt_forward_step as gpt_forward_step
-    from mb_models.forward_step import masked_next_token_loss as masked_next_token_loss
-    from mb_models.freezing import FreezingError as FreezingError
-    from mb_models.freezing import freeze_moe_router as freeze_moe_router
-    from mb_models.fsdp import wrap_megatron_fsdp as wrap_megatron_fsdp
-    from mb_models.fsdp import wrap_torch_fsdp2 as wrap_torch_fsdp2
-    from mb_models.fsdp_rules import FsdpError as FsdpError
-    from mb_models.generation import PromptError as PromptError
-    from mb_models.generation import generate as generate
-    from mb_models.gpt import GPTModelProvider as GPTModelProvider
-    from mb_models.gpt import LayerSpec as LayerSpec
-    from mb_models.gpu_only import gpu_only_settings as gpu_only_settings
-    from mb_models.hybrid import HybridForwardStep as HybridForwardStep
-    from mb_models.hybrid import HybridModelProvider as HybridModelProvider
-    from mb_models.hybrid import MambaForwardStep as MambaForwardStep
-    from mb_models.hybrid import MambaModelProvider as MambaModelProvider
-    from mb_models.hybrid import hybrid_transformer_engine_spec as hybrid_transformer_engine_spec
-    from mb_models.hybrid_config import HybridModelConfig as HybridModelConfig
-    from mb_models.hybrid_config import MambaModelConfig as MambaModelConfig
-    from mb_models.hybrid_parameters import hybrid_parameter_count as hybrid_parameter_count
-    from mb_models.layer_choice import LayerChoice as LayerChoice
-    from mb_models.layer_choice import choose_layers as choose_layers
-    from mb_models.layer_specs import local_spec as local_spec
-    from mb_models.layer_specs import transformer_engine_spec as transformer_engine_spec
-    from mb_models.mimo import MimoForwardStep as MimoForwardStep
-    from mb_models.mimo import MimoModelProvider as MimoModelProvider
-    from mb_models.mimo_config import MimoModelConfig as MimoModelConfig
-    from mb_models.mimo_config import ModuleRanks as ModuleRanks
-    from mb_models.mimo_groups import ModuleGroups as ModuleGroups
-    from mb_models.mimo_modules import MimoModules as MimoModules
-    from mb_models.mimo_parameters import mimo_parameter_count as mimo_parameter_count
-    from mb_models.parameters import parameter_count as parameter_count
+    from mb_models.gpt.layer_choice import LayerChoice as LayerChoice
+    from mb_models.gpt.layer_choice import choose_layers as choose_layers
+    from mb_models.gpt.layer_specs import local_spec as local_spec
+    from mb_models.gpt.layer_specs import transformer_engine_spec as transformer_engine_spec
+    from mb_models.gpt.parameters import parameter_count as parameter_count
+    from mb_models.gpt.provider import GPTModelProvider as GPTModelProvider
+    from mb_models.gpt.provider import LayerSpec as LayerSpec
+    from mb_models.gpt.transformer import transformer_config as transformer_config
+    from mb_models.gpt.value_head import HeadError as HeadError
+    from mb_models.gpt.value_head import LinearForLastLayer as LinearForLastLayer
+    from mb_models.gpt.value_head import create_value_head_hook as create_value_head_hook
+    from mb_models.gpt.value_head import make_value_model as make_value_model
+    from mb_models.hybrid.config import HybridModelConfig as HybridModelConfig
+    from mb_models.hybrid.config import MambaModelConfig as MambaModelConfig
+    from mb_models.hybrid.parameters import hybrid_parameter_count as hybrid_parameter_count
+    from mb_models.hybrid.provider import HybridForwardStep as HybridForwardStep
+    from mb_models.hybrid.provider import HybridModelProvider as HybridModelProvider
+    from mb_models.hybrid.provider import MambaForwardStep as MambaForwardStep
+    from mb_models.hybrid.provider import MambaModelProvider as MambaModelProvider
+    from mb_models.hybrid.provider import hybrid_transformer_engine_spec as hybrid_transformer_engine_spec
+    from mb_models.mimo.config import MimoModelConfig as MimoModelConfig
+    from mb_models.mimo.config import ModuleRanks as ModuleRanks
+    from mb_models.mimo.groups import ModuleGroups as ModuleGroups
+    from mb_models.mimo.modules import MimoModules as MimoModules
+    from mb_models.mimo.parameters import mimo_parameter_count as mimo_parameter_count
+    from mb_models.mimo.provider import MimoForwardStep as MimoForwardStep
+    from mb_models.mimo.provider import MimoModelProvider as MimoModelProvider
     from mb_models.rules import RULES as RULES
-    from mb_models.t5 import T5ForwardStep as T5ForwardStep
-    from mb_models.t5 import T5LayerSpec as T5LayerSpec
-    from mb_models.t5 import T5ModelProvider as T5ModelProvider
-    from mb_models.t5 import attention_masks as attention_masks
-    from mb_models.t5_config import T5ModelConfig as T5ModelConfig
-    from mb_models.t5_layer_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
-    from mb_models.t5_parameters import t5_parameter_count as t5_parameter_count
-    from mb_models.training import DataParallelSetup as DataParallelSetup
-    from mb_models.training import OptimizerSetup as OptimizerSetup
-    from mb_models.training import TrainingModel as TrainingModel
-    from mb_models.training import build_training_model as build_training_model
-    from mb_models.transformer import transformer_config as transformer_config
-    from mb_models.value_head import HeadError as HeadError
-    from mb_models.value_head import LinearForLastLayer as LinearForLastLayer
-    from mb_models.value_head import create_value_head_hook as create_value_head_hook
-    from mb_models.value_head import make_value_model as make_value_model
-    from mb_models.vocab import model_vocab_size as model_vocab_size
-    from mb_models.vocab import padded_vocab_size as padded_vocab_size
-    from mb_models.wrap import wrap_ddp as wrap_ddp
-    from mb_models.wrap import wrap_half_precision as wrap_half_precision
+    from mb_models.rules.fsdp import FsdpError as FsdpError
+    from mb_models.t5.config import T5ModelConfig as T5ModelConfig
+    from mb_models.t5.layer_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
+    from mb_models.t5.parameters import t5_parameter_count as t5_parameter_count
+    from mb_models.t5.provider import T5ForwardStep as T5ForwardStep
+    from mb_models.t5.provider import T5LayerSpec as T5LayerSpec
+    from mb_models.t5.provider import T5ModelProvider as T5ModelProvider
+    from mb_models.t5.provider import attention_masks as attention_masks
+    from mb_models.training.batches import Batch as Batch
+    from mb_models.training.batches import get_batch as get_batch
+    from mb_models.training.chunks import StackSpec as StackSpec
+    from mb_models.training.forward_step import GPTForwardStep as GPTForwardStep
+    from mb_models.training.forward_step import gpt_forward_step as gpt_forward_step
+    from mb_models.training.forward_step import masked_next_token_loss as masked_next_token_loss
+    from mb_models.training.freezing import FreezingError as FreezingError
+    from mb_models.training.freezing import freeze_moe_router as freeze_moe_router
+    from mb_models.training.fsdp import wrap_megatron_fsdp as wrap_megatron_fsdp
+    from mb_models.training.fsdp import wrap_torch_fsdp2 as wrap_torch_fsdp2
+    from mb_models.training.gpu_only import gpu_only_settings as gpu_only_settings
+    from mb_models.training.setup import DataParallelSetup as DataParallelSetup
+    from mb_models.training.setup import OptimizerSetup as OptimizerSetup
+    from mb_models.training.setup import TrainingModel as TrainingModel
+    from mb_models.training.setup import build_training_model as build_training_model
+    from mb_models.training.vocab import model_vocab_size as model_vocab_size
+    from mb_models.training.vocab import padded_vocab_size as padded_vocab_size
+    from mb_models.training.wrap import wrap_ddp as wrap_ddp
+    from mb_models.training.wrap import wrap_half_precision as wrap_half_precision
 
 _HOMES = {
-    "Batch": "batches",
+    "Batch": "training.batches",
     "BatchError": "errors",
-    "DataParallelSetup": "training",
+    "DataParallelSetup": "training.setup",
     "Family": "families",
-    "FreezingError": "freezing",
-    "FsdpError": "fsdp_rules",
-    "GPTForwardStep": "forward_step",
+    "FreezingError": "training.freezing",
+    "FsdpError": "rules.fsdp",
+    "GPTForwardStep": "training.forward_step",
     "GPTModelConfig": "config",
-    "GPTModelProvider": "gpt",
-    "HeadError": "value_head",
-    "HybridForwardStep": "hybrid",
-    "HybridModelConfig": "hybrid_config",
-    "HybridModelProvider": "hybrid",
-    "LayerChoice": "layer_choice",
-    "LayerSpec": "gpt",
-    "LinearForLastLayer": "value_head",
-    "MambaForwardStep": "hybrid",
-    "MambaModelConfig": "hybrid_config",
-    "MambaModelProvider": "hybrid",
-    "MimoForwardStep": "mimo",
-    "MimoModelConfig": "mimo_config",
-    "MimoModelProvider": "mimo",
-    "MimoModules": "mimo_modules",
+    "GPTModelProvider": "gpt.provider",
+    "HeadError": "gpt.value_head",
+    "HybridForwardStep": "hybrid.provider",
+    "HybridModelConfig": "hybrid.config",
+    "HybridModelProvider": "hybrid.provider",
+    "LayerChoice": "gpt.layer_choice",
+    "LayerSpec": "gpt.provider",
+    "LinearForLastLayer": "gpt.value_head",
+    "MambaForwardStep": "hybrid.provider",
+    "MambaModelConfig": "hybrid.config",
+    "MambaModelProvider": "hybrid.provider",
+    "MimoForwardStep": "mimo.provider",
+    "MimoModelConfig": "mimo.config",
+    "MimoModelProvider": "mimo.provider",
+    "MimoModules": "mimo.modules",
     "ModelConfigError": "errors",
     "ModelsError": "errors",
-    "ModuleGroups": "mimo_groups",
-    "ModuleRanks": "mimo_config",
-    "OptimizerSetup": "training",
-    "PromptError": "generation",
+    "ModuleGroups": "mimo.groups",
+    "ModuleRanks": "mimo.config",
+    "OptimizerSetup": "training.setup",
+    "PromptError": "evaluation.generation",
     "RULES": "rules",
-    "StackSpec": "chunks",
-    "T5ForwardStep": "t5",
-    "T5LayerSpec": "t5",
-    "T5ModelConfig": "t5_config",
-    "T5ModelProvider": "t5",
-    "TrainingModel": "training",
+    "StackSpec": "training.chunks",
+    "T5ForwardStep": "t5.provider",
+    "T5LayerSpec": "t5.provider",
+    "T5ModelConfig": "t5.config",
+    "T5ModelProvider": "t5.provider",
+    "TrainingModel": "training.setup",
     "TransformerFields": "config",
-    "attention_masks": "t5",
-    "build_training_model": "training",
-    "choose_layers": "layer_choice",
-    "create_value_head_hook": "value_head",
+    "attention_masks": "t5.provider",
+    "build_training_model": "training.setup",
+    "choose_layers": "gpt.layer_choice",
+    "create_value_head_hook": "gpt.value_head",
     "family_of": "families",
-    "freeze_moe_router": "freezing",
-    "generate": "generation",
-    "get_batch": "batches",
-    "gpt_forward_step": "forward_step",
-    "gpu_only_settings": "gpu_only",
-    "hybrid_parameter_count": "hybrid_parameters",
-    "hybrid_transformer_engine_spec": "hybrid",
-    "local_spec": "layer_specs",
-    "make_value_model": "value_head",
-    "masked_next_token_loss": "forward_step",
-    "mimo_parameter_count": "mimo_parameters",
-    "model_vocab_size": "vocab",
-    "padded_vocab_size": "vocab",
-    "parameter_count": "parameters",
-    "t5_parameter_count": "t5_parameters",
-    "t5_transformer_engine_spec": "t5_layer_specs",
-    "transformer_config": "transformer",
-    "transformer_engine_spec": "layer_specs",
-    "wrap_ddp": "wrap",
-    "wrap_half_precision": "wrap",
-    "wrap_megatron_fsdp": "fsdp",
-    "wrap_torch_fsdp2": "fsdp",
+    "freeze_moe_router": "training.freezing",
+    "generate": "evaluation.generation",
+    "get_batch": "training.batches",
+    "gpt_forward_step": "training.forward_step",
+    "gpu_only_settings": "training.gpu_only",
+    "hybrid_parameter_count": "hybrid.parameters",
+    "hybrid_transformer_engine_spec": "hybrid.provider",
+    "local_spec": "gpt.layer_specs",
+    "make_value_model": "gpt.value_head",
+    "masked_next_token_loss": "training.forward_step",
+    "mimo_parameter_count": "mimo.parameters",
+    "model_vocab_size": "training.vocab",
+    "padded_vocab_size": "training.vocab",
+    "parameter_count": "gpt.parameters",
+    "t5_parameter_count": "t5.parameters",
+    "t5_transformer_engine_spec": "t5.layer_specs",
+    "transformer_config": "gpt.transformer",
+    "transformer_engine_spec": "gpt.layer_specs",
+    "wrap_ddp": "training.wrap",
+    "wrap_half_precision": "training.wrap",
+    "wrap_megatron_fsdp": "training.fsdp",
+    "wrap_torch_fsdp2": "training.fsdp",
 }
 
 

@@ -8,7 +8,7 @@ activation functions are given by name.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_models.variant_fields import (
+from mb_models.gpt.variant_fields import (
     LatentAttentionFields,
     LayerVariantFields,
     PredictionFields,
@@ -339,7 +339,7 @@ class GPTModelConfig(LayerVariantFields, YarnFields, TransformerFields):
     """A decoder-only language model on Megatron Core.
 
     The constructor reads no file and validates nothing: `mb_models.rules` lists the violations of a section, and
-    `mb_models.transformer.transformer_config` builds Megatron's configuration from it.
+    `mb_models.gpt.transformer.transformer_config` builds Megatron's configuration from it.
     """
 
     vocab_size: int | None = None

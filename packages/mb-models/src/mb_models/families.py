@@ -7,23 +7,23 @@ from typing import Any, Protocol
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.chunks import StackSpec
 from mb_models.config import GPTModelConfig
 from mb_models.errors import ModelConfigError
-from mb_models.forward_step import GPTForwardStep
-from mb_models.gpt import GPTModelProvider
-from mb_models.hybrid import MambaForwardStep, MambaModelProvider, hybrid_transformer_engine_spec
-from mb_models.hybrid_config import MambaModelConfig
-from mb_models.hybrid_parameters import hybrid_parameter_count
-from mb_models.layer_specs import local_spec, transformer_engine_spec
-from mb_models.mimo import MimoForwardStep, MimoModelProvider
-from mb_models.mimo_config import MimoModelConfig
-from mb_models.mimo_parameters import mimo_parameter_count
-from mb_models.parameters import parameter_count
-from mb_models.t5 import T5ForwardStep, T5ModelProvider
-from mb_models.t5_config import T5ModelConfig
-from mb_models.t5_layer_specs import t5_transformer_engine_spec
-from mb_models.t5_parameters import t5_parameter_count
+from mb_models.gpt.layer_specs import local_spec, transformer_engine_spec
+from mb_models.gpt.parameters import parameter_count
+from mb_models.gpt.provider import GPTModelProvider
+from mb_models.hybrid.config import MambaModelConfig
+from mb_models.hybrid.parameters import hybrid_parameter_count
+from mb_models.hybrid.provider import MambaForwardStep, MambaModelProvider, hybrid_transformer_engine_spec
+from mb_models.mimo.config import MimoModelConfig
+from mb_models.mimo.parameters import mimo_parameter_count
+from mb_models.mimo.provider import MimoForwardStep, MimoModelProvider
+from mb_models.t5.config import T5ModelConfig
+from mb_models.t5.layer_specs import t5_transformer_engine_spec
+from mb_models.t5.parameters import t5_parameter_count
+from mb_models.t5.provider import T5ForwardStep, T5ModelProvider
+from mb_models.training.chunks import StackSpec
+from mb_models.training.forward_step import GPTForwardStep
 
 
 class ChunkProvider(Protocol):

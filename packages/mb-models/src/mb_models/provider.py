@@ -10,8 +10,8 @@ from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracke
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_models.chunks import build_chunks
-from mb_models.vocab import model_vocab_size
+from mb_models.training.chunks import build_chunks
+from mb_models.training.vocab import model_vocab_size
 
 
 class LanguageModelSection(Protocol):
@@ -104,7 +104,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         """Build this rank's chunks in the order of their virtual stages; without interleaving, a single chunk.
 
         All ranks of the model call it. Hooks that modify modules (heads, adapters) are called between this method and
-        `mb_models.wrap.wrap_ddp`. Clears the router and prediction metrics of previous models in this process, because
+        `wrap_ddp`. Clears the router and prediction metrics of previous models in this process, because
         Megatron keeps them in process-wide arrays with the size of that model.
         """
         destroy_moe_metrics_tracker()

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_overlap.buffer_settings import setting_problems as setting_problems
     from mb_overlap.check import Conflict as Conflict
     from mb_overlap.check import find_conflicts as find_conflicts
     from mb_overlap.config import BulkOverlapCfg as BulkOverlapCfg
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
     from mb_overlap.env_vars import recommended_env_vars as recommended_env_vars
     from mb_overlap.explanation import Explanation as Explanation
     from mb_overlap.explanation import explain as explain
-    from mb_overlap.preset_search import PresetMatch as PresetMatch
-    from mb_overlap.preset_search import find_preset as find_preset
-    from mb_overlap.presets import PRESETS as PRESETS
-    from mb_overlap.presets import Preset as Preset
-    from mb_overlap.presets import UnknownPresetError as UnknownPresetError
-    from mb_overlap.presets import preset as preset
+    from mb_overlap.presets.search import PresetMatch as PresetMatch
+    from mb_overlap.presets.search import find_preset as find_preset
+    from mb_overlap.presets.table import PRESETS as PRESETS
+    from mb_overlap.presets.table import Preset as Preset
+    from mb_overlap.presets.table import UnknownPresetError as UnknownPresetError
+    from mb_overlap.presets.table import preset as preset
     from mb_overlap.resolve import DataParallelSizeError as DataParallelSizeError
     from mb_overlap.resolve import Decision as Decision
     from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
@@ -49,9 +48,10 @@ if TYPE_CHECKING:
     from mb_overlap.setup import OverlapChange as OverlapChange
     from mb_overlap.setup import OverlapRejectedError as OverlapRejectedError
     from mb_overlap.target_sections import ModelSection as ModelSection
-    from mb_overlap.transformer_engine import BufferSettingsError as BufferSettingsError
-    from mb_overlap.transformer_engine import initialize_ub_arguments as initialize_ub_arguments
-    from mb_overlap.transformer_engine import to_transformer_engine as to_transformer_engine
+    from mb_overlap.transformer_engine.arguments import BufferSettingsError as BufferSettingsError
+    from mb_overlap.transformer_engine.arguments import initialize_ub_arguments as initialize_ub_arguments
+    from mb_overlap.transformer_engine.arguments import to_transformer_engine as to_transformer_engine
+    from mb_overlap.transformer_engine.buffer_settings import setting_problems as setting_problems
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Rule as Rule
 
@@ -75,11 +75,11 @@ if TYPE_CHECKING:
     userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     from mb_overlap.errors import OverlapError as OverlapError
-    from mb_overlap.user_buffers import start_user_buffers as start_user_buffers
+    from mb_overlap.transformer_engine.user_buffers import start_user_buffers as start_user_buffers
 
 _HOMES = {
     "OverlapError": "errors",
-    "start_user_buffers": "user_buffers",
+    "start_user_buffers": "transformer_engine.user_buffers",
     "BulkOverlapCfg": "config",
     "CommOverlapConfig": "config",
     "PipelineOverlapCfg": "config",
@@ -88,31 +88,31 @@ _HOMES = {
     "TransformerLayerTPOverlapCfg": "config",
     "recommended_env_vars": "env_vars",
     "explain": "explanation",
-    "PRESETS": "presets",
-    "Preset": "presets",
+    "PRESETS": "presets.table",
+    "Preset": "presets.table",
     "UnknownGpuError": "mb_schema.gpu_names",
-    "UnknownPresetError": "presets",
-    "find_preset": "preset_search",
-    "preset": "presets",
-    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": "presets",
-    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192": "presets",
-    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192": "presets",
-    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192": "presets",
-    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets",
-    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets",
-    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets",
-    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets",
-    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "presets",
-    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "presets",
-    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048": "presets",
-    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048": "presets",
-    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048": "presets",
-    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048": "presets",
-    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048": "presets",
-    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048": "presets",
-    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096": "presets",
-    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096": "presets",
-    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096": "presets",
+    "UnknownPresetError": "presets.table",
+    "find_preset": "presets.search",
+    "preset": "presets.table",
+    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": "presets.table",
+    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192": "presets.table",
+    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets.table",
+    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "presets.table",
+    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "presets.table",
+    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048": "presets.table",
+    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048": "presets.table",
+    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048": "presets.table",
+    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048": "presets.table",
+    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048": "presets.table",
+    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048": "presets.table",
+    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096": "presets.table",
+    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096": "presets.table",
+    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096": "presets.table",
     "DataParallelSizeError": "resolve",
     "Decision": "resolve",
     "ParallelLayout": "resolve",
@@ -122,16 +122,16 @@ _HOMES = {
     "Rule": "mb_schema.rules",
     "OverlapChange": "setup",
     "ModelSection": "target_sections",
-    "BufferSettingsError": "transformer_engine",
-    "initialize_ub_arguments": "transformer_engine",
-    "setting_problems": "buffer_settings",
-    "PresetMatch": "preset_search",
+    "BufferSettingsError": "transformer_engine.arguments",
+    "initialize_ub_arguments": "transformer_engine.arguments",
+    "setting_problems": "transformer_engine.buffer_settings",
+    "PresetMatch": "presets.search",
     "Conflict": "check",
     "find_conflicts": "check",
     "Explanation": "explanation",
     "OverlapRejectedError": "setup",
     "model_env_vars": "env_vars",
-    "to_transformer_engine": "transformer_engine",
+    "to_transformer_engine": "transformer_engine.arguments",
 }
 
 

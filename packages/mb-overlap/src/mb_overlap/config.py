@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from mb_overlap.setup import OverlapChange, apply_plan, make_plan
 from mb_overlap.software_versions import detect_versions
 from mb_overlap.target_sections import ModelSection, TargetSections
-from mb_overlap.transformer_engine import to_transformer_engine
+from mb_overlap.transformer_engine.arguments import to_transformer_engine
 from mb_schema.sections import StrictFields
 from mb_schema.value_types import reject_wrong_types
 

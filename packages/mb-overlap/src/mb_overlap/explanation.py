@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mb_overlap.conditions import EP_OVERLAP
-from mb_overlap.embedding_rules import DEFER_EMBEDDING_WGRAD
 from mb_overlap.field_access import read_field
 from mb_overlap.resolve import Decision
+from mb_overlap.rules.conditions import EP_OVERLAP
+from mb_overlap.rules.embedding import DEFER_EMBEDDING_WGRAD
+from mb_overlap.rules.tensor import NEEDS
 from mb_overlap.setup import OverlapPlan, OverlapRejectedError, find_request_conflicts, make_plan
 from mb_overlap.software_versions import SoftwareVersions, detect_versions
 from mb_overlap.target_sections import TargetSections
-from mb_overlap.tensor_rules import NEEDS
 
 if TYPE_CHECKING:
     from mb_overlap.config import CommOverlapConfig

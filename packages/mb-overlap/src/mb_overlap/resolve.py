@@ -6,8 +6,8 @@ from typing import Any
 
 from mb_overlap.errors import OverlapError
 from mb_overlap.pipeline_p2p import choose_p2p_comm
-from mb_overlap.pipeline_rules import P2P_COMM
-from mb_overlap.tensor_rules import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
+from mb_overlap.rules.pipeline import P2P_COMM
+from mb_overlap.rules.tensor import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
 from mb_schema.rules import Problem, RuleError
 
 MODEL_FIELDS = (

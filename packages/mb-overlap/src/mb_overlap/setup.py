@@ -5,12 +5,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mb_overlap import delayed_wgrad_rules, embedding_rules, expert_overlap_rules
-from mb_overlap.conditions import DELAY_WGRAD, EP_OVERLAP
-from mb_overlap.embedding_rules import DEFER_EMBEDDING_WGRAD
 from mb_overlap.errors import OverlapError
 from mb_overlap.field_access import SectionView, field_name, read_field, write_field
 from mb_overlap.resolve import Decision, OverlapConflictError, ParallelLayout, resolve_overlap
+from mb_overlap.rules import delayed_wgrad as delayed_wgrad_rules
+from mb_overlap.rules import embedding as embedding_rules
+from mb_overlap.rules import expert_overlap as expert_overlap_rules
+from mb_overlap.rules.conditions import DELAY_WGRAD, EP_OVERLAP
+from mb_overlap.rules.embedding import DEFER_EMBEDDING_WGRAD
 from mb_overlap.software_versions import SoftwareVersions
 from mb_overlap.target_sections import TargetSections
 from mb_schema.rules import Problem, check

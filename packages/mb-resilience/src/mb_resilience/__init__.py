@@ -21,18 +21,11 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_resilience.agreed_stop import AgreedStop as AgreedStop
-    from mb_resilience.agreed_stop import Watcher as Watcher
-    from mb_resilience.collective_records import GroupCollectives as GroupCollectives
-    from mb_resilience.collective_records import missing_collectives as missing_collectives
-    from mb_resilience.collective_records import parse_record as parse_record
-    from mb_resilience.collective_records import read_dump_files as read_dump_files
     from mb_resilience.config import FaultToleranceConfig as FaultToleranceConfig
     from mb_resilience.config import InProcessRestartConfig as InProcessRestartConfig
     from mb_resilience.config import NVRxStragglerDetectionConfig as NVRxStragglerDetectionConfig
     from mb_resilience.config import RerunStateMachineConfig as RerunStateMachineConfig
     from mb_resilience.config import StragglerDetectionConfig as StragglerDetectionConfig
-    from mb_resilience.decision_exchange import KeyValueStore as KeyValueStore
     from mb_resilience.errors import FaultError as FaultError
     from mb_resilience.errors import NoMonitorError as NoMonitorError
     from mb_resilience.errors import NVRxDetectorError as NVRxDetectorError
@@ -43,92 +36,99 @@ if TYPE_CHECKING:
     from mb_resilience.errors import StopOrderError as StopOrderError
     from mb_resilience.errors import StopSetupError as StopSetupError
     from mb_resilience.errors import SwitchPortError as SwitchPortError
+    from mb_resilience.fault_tolerance.monitor_client import MonitorClient as MonitorClient
+    from mb_resilience.fault_tolerance.section_reporter import SectionReporter as SectionReporter
     from mb_resilience.faults import Fault as Fault
     from mb_resilience.faults import FaultSettings as FaultSettings
     from mb_resilience.faults import SimulatedFault as SimulatedFault
     from mb_resilience.faults import agree_on_fault as agree_on_fault
     from mb_resilience.faults import sample_fault as sample_fault
-    from mb_resilience.flight_recorder import FlightRecorderSettings as FlightRecorderSettings
-    from mb_resilience.flight_recorder import flight_recorder_environment as flight_recorder_environment
-    from mb_resilience.flight_recorder import start_flight_recorder as start_flight_recorder
-    from mb_resilience.hang_reporter import HangReporter as HangReporter
-    from mb_resilience.monitor_client import MonitorClient as MonitorClient
-    from mb_resilience.nvrx_straggler import NVRxDetector as NVRxDetector
-    from mb_resilience.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
+    from mb_resilience.hangs.collective_records import GroupCollectives as GroupCollectives
+    from mb_resilience.hangs.collective_records import missing_collectives as missing_collectives
+    from mb_resilience.hangs.collective_records import parse_record as parse_record
+    from mb_resilience.hangs.collective_records import read_dump_files as read_dump_files
+    from mb_resilience.hangs.flight_recorder import FlightRecorderSettings as FlightRecorderSettings
+    from mb_resilience.hangs.flight_recorder import flight_recorder_environment as flight_recorder_environment
+    from mb_resilience.hangs.flight_recorder import start_flight_recorder as start_flight_recorder
+    from mb_resilience.hangs.reporter import HangReporter as HangReporter
     from mb_resilience.process_group import rank_and_store as rank_and_store
-    from mb_resilience.restart import RankFault as RankFault
-    from mb_resilience.restart import RestartAttempt as RestartAttempt
+    from mb_resilience.restarts.arguments import RankFault as RankFault
+    from mb_resilience.restarts.arguments import RestartAttempt as RestartAttempt
     from mb_resilience.rules import RULES as RULES
-    from mb_resilience.section_reporter import SectionReporter as SectionReporter
-    from mb_resilience.signals import IgnoreSignals as IgnoreSignals
-    from mb_resilience.signals import SignalWatcher as SignalWatcher
-    from mb_resilience.speed_reporter import SpeedReporter as SpeedReporter
-    from mb_resilience.stop_requests import StopRequests as StopRequests
-    from mb_resilience.stop_requests import watch_stop_requests as watch_stop_requests
-    from mb_resilience.straggler import StragglerTimer as StragglerTimer
-    from mb_resilience.straggler_report import RankSpeed as RankSpeed
-    from mb_resilience.straggler_report import SpeedReport as SpeedReport
-    from mb_resilience.straggler_scores import PerformanceReport as PerformanceReport
-    from mb_resilience.straggler_scores import StragglerScores as StragglerScores
-    from mb_resilience.straggler_switch import StragglerSwitch as StragglerSwitch
-    from mb_resilience.watchers import CombinedWatcher as CombinedWatcher
-    from mb_resilience.watchers import DeadlineWatcher as DeadlineWatcher
+    from mb_resilience.stops.agreed_stop import AgreedStop as AgreedStop
+    from mb_resilience.stops.agreed_stop import Watcher as Watcher
+    from mb_resilience.stops.decision_exchange import KeyValueStore as KeyValueStore
+    from mb_resilience.stops.signals import IgnoreSignals as IgnoreSignals
+    from mb_resilience.stops.signals import SignalWatcher as SignalWatcher
+    from mb_resilience.stops.stop_requests import StopRequests as StopRequests
+    from mb_resilience.stops.stop_requests import watch_stop_requests as watch_stop_requests
+    from mb_resilience.stops.watchers import CombinedWatcher as CombinedWatcher
+    from mb_resilience.stops.watchers import DeadlineWatcher as DeadlineWatcher
+    from mb_resilience.stragglers.detection import StragglerTimer as StragglerTimer
+    from mb_resilience.stragglers.nvrx_straggler import NVRxDetector as NVRxDetector
+    from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor
+    from mb_resilience.stragglers.report import RankSpeed as RankSpeed
+    from mb_resilience.stragglers.report import SpeedReport as SpeedReport
+    from mb_resilience.stragglers.scores import PerformanceReport as PerformanceReport
+    from mb_resilience.stragglers.scores import StragglerScores as StragglerScores
+    from mb_resilience.stragglers.speed_reporter import SpeedReporter as SpeedReporter
+    from mb_resilience.stragglers.switch import StragglerSwitch as StragglerSwitch
     from mb_schema.rules import Rule as Rule
 
 _HOMES = {
-    "GroupCollectives": "collective_records",
-    "missing_collectives": "collective_records",
-    "parse_record": "collective_records",
-    "read_dump_files": "collective_records",
+    "GroupCollectives": "hangs.collective_records",
+    "missing_collectives": "hangs.collective_records",
+    "parse_record": "hangs.collective_records",
+    "read_dump_files": "hangs.collective_records",
     "ResilienceError": "errors",
-    "SpeedReporter": "speed_reporter",
-    "StopRequests": "stop_requests",
-    "watch_stop_requests": "stop_requests",
-    "AgreedStop": "agreed_stop",
+    "SpeedReporter": "stragglers.speed_reporter",
+    "StopRequests": "stops.stop_requests",
+    "watch_stop_requests": "stops.stop_requests",
+    "AgreedStop": "stops.agreed_stop",
     "rank_and_store": "process_group",
-    "CombinedWatcher": "watchers",
-    "DeadlineWatcher": "watchers",
-    "RestartAttempt": "restart",
-    "NVRxDetector": "nvrx_straggler",
+    "CombinedWatcher": "stops.watchers",
+    "DeadlineWatcher": "stops.watchers",
+    "RestartAttempt": "restarts.arguments",
+    "NVRxDetector": "stragglers.nvrx_straggler",
     "NVRxDetectorError": "errors",
     "Fault": "faults",
     "FaultError": "errors",
     "FaultSettings": "faults",
     "FaultToleranceConfig": "config",
-    "HangReporter": "hang_reporter",
+    "HangReporter": "hangs.reporter",
     "InProcessRestartConfig": "config",
-    "KeyValueStore": "decision_exchange",
-    "MonitorClient": "monitor_client",
+    "KeyValueStore": "stops.decision_exchange",
+    "MonitorClient": "fault_tolerance.monitor_client",
     "NVRxStragglerDetectionConfig": "config",
-    "NVRxStragglerMonitor": "nvrx_straggler",
+    "NVRxStragglerMonitor": "stragglers.nvrx_straggler",
     "NoMonitorError": "errors",
-    "PerformanceReport": "straggler_scores",
+    "PerformanceReport": "stragglers.scores",
     "RULES": "rules",
     "Rank0TimeoutError": "errors",
-    "RankSpeed": "straggler_report",
-    "FlightRecorderSettings": "flight_recorder",
+    "RankSpeed": "stragglers.report",
+    "FlightRecorderSettings": "hangs.flight_recorder",
     "RerunStateMachineConfig": "config",
-    "RankFault": "restart",
+    "RankFault": "restarts.arguments",
     "RestartLimitError": "errors",
     "RestartSetupError": "errors",
     "Rule": "mb_schema.rules",
-    "StragglerScores": "straggler_scores",
-    "SectionReporter": "section_reporter",
-    "IgnoreSignals": "signals",
-    "SignalWatcher": "signals",
+    "StragglerScores": "stragglers.scores",
+    "SectionReporter": "fault_tolerance.section_reporter",
+    "IgnoreSignals": "stops.signals",
+    "SignalWatcher": "stops.signals",
     "SimulatedFault": "faults",
-    "SpeedReport": "straggler_report",
+    "SpeedReport": "stragglers.report",
     "StopOrderError": "errors",
     "StopSetupError": "errors",
     "StragglerDetectionConfig": "config",
-    "StragglerSwitch": "straggler_switch",
-    "StragglerTimer": "straggler",
+    "StragglerSwitch": "stragglers.switch",
+    "StragglerTimer": "stragglers.detection",
     "SwitchPortError": "errors",
-    "Watcher": "agreed_stop",
+    "Watcher": "stops.agreed_stop",
     "agree_on_fault": "faults",
     "sample_fault": "faults",
-    "flight_recorder_environment": "flight_recorder",
-    "start_flight_recorder": "flight_recorder",
+    "flight_recorder_environment": "hangs.flight_recorder",
+    "start_flight_recorder": "hangs.flight_recorder",
 }
 
 

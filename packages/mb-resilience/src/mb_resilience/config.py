@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_resilience.nvrx_straggler_rules import VALID_SETTINGS
 from mb_resilience.section_check import check_section
+from mb_resilience.stragglers.nvrx_straggler_rules import VALID_SETTINGS
 from mb_schema.sections import StrictFields
 
 

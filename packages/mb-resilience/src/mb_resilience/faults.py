@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Literal, Protocol, get_args
 
-from mb_resilience.decision_exchange import KeyValueStore
 from mb_resilience.errors import FaultError
+from mb_resilience.stops.decision_exchange import KeyValueStore
 
 FaultKind = Literal["rank_hung", "rank_killed"]
 SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}

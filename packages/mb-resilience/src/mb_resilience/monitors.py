@@ -12,15 +12,15 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from mb_resilience.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.config import FaultToleranceConfig
-from mb_resilience.decision_exchange import KeyValueStore
+from mb_resilience.fault_tolerance.section_reporter import SectionReporter
+from mb_resilience.fault_tolerance.section_timeouts import STATE_FILE
 from mb_resilience.faults import SimulatedFault, agree_on_fault
-from mb_resilience.flight_record_reader import read_collectives
-from mb_resilience.hang_reporter import HangReporter, print_to_stderr
+from mb_resilience.hangs.collective_timeout import TimeoutAfterFirstStep
+from mb_resilience.hangs.flight_record_reader import read_collectives
+from mb_resilience.hangs.reporter import HangReporter, print_to_stderr
 from mb_resilience.rank_info import RankInfo
-from mb_resilience.section_reporter import SectionReporter
-from mb_resilience.section_timeouts import STATE_FILE
+from mb_resilience.stops.decision_exchange import KeyValueStore
 from mb_resilience.store_connection import new_connection
 
 HANG_REPORT_FRACTION = 0.5
@@ -127,7 +127,7 @@ def monitored_sections(
     Raises:
         NoMonitorError: the process was not started by NVRx's launcher.
     """
-    from mb_resilience.nvrx_monitor import monitor_client  # noqa: PLC0415 (imports NVRx, only if it is enabled)
+    from mb_resilience.fault_tolerance.nvrx_monitor import monitor_client  # noqa: PLC0415 (imports NVRx, only if it is enabled)
 
     return SectionReporter(
         monitor_client(),

@@ -19,128 +19,128 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_verify.comparison import CATEGORIES as CATEGORIES
-    from mb_verify.comparison import CategoryCount as CategoryCount
-    from mb_verify.comparison import Difference as Difference
-    from mb_verify.comparison import Verdict as Verdict
-    from mb_verify.comparison import compare as compare
-    from mb_verify.diagnosis import EXIT_CODES as EXIT_CODES
-    from mb_verify.diagnosis import ResumeProof as ResumeProof
-    from mb_verify.diagnosis import diagnosis_lines as diagnosis_lines
-    from mb_verify.drill import MakeCommand as MakeCommand
-    from mb_verify.drill import run_drill as run_drill
-    from mb_verify.drill_plan import DrillPlan as DrillPlan
-    from mb_verify.drill_report import DRILL_EXIT_CODES as DRILL_EXIT_CODES
-    from mb_verify.drill_report import DrillReport as DrillReport
-    from mb_verify.drill_report import FaultOutcome as FaultOutcome
-    from mb_verify.drill_text import drill_as_data as drill_as_data
-    from mb_verify.drill_text import drill_as_text as drill_as_text
-    from mb_verify.environment import RecordingRequest as RecordingRequest
-    from mb_verify.environment import callbacks_from_environment as callbacks_from_environment
-    from mb_verify.environment import record_file_from_environment as record_file_from_environment
+    from mb_verify.comparison.diagnosis import EXIT_CODES as EXIT_CODES
+    from mb_verify.comparison.diagnosis import ResumeProof as ResumeProof
+    from mb_verify.comparison.diagnosis import diagnosis_lines as diagnosis_lines
+    from mb_verify.comparison.records import CATEGORIES as CATEGORIES
+    from mb_verify.comparison.records import CategoryCount as CategoryCount
+    from mb_verify.comparison.records import Difference as Difference
+    from mb_verify.comparison.records import Verdict as Verdict
+    from mb_verify.comparison.records import compare as compare
+    from mb_verify.comparison.verdict_text import proof_as_data as proof_as_data
+    from mb_verify.comparison.verdict_text import proof_as_text as proof_as_text
+    from mb_verify.comparison.verdict_text import verdict_as_data as verdict_as_data
+    from mb_verify.comparison.verdict_text import verdict_as_text as verdict_as_text
+    from mb_verify.comparison.verdict_text import verdict_table as verdict_table
+    from mb_verify.drill.fault_callback import FaultRequest as FaultRequest
+    from mb_verify.drill.fault_callback import InjectedFault as InjectedFault
+    from mb_verify.drill.faults import FAULTS as FAULTS
+    from mb_verify.drill.faults import FaultKind as FaultKind
+    from mb_verify.drill.faults import PlannedFault as PlannedFault
+    from mb_verify.drill.faults import plan_faults as plan_faults
+    from mb_verify.drill.faults import read_kinds as read_kinds
+    from mb_verify.drill.plan import DrillPlan as DrillPlan
+    from mb_verify.drill.report import DRILL_EXIT_CODES as DRILL_EXIT_CODES
+    from mb_verify.drill.report import DrillReport as DrillReport
+    from mb_verify.drill.report import FaultOutcome as FaultOutcome
+    from mb_verify.drill.run import MakeCommand as MakeCommand
+    from mb_verify.drill.run import run_drill as run_drill
+    from mb_verify.drill.text import drill_as_data as drill_as_data
+    from mb_verify.drill.text import drill_as_text as drill_as_text
     from mb_verify.errors import DrillError as DrillError
     from mb_verify.errors import InjectedFaultError as InjectedFaultError
     from mb_verify.errors import InterruptionError as InterruptionError
     from mb_verify.errors import RecordingRequestError as RecordingRequestError
     from mb_verify.errors import ReplayRequestError as ReplayRequestError
     from mb_verify.errors import VerificationError as VerificationError
-    from mb_verify.fault_callback import FaultRequest as FaultRequest
-    from mb_verify.fault_callback import InjectedFault as InjectedFault
-    from mb_verify.faults import FAULTS as FAULTS
-    from mb_verify.faults import FaultKind as FaultKind
-    from mb_verify.faults import PlannedFault as PlannedFault
-    from mb_verify.faults import plan_faults as plan_faults
-    from mb_verify.faults import read_kinds as read_kinds
-    from mb_verify.interruption import Interruption as Interruption
-    from mb_verify.interruption import RunStart as RunStart
-    from mb_verify.interruption import prove as prove
-    from mb_verify.kill import KillAfterCheckpoint as KillAfterCheckpoint
-    from mb_verify.recorder import Recorder as Recorder
-    from mb_verify.recorder import StateReader as StateReader
-    from mb_verify.replay import MetricDifference as MetricDifference
-    from mb_verify.replay import Replay as Replay
-    from mb_verify.replay import ReplayPlan as ReplayPlan
-    from mb_verify.replay import plan_replay as plan_replay
-    from mb_verify.replay import run_replay as run_replay
-    from mb_verify.replay_text import replay_as_data as replay_as_data
-    from mb_verify.replay_text import replay_as_text as replay_as_text
-    from mb_verify.run_record import ALL_RANKS as ALL_RANKS
-    from mb_verify.run_record import RecordFile as RecordFile
-    from mb_verify.run_record import RecordPosition as RecordPosition
-    from mb_verify.run_record import RecordRow as RecordRow
-    from mb_verify.run_record import RunRecord as RunRecord
-    from mb_verify.run_record import read_record as read_record
-    from mb_verify.start_command import run_start_command as run_start_command
-    from mb_verify.step_results import StepResultReader as StepResultReader
-    from mb_verify.torch_state import read_torch_state as read_torch_state
-    from mb_verify.torch_state import read_torch_step as read_torch_step
-    from mb_verify.verdict_text import proof_as_data as proof_as_data
-    from mb_verify.verdict_text import proof_as_text as proof_as_text
-    from mb_verify.verdict_text import verdict_as_data as verdict_as_data
-    from mb_verify.verdict_text import verdict_as_text as verdict_as_text
-    from mb_verify.verdict_text import verdict_table as verdict_table
+    from mb_verify.record.environment import RecordingRequest as RecordingRequest
+    from mb_verify.record.environment import callbacks_from_environment as callbacks_from_environment
+    from mb_verify.record.environment import record_file_from_environment as record_file_from_environment
+    from mb_verify.record.recorder import Recorder as Recorder
+    from mb_verify.record.recorder import StateReader as StateReader
+    from mb_verify.record.run_record import ALL_RANKS as ALL_RANKS
+    from mb_verify.record.run_record import RecordFile as RecordFile
+    from mb_verify.record.run_record import RecordPosition as RecordPosition
+    from mb_verify.record.run_record import RecordRow as RecordRow
+    from mb_verify.record.run_record import RunRecord as RunRecord
+    from mb_verify.record.run_record import read_record as read_record
+    from mb_verify.record.step_results import StepResultReader as StepResultReader
+    from mb_verify.record.torch_state import read_torch_state as read_torch_state
+    from mb_verify.record.torch_state import read_torch_step as read_torch_step
+    from mb_verify.replay.step import MetricDifference as MetricDifference
+    from mb_verify.replay.step import Replay as Replay
+    from mb_verify.replay.step import ReplayPlan as ReplayPlan
+    from mb_verify.replay.step import plan_replay as plan_replay
+    from mb_verify.replay.step import run_replay as run_replay
+    from mb_verify.replay.text import replay_as_data as replay_as_data
+    from mb_verify.replay.text import replay_as_text as replay_as_text
+    from mb_verify.resume.interruption import Interruption as Interruption
+    from mb_verify.resume.interruption import RunStart as RunStart
+    from mb_verify.resume.interruption import prove as prove
+    from mb_verify.resume.kill import KillAfterCheckpoint as KillAfterCheckpoint
+    from mb_verify.resume.start_command import run_start_command as run_start_command
 
 _HOMES = {
-    "ALL_RANKS": "run_record",
-    "CATEGORIES": "comparison",
-    "CategoryCount": "comparison",
-    "DRILL_EXIT_CODES": "drill_report",
-    "Difference": "comparison",
+    "ALL_RANKS": "record.run_record",
+    "CATEGORIES": "comparison.records",
+    "CategoryCount": "comparison.records",
+    "DRILL_EXIT_CODES": "drill.report",
+    "Difference": "comparison.records",
     "DrillError": "errors",
-    "DrillPlan": "drill_plan",
-    "DrillReport": "drill_report",
-    "EXIT_CODES": "diagnosis",
-    "FAULTS": "faults",
-    "FaultKind": "faults",
-    "FaultOutcome": "drill_report",
-    "FaultRequest": "fault_callback",
-    "InjectedFault": "fault_callback",
+    "DrillPlan": "drill.plan",
+    "DrillReport": "drill.report",
+    "EXIT_CODES": "comparison.diagnosis",
+    "FAULTS": "drill.faults",
+    "FaultKind": "drill.faults",
+    "FaultOutcome": "drill.report",
+    "FaultRequest": "drill.fault_callback",
+    "InjectedFault": "drill.fault_callback",
     "InjectedFaultError": "errors",
-    "Interruption": "interruption",
+    "Interruption": "resume.interruption",
     "InterruptionError": "errors",
-    "KillAfterCheckpoint": "kill",
-    "MakeCommand": "drill",
-    "MetricDifference": "replay",
-    "PlannedFault": "faults",
-    "RecordFile": "run_record",
-    "RecordPosition": "run_record",
-    "RecordRow": "run_record",
-    "Recorder": "recorder",
-    "RecordingRequest": "environment",
+    "KillAfterCheckpoint": "resume.kill",
+    "MakeCommand": "drill.run",
+    "MetricDifference": "replay.step",
+    "PlannedFault": "drill.faults",
+    "RecordFile": "record.run_record",
+    "RecordPosition": "record.run_record",
+    "RecordRow": "record.run_record",
+    "Recorder": "record.recorder",
+    "RecordingRequest": "record.environment",
     "RecordingRequestError": "errors",
-    "Replay": "replay",
-    "ReplayPlan": "replay",
+    "Replay": "replay.step",
+    "ReplayPlan": "replay.step",
     "ReplayRequestError": "errors",
-    "ResumeProof": "diagnosis",
-    "RunRecord": "run_record",
-    "RunStart": "interruption",
-    "StateReader": "recorder",
-    "StepResultReader": "step_results",
-    "Verdict": "comparison",
+    "ResumeProof": "comparison.diagnosis",
+    "RunRecord": "record.run_record",
+    "RunStart": "resume.interruption",
+    "StateReader": "record.recorder",
+    "StepResultReader": "record.step_results",
+    "Verdict": "comparison.records",
     "VerificationError": "errors",
-    "callbacks_from_environment": "environment",
-    "compare": "comparison",
-    "diagnosis_lines": "diagnosis",
-    "drill_as_data": "drill_text",
-    "drill_as_text": "drill_text",
-    "plan_faults": "faults",
-    "plan_replay": "replay",
-    "proof_as_data": "verdict_text",
-    "proof_as_text": "verdict_text",
-    "prove": "interruption",
-    "read_kinds": "faults",
-    "read_record": "run_record",
-    "read_torch_state": "torch_state",
-    "read_torch_step": "torch_state",
-    "record_file_from_environment": "environment",
-    "replay_as_data": "replay_text",
-    "replay_as_text": "replay_text",
-    "run_drill": "drill",
-    "run_replay": "replay",
-    "run_start_command": "start_command",
-    "verdict_as_data": "verdict_text",
-    "verdict_as_text": "verdict_text",
-    "verdict_table": "verdict_text",
+    "callbacks_from_environment": "record.environment",
+    "compare": "comparison.records",
+    "diagnosis_lines": "comparison.diagnosis",
+    "drill_as_data": "drill.text",
+    "drill_as_text": "drill.text",
+    "plan_faults": "drill.faults",
+    "plan_replay": "replay.step",
+    "proof_as_data": "comparison.verdict_text",
+    "proof_as_text": "comparison.verdict_text",
+    "prove": "resume.interruption",
+    "read_kinds": "drill.faults",
+    "read_record": "record.run_record",
+    "read_torch_state": "record.torch_state",
+    "read_torch_step": "record.torch_state",
+    "record_file_from_environment": "record.environment",
+    "replay_as_data": "replay.text",
+    "replay_as_text": "replay.text",
+    "run_drill": "drill.run",
+    "run_replay": "replay.step",
+    "run_start_command": "resume.start_command",
+    "verdict_as_data": "comparison.verdict_text",
+    "verdict_as_text": "comparison.verdict_text",
+    "verdict_table": "comparison.verdict_text",
 }
 
 

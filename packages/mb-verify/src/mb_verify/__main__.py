@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line, or name the extra that it needs."""
     try:
-        from mb_verify.cli import app  # noqa: PLC0415 - typer is optional
+        from mb_verify.cli.app import app  # noqa: PLC0415 - typer is optional
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise

@@ -8,7 +8,7 @@ from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataPa
 from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 from megatron.core.utils import get_attr_wrapped_model
 
-from mb_verify.torch_state import digest, exact_number, read_random_streams, setting
+from mb_verify.record.torch_state import digest, exact_number, read_random_streams, setting
 
 PARALLEL_LISTS = (
     ("float16_groups", "fp32_from_float16_groups"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mb_config.field_access import get_field, has_field
+from mb_config.container.field_access import get_field, has_field
 from mb_config.perf.target import PerfTarget
 
 Overrides = tuple[str, ...]

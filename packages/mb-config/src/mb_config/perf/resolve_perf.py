@@ -7,7 +7,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from mb_config.field_access import set_field
+from mb_config.container.field_access import set_field
+from mb_config.container.section import assign_computed
 from mb_config.perf.names import gpu_of, has_precision, read_name
 from mb_config.perf.settings import (
     MODEL,
@@ -21,10 +22,9 @@ from mb_config.perf.settings import (
 from mb_config.perf.target import PerfTarget
 from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.plan.resource_plan import make_plan
-from mb_config.precision_recipes import get_mixed_precision_config
-from mb_config.precision_targets import CORE, precision_values
-from mb_config.resolver_state import ResolverState
-from mb_config.section import assign_computed
+from mb_config.resolve.precision_recipes import get_mixed_precision_config
+from mb_config.resolve.precision_targets import CORE, precision_values
+from mb_config.resolve.state import ResolverState
 from mb_schema.rules import NOTHING
 
 FREE_FRACTION = 0.15

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mb_config.batch_stages import scheduled_stages
 from mb_config.plan.model_shape import read_field
+from mb_config.schedules.batch_stages import scheduled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mb_config.plan.errors import PlanError
-from mb_config.problems import check
+from mb_config.preflight.problems import check
 from mb_config.rules.sizes import MAX_LAYERS
 from mb_config.rules.sizes import RULES as SIZE_RULES
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config.batch_stages import scheduled_stages
 from mb_config.rules.formatting import format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.schedules.batch_stages import scheduled_stages
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from mb_config.plan.gpu_memory import GPU_MEMORY
-from mb_config.precision_table import precision_field
+from mb_config.resolve.precision_table import precision_field
 from mb_schema.gpu_names import find_short_name, short_name
 from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mb_config.batch_stages import growing_stages, scheduled_stages
 from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
 from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
 from mb_schema.rules import Rule
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.precision_table import canonical, precision_field, precision_names
+from mb_config.resolve.precision_table import canonical, precision_field, precision_names
 from mb_config.rules.formatting import format_value
 from mb_config.rules.versions import at_least
 from mb_schema.rule_kinds import excludes, other_than, requires, rule, within

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mb_config.batch_stages import steps_within
 from mb_config.rules.batch_sizes import is_valid_ramp
 from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
+from mb_config.schedules.batch_stages import steps_within
 from mb_schema.rule_kinds import in_range, rule, within
 from mb_schema.rules import Rule
 

@@ -1,9 +1,9 @@
-"""Rule on the types of values, which `mb_config.section_types` applies to every field."""
+"""Rule on the types of values, which `mb_config.container.section_types` applies to every field."""
 
 from __future__ import annotations
 
+from mb_config.container.field_types import fit
 from mb_config.errors import ConfigReadError
-from mb_config.field_types import fit
 from mb_schema.rule_kinds import rule
 from mb_schema.value_types import FIX, WHY
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_config.problems import reject
+from mb_config.container.section import Section
+from mb_config.preflight.problems import reject
 from mb_config.rules.ddp import SECTION_RULES
-from mb_config.section import Section
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mb_config.problems import reject
+from mb_config.container.section import Section
+from mb_config.preflight.problems import reject
 from mb_config.rules.optimizer import SECTION_RULES
-from mb_config.section import Section
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mb_config.section import Section
+from mb_config.container.section import Section
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 

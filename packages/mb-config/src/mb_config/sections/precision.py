@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from mb_config.precision_targets import precision_values
-from mb_config.problems import reject
+from mb_config.container.section import Section, assign_computed
+from mb_config.preflight.problems import reject
+from mb_config.resolve.precision_targets import precision_values
 from mb_config.rules.precision import RECIPE_RULES
-from mb_config.section import Section, assign_computed
 
 _ALIASES = {
     "fp8_param": "fp8_param_gather",
@@ -21,7 +21,7 @@ _ALIASES = {
 
 @dataclass(kw_only=True)
 class MixedPrecisionConfig(Section):
-    """A precision recipe. `mb_config.precision_table` contains the named ones.
+    """A precision recipe. `mb_config.resolve.precision_table` contains the named ones.
 
     `fp8_param` and `fp8_param_gather` are two names of one field: assigning one assigns the other. The same holds for
     the FP4 pair.

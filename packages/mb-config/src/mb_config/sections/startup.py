@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_config.section import Section
+from mb_config.container.section import Section
 
 
 @dataclass(kw_only=True)

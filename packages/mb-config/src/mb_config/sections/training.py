@@ -6,11 +6,11 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mb_config.batch_stages import steps_within
-from mb_config.problems import reject
+from mb_config.container.section import Section, assign_computed
+from mb_config.preflight.problems import reject
 from mb_config.rules.batch_sizes import RAMP_UP
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.section import Section, assign_computed
+from mb_config.schedules.batch_stages import steps_within
 
 
 @dataclass(kw_only=True)

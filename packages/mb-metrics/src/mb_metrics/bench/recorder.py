@@ -15,8 +15,8 @@ from mb_metrics.bench.device_calls import LAUNCHES, READS, CallCounter
 from mb_metrics.bench.kernels import WAITS
 from mb_metrics.bench.request import BenchRequest
 from mb_metrics.bench.result import BenchResult
-from mb_metrics.training import device_peak_tflops
-from mb_metrics.training_context import MetricsContext
+from mb_metrics.run.training import device_peak_tflops
+from mb_metrics.run.training_context import MetricsContext
 
 _KIB, _GIB = 2**10, 2**30
 

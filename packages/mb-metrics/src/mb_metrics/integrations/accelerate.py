@@ -9,8 +9,8 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 from mb_metrics.integrations.step_logger import HostLogger
-from mb_metrics.metrics import Metrics
-from mb_metrics.recorded_steps import Value
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.recorder.recorded_steps import Value
 
 
 class AccelerateTracker(GeneralTracker):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from mb_metrics.integrations.step_logger import HostLogger
-from mb_metrics.metrics import Metrics
+from mb_metrics.recorder.metrics import Metrics
 
 
 class LightningLogger(Logger):  # type: ignore[misc]

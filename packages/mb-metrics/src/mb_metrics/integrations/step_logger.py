@@ -4,10 +4,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from mb_metrics.clock import StepSpan
-from mb_metrics.metrics import Metrics
-from mb_metrics.metrics_arguments import known_step
-from mb_metrics.recorded_steps import Value, split_device_values
+from mb_metrics.recorder.arguments import known_step
+from mb_metrics.recorder.clock import StepSpan
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.recorder.recorded_steps import Value, split_device_values
 
 _logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mb_metrics import names
 from mb_metrics.integrations.step_logger import StepLogger
-from mb_metrics.metrics import Metrics
-from mb_metrics.recorded_steps import Value
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.recorder.recorded_steps import Value
 
 _NAMES = {
     "throughput(tps)": "throughput/device/tokens_per_sec",

@@ -10,9 +10,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from mb_metrics.integrations.step_logger import StepLogger
-from mb_metrics.metrics import Metrics
 from mb_metrics.names import GRAD_NORM, LEARNING_RATE
-from mb_metrics.recorded_steps import Value
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.recorder.recorded_steps import Value
 
 _NAMES = {"learning_rate": LEARNING_RATE, "grad_norm": GRAD_NORM}
 """What the Trainer logs under another name than `Metrics`."""

@@ -13,8 +13,8 @@ from mb_metrics.parse.log_lines import SKIPPED_STEPS, LineDefect, without_colour
 from mb_metrics.parse.megatron import IterationLine, event_line, iteration_lines, validation_line
 from mb_metrics.parse.step_time import StepTimeLine, step_time_of_line
 from mb_metrics.parse.torchtitan import torchtitan_line
-from mb_metrics.record import Evaluation, MetricsRow
-from mb_metrics.run_events import RunEvent
+from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.run.events import RunEvent
 
 LogFormat = Literal["mb", "megatron-lm", "megatron-bridge", "torchtitan", "cloudai"]
 """Format of a log. In "mb" the step-time line follows the iteration line that it belongs to, in "megatron-bridge" it

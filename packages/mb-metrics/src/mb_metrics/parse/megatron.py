@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mb_metrics import names
 from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS, LineDefect, last_stamp, number
-from mb_metrics.record import Evaluation, MetricsRow
-from mb_metrics.run_events import RunEvent
+from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.run.events import RunEvent
 
 _HEAD = re.compile(r"(?<!at )\biteration\s+(\d{1,18})\s*(?:/\s*(\d{1,18})\s*)?\|")
 _VALIDATION = re.compile(r"validation loss at ([^|]*?)\s*\|")

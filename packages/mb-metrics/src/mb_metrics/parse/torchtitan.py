@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from mb_metrics import names
 from mb_metrics.parse.log_lines import LineDefect, last_stamp, number
-from mb_metrics.record import Evaluation, MetricsRow
-from mb_metrics.run_events import RunEvent
+from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.run.events import RunEvent
 
 LOSS = "loss"
 MEMORY = "memory/max-reserved-gib"

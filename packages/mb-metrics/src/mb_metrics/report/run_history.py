@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from mb_metrics import names
 from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS
-from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.series import Series
-from mb_metrics.run_events import RunEvent
+from mb_metrics.run.events import RunEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

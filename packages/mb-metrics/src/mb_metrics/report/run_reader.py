@@ -11,13 +11,13 @@ from mb_metrics.errors import MetricsError
 from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
 from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
 from mb_metrics.parse.log_lines import without_colours
-from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.report.series import Series
-from mb_metrics.run_events import RunEvent, parse_event, time_of_row
-from mb_metrics.run_folder import CONFIG, EVENTS, LOG, METRICS
+from mb_metrics.run.events import RunEvent, parse_event, time_of_row
+from mb_metrics.run.folder import CONFIG, EVENTS, LOG, METRICS
 from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
 from mb_schema.json_rows import parse_row, step_of_row
 

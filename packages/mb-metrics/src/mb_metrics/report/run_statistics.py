@@ -14,7 +14,7 @@ from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series, mean_of
 from mb_metrics.report.time_split import TimeSplit, split_time
-from mb_metrics.run_events import RunEvent, seconds_in
+from mb_metrics.run.events import RunEvent, seconds_in
 
 RunStatus = Literal["empty", "running", "silent", "complete", "stopped", "failed"]
 _RECENT = 100

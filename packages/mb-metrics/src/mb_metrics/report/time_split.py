@@ -13,7 +13,7 @@ from typing import Literal
 
 from mb_metrics.names import ITERATION_TIME
 from mb_metrics.report.run_history import DiscardedSteps, RunHistory
-from mb_metrics.run_events import RunEvent, seconds_in
+from mb_metrics.run.events import RunEvent, seconds_in
 
 TimeKind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
 KINDS: tuple[TimeKind, ...] = ("training", "evaluating", "saving", "starting", "lost", "other")

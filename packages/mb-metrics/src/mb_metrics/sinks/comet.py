@@ -13,11 +13,11 @@ from typing import Any
 import comet_ml
 from comet_ml.config import set_global_experiment
 
-from mb_metrics.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
-from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sink import Sink
-from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
+from mb_metrics.sinks.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
+from mb_metrics.sinks.sink import Sink
+from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 
 
 class CometSink(Sink):

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import Literal, Protocol
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation, LogInterval, perplexity
-from mb_metrics.sink import Sink
+from mb_metrics.recorder.record import Evaluation, LogInterval, perplexity
+from mb_metrics.recorder.throughput import ThroughputRates
 from mb_metrics.sinks.short_line import short_evaluation_line, short_line
-from mb_metrics.throughput import ThroughputRates
+from mb_metrics.sinks.sink import Sink
 
 
 class TextStream(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mb_metrics.append_file import AppendFile
 from mb_metrics.names import CONSUMED_SAMPLES
-from mb_metrics.record import Evaluation, MetricsRow
-from mb_metrics.sink import Sink
+from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.sinks.append_file import AppendFile
+from mb_metrics.sinks.sink import Sink
 from mb_schema.json_rows import parse_row, step_of_row
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

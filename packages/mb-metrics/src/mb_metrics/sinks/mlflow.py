@@ -12,12 +12,12 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from mb_metrics.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
 from mb_metrics.names import different_mlflow_names
-from mb_metrics.record import Evaluation, MetricsRow
+from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sink import Sink
-from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
+from mb_metrics.sinks.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
+from mb_metrics.sinks.sink import Sink
+from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 
 _Item = TypeVar("_Item")
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 
 from mb_metrics import names
 from mb_metrics.errors import MetricsError
-from mb_metrics.record import Evaluation, LogInterval
+from mb_metrics.recorder.record import Evaluation, LogInterval
 from mb_metrics.report.formatting import duration, short
 from mb_metrics.report.series import Envelope, Series, envelope
-from mb_metrics.sink import Sink
+from mb_metrics.sinks.sink import Sink
 
 _WIDTH, _HEIGHT, _POINTS = 640, 180, 320
 

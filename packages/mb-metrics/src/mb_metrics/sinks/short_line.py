@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation, LogInterval, perplexity
+from mb_metrics.recorder.record import Evaluation, LogInterval, perplexity
 from mb_metrics.report.formatting import duration, short
 
 COLUMNS = 120

@@ -16,10 +16,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from mb_metrics.append_file import AppendFile
 from mb_metrics.names import VERSUS_SAMPLES, has_samples_axis
-from mb_metrics.record import Evaluation, MetricsRow
-from mb_metrics.sink import Sink
+from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.sinks.append_file import AppendFile
+from mb_metrics.sinks.sink import Sink
 
 _OWN_FILE = re.compile(r"events\.out\.tfevents\.\d{16,}\..+\.\d+")
 """Name of a file of `TensorBoardSink`: other writers have seconds, not nanoseconds, in their names."""

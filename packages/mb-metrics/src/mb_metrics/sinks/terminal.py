@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from mb_metrics import names
-from mb_metrics.record import Evaluation, LogInterval, perplexity
+from mb_metrics.recorder.record import Evaluation, LogInterval, perplexity
 from mb_metrics.report.formatting import clock_span, compact
-from mb_metrics.sink import Sink
+from mb_metrics.sinks.sink import Sink
 
 Style = Literal["plain", "label", "main", "speed", "problem", "evaluation"]
 """Role of a piece of a line; the terminal chooses its colour."""

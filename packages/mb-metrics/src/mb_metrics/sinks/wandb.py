@@ -13,12 +13,12 @@ from typing import Any, Literal
 import wandb
 from wandb.errors import CommError, UsageError
 
-from mb_metrics.host_run import require_no_prefix, require_one_run
-from mb_metrics.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sink import Sink
+from mb_metrics.sinks.host_run import require_no_prefix, require_one_run
+from mb_metrics.sinks.sink import Sink
+from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 from mb_metrics.sinks.wandb_host_run import WandbHostRun
-from mb_metrics.tracker_run import TrackerRun, TrackerRunFile
 
 _logger = logging.getLogger(__name__)
 

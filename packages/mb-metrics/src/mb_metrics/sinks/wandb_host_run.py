@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mb_metrics.host_run import PREFIX, prefixed
-from mb_metrics.record import LogInterval, MetricsRow
+from mb_metrics.recorder.record import LogInterval, MetricsRow
+from mb_metrics.sinks.host_run import PREFIX, prefixed
 
 STEP_AXIS = "mb_metrics/step"
 """Metric that is the x axis of all metrics that are added to the run."""

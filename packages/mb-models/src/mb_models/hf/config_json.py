@@ -26,8 +26,8 @@ from mb_models.hf.rotary_fields import LLAMA3_SCALING, global_rotation, read_rot
 from mb_models.hf.section_fields import differences, with_sizes
 from mb_models.hf.text_part import text_config
 from mb_models.hf.unsupported import UNSUPPORTED
-from mb_models.hybrid_config import MambaModelConfig
-from mb_models.vocab import padded_vocab_size
+from mb_models.hybrid.config import MambaModelConfig
+from mb_models.training.vocab import padded_vocab_size
 from mb_schema.value_types import reject_wrong_types
 
 __all__ = [

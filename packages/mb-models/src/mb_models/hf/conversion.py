@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.chunks import StackSpec
 from mb_models.config import GPTModelConfig
 from mb_models.families import family_of
+from mb_models.gpt.transformer import DTYPES
 from mb_models.hf.config_json import read_config, section_of, with_padded_vocabulary
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import Section
 from mb_models.hf.load import named_weights
 from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
-from mb_models.hybrid_config import MambaModelConfig
-from mb_models.transformer import DTYPES
+from mb_models.hybrid.config import MambaModelConfig
+from mb_models.training.chunks import StackSpec
 
 NUMBER = re.compile(r"\.\d+(?=\.)")
 """Index of a layer or an expert inside a parameter's name."""
@@ -93,7 +93,7 @@ def memory_mapped_model(
     """Build a complete model on the host with parameters of 0 in files below `folder`; remove the files at the end.
 
     Args:
-        section: model section without parallelism (`mb_models.unsharded.unshard`); not modified.
+        section: model section without parallelism (`mb_models.training.unsharded.unshard`); not modified.
         groups: process groups of one rank each.
         layer_spec: layers for the CPU.
         folder: folder on a disk with space for the parameters; created if it does not exist.

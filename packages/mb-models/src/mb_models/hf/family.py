@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mb_models.config import DType, GPTModelConfig
-from mb_models.hybrid_config import MambaModelConfig
+from mb_models.hybrid.config import MambaModelConfig
 
 Form = Literal[
     "plain", "qkv", "gated_qkv", "glu", "mamba", "convolution", "gated_delta", "gated_delta_convolution"

@@ -8,7 +8,7 @@ from mb_models.config import DType
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
-from mb_models.hybrid_config import MambaModelConfig, main_layers, mamba_heads
+from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads
 
 LETTERS: Mapping[str, str] = {
     "linear_attention": "M",

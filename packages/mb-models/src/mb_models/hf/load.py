@@ -22,7 +22,7 @@ from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
 from mb_models.hf.tensor_names import origin_of
 from mb_models.hf.weight_tables import OUTPUT
-from mb_models.hybrid_config import mamba_heads
+from mb_models.hybrid.config import mamba_heads
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from mb_models.config import (
     ParallelFields,
     PrecisionFields,
 )
+from mb_models.gpt.variant_fields import LatentAttentionFields, YarnFields
 from mb_models.hf.family import Section
 from mb_models.hf.layer_fields import expert_layers, unrotated_layers, windowed_layers
-from mb_models.hybrid_config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mamba_heads
-from mb_models.variant_fields import LatentAttentionFields, YarnFields
+from mb_models.hybrid.config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mamba_heads
 
 _TRAINING = frozenset(
     [

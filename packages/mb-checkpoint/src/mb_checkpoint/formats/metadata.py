@@ -1,0 +1,42 @@
+"""Contents of a checkpoint, read on all ranks: if one rank cannot read it, all ranks raise, so that none waits."""
+
+from pathlib import Path
+
+from mb_checkpoint import mcore
+from mb_checkpoint.collectives import on_rank_zero, read_on_all_ranks
+from mb_checkpoint.formats.layout import format_of
+from mb_checkpoint.megatron.shards import read_entries, read_index
+
+COMMON = (
+    "checkpoint_version",
+    "iteration",
+    mcore.EXACT_FLOPS,
+    "parallel_layout",
+    "content_metadata",
+    "opt_param_scheduler",
+)
+"""Objects of the fsdp_dtensor layout that are identical on all ranks."""
+
+
+def layout_on_all_ranks(path: Path) -> str:
+    """Return the layout of a checkpoint, as `layout.format_of`. Collective: rank 0 decides for all ranks."""
+    return on_rank_zero(lambda: format_of(path))
+
+
+def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:
+    """Read the contents of a checkpoint, each rank from the files. Collective.
+
+    Args:
+        path: Folder of the checkpoint.
+        shards: Whether it is in the layout of Megatron-FSDP.
+
+    Raises:
+        CheckpointReadError: A rank could not read it.
+    """
+    return read_on_all_ranks(path, lambda: _of_shards(path) if shards else mcore.read_contents(path))
+
+
+def _of_shards(path: Path) -> mcore.CheckpointContents:
+    index = read_index(path)
+    common = read_entries(path, {name: None for name in COMMON if name in index.objects})
+    return mcore.CheckpointContents(common=common, shapes=index.shapes, objects=index.objects)

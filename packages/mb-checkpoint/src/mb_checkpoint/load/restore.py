@@ -1,0 +1,300 @@
+"""Restoring a run from a selected checkpoint: compare it with the model, read it, and load the state."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint import mcore
+from mb_checkpoint.collectives import gather
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.context import CheckpointLoadContext
+from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.load.param_groups import (
+    Policy,
+    describe,
+    group_changes,
+    groups_of,
+    reject_schedule_change,
+    reject_unstored_settings,
+    schedule_changes,
+    unstored_settings,
+)
+from mb_checkpoint.load.selected_weights import is_on_host_of_one_process, read_selected
+from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks, padding_note
+from mb_checkpoint.megatron import main_params
+from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
+from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.param_remainders import request_stored_types
+from mb_checkpoint.state import extra_state
+from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict, reject_empty_selection
+from mb_checkpoint.state.rerun_state import RERUN_KEY, rerun_request, take_over
+from mb_checkpoint.state.rng import restore_rng_state
+
+MEGATRON_VOCABULARY_DIVISOR = 128
+"""Default of Megatron's make_vocab_size_divisible_by, for a state without a configuration of its model."""
+
+
+class StateRestorer:
+    """Load of tensors and objects: builds the request, and restores the result."""
+
+    def __init__(
+        self,
+        ctx: CheckpointLoadContext,
+        config: CheckpointConfig,
+        groups: CheckpointGroups,
+        path: Path,
+        *,
+        contents: mcore.CheckpointContents,
+        resume: bool,
+        read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
+        self._read = read or self._read_checkpoint
+        self._resume = resume
+        self._contents = contents
+        self._notes: list[str] = []
+
+    def run(self) -> list[str]:
+        """Compare, read and restore; return notes on the state that was left unchanged. Collective."""
+        ctx, metadata = self._ctx, self._contents.metadata
+        all_sections = mcore.model_sections(ctx.model, self._groups, metadata)
+        keep = ctx.adapter_key_filter
+        sections = (
+            all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
+        )
+        wanted = merge_over_ranks(mcore.shapes_of(sections))
+        if keep is not None:
+            total = merge_over_ranks(mcore.shapes_of(all_sections))
+            reject_empty_selection(keep, accepted=len(wanted), total=len(total))
+        if self._contents.shapes is not None:
+            padded = set[str]().union(*gather(mcore.padded_tensors(sections)))
+            differing = check_shapes(
+                wanted,
+                self._contents.model_shapes,
+                path=self._path,
+                may_lack=not ctx.strict,
+                may_have_more=not ctx.strict or keep is not None,
+                padded=padded,
+                padding=self._vocabulary_multiple(),
+            )
+            if differing:
+                self._leave(padding_note(wanted, self._contents.model_shapes, differing))
+        left = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
+        requested: dict[str, Any] = (
+            extra_state.without_entries(sections, left) if ctx.strict else self._stored_part(sections)
+        )
+        with_optimizer = self._wants_optimizer()
+        self._compare_schedules()
+        has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
+        exact = has_masters and self._config.load_main_params_from_ckpt
+        if exact:
+            requested = main_params.in_float32(requested)
+        if with_optimizer:
+            requested["optimizer"] = self._optimizer_request(all_sections)
+        if self._wants_rng():
+            per_replica = self._rng_key(per_replica=True) in self._contents.objects
+            requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
+        requested |= self._rerun_request()
+        none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
+        loaded = none | self._read(requested)
+        for section, values in left.items():
+            loaded[section] |= values
+        if fresh := extra_state.count_nonempty(left):
+            self._leave(f"8-bit scales: the checkpoint holds none for {fresh} modules; they start fresh")
+        take_over(ctx.rerun_state_machine, loaded, requested=RERUN_KEY in requested)
+        self._put_back(
+            loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
+        )
+        return self._notes
+
+    def _vocabulary_multiple(self) -> int:
+        """Return the larger of the multiples to which this run and that of the checkpoint pad the vocabulary."""
+        config = getattr(self._ctx.state, "cfg", None)
+        model = getattr(config, "model", None)
+        divisor = getattr(model, "make_vocab_size_divisible_by", None) or MEGATRON_VOCABULARY_DIVISOR
+        stored = (self._contents.layout or {}).get("tensor_model_parallel_size", 1)
+        return int(divisor) * max(self._groups.tp.size(), stored)
+
+    def _optimizer_request(self, sections: Mapping[str, Any]) -> Any:
+        """Return the sharded optimizer state to read, of which a run without an update has only main parameters."""
+        optimizer = mcore.optimizer_section(
+            self._ctx.optimizer, sections, self._groups, self._contents.metadata, is_loading=True
+        )
+        requested = request_stored_types(optimizer, self._contents.dtypes)
+        self._leave_groups_out(requested)
+        if not self._contents.has_optimizer_states:
+            self._leave(
+                "optimizer: saved before its first update; main parameters are read, moments start at zero"
+            )
+            for part in parts_of(requested):
+                part.get("optimizer", part)["state"].clear()
+        return requested
+
+    def _read_checkpoint(self, requested: dict[str, Any]) -> dict[str, Any]:
+        ctx = self._ctx
+        selects_weights = ctx.adapter_key_filter is not None and ctx.optimizer is None and not self._resume
+        if selects_weights and is_on_host_of_one_process(requested):
+            return read_selected(requested, self._path)
+        return mcore.read(requested, self._path, self._groups, config=self._config)
+
+    def _stored_part(self, sections: Mapping[str, Any]) -> dict[str, Any]:
+        part = mcore.entries_in_checkpoint(sections, self._contents)
+        lacking = sum(len(section) - len(part[name]) for name, section in sections.items())
+        if lacking:
+            self._leave(
+                f"weights: the checkpoint lacks {lacking} of this rank's entries; they remain unchanged"
+            )
+        return part
+
+    def _wants_optimizer(self) -> bool:
+        if not self._resume or not mcore.has_state(self._ctx.optimizer):
+            return False
+        if not self._config.load_optim:
+            return self._leave("optimizer: load_optim is off; it starts fresh")
+        if not self._contents.has_optimizer:
+            return self._leave("optimizer: the checkpoint holds none; it starts fresh")
+        stored, here = self._contents.layout, self._groups.layout(self._ctx.model)
+        bound = self._contents.metadata.get(mcore.SHARDING_KEY) == "dp_reshardable"
+        if bound and stored is not None and dict(stored) != here:
+            raise CheckpointLayoutError(
+                f"{self._path}: its optimizer state was stored for {dict(stored)} and this run has {here}; the "
+                "form dp_reshardable can be read by another data-parallel size only. Use the same sizes, or "
+                "checkpoint.load_optim=false, or save with checkpoint.dist_ckpt_optim_fully_reshardable=true."
+            )
+        return True
+
+    def _wants_rng(self) -> bool:
+        if not self._resume:
+            return False
+        if not self._config.load_rng:
+            return self._leave("random state: load_rng is off")
+        if self._has_own_rng():
+            return True
+        if any(key.startswith(mcore.RNG_KEY) for key in self._contents.objects):
+            return self._leave("random state: stored for another parallel layout; this run keeps its own")
+        return self._leave("random state: the checkpoint holds none")
+
+    def _rerun_request(self) -> dict[str, Any]:
+        here, stored = self._groups.layout(self._ctx.model), self._contents.layout
+        machine = self._ctx.rerun_state_machine if self._resume else None
+        request, note = rerun_request(
+            machine, objects=self._contents.objects, same_layout=stored is not None and dict(stored) == here
+        )
+        if note is not None:
+            self._leave(note)
+        return request
+
+    def _has_own_rng(self) -> bool:
+        """Return whether a random state for this rank is stored: its own, or the one that its replicas share."""
+        return any(self._rng_key(per_replica=each) in self._contents.objects for each in (False, True))
+
+    def _rng_key(self, *, per_replica: bool) -> str:
+        return str(mcore.rng_object(None, self._groups, per_replica=per_replica).unique_key)
+
+    def _put_back(self, loaded: dict[str, Any], *, with_optimizer: bool, exact: bool, with_rng: bool) -> None:
+        ctx = self._ctx
+        if with_optimizer:
+            if not self._contents.has_optimizer_states:
+                for part in parts_of(loaded["optimizer"]):
+                    part.get("optimizer", part).setdefault("state", {})
+            loaded["optimizer"] = self._fitted(loaded["optimizer"])
+        sections = self._without_code({name: loaded[name] for name in mcore.section_names(ctx.model)})
+        with extra_state.permitted():
+            strict = ctx.strict and ctx.adapter_key_filter is None
+            mcore.load_model_sections(ctx.model, sections, strict=strict)
+        if with_optimizer:
+            mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
+        elif mcore.has_state(ctx.optimizer):
+            main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
+        if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
+            self._put_back_scheduler(loaded)
+        if with_rng:
+            state = mcore.rng_of_rank(loaded[mcore.RNG_KEY], self._groups)
+            if state is None:
+                self._leave("random state: stored for another number of replicas; this run keeps its own")
+            else:
+                restore_rng_state(state, mcore.MegatronRng())
+
+    def _without_code(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return weights whose scales may be unpickled; note those that may not."""
+        kept, reasons = extra_state.reject_code(sections, self._path)
+        if reasons:
+            self._leave(
+                f"8-bit scales: those of {len(reasons)} modules are not only numbers ({reasons[0]}), and reading them "
+                "could execute code; they start fresh. If you trust their author, pass --trust with the folder, or set "
+                "checkpoint.trust=true"
+            )
+        return kept
+
+    def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the optimizer state for the parameter groups of this run; note settings that change."""
+        optimizer = self._ctx.optimizer
+        own = mcore.parameter_groups(optimizer)
+        fitted = fit_chained_state(stored, own, policy=self._policy() or "configured")
+        groups = [groups_of(part)["param_groups"] for part in parts_of(fitted)]
+        if self._policy() == "stored":
+            mcore.set_schedule(optimizer, groups)
+        known = [group for part in parts_of(stored) for group in groups_of(part)["param_groups"]]
+        if changed := group_changes(known, [group for part in own for group in part]):
+            self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
+        return fitted
+
+    def _leave_groups_out(self, requested: Mapping[Any, Any]) -> None:
+        """Remove parameter groups from the request if their number differs, because Megatron cannot merge them.
+
+        They are in the common part of a checkpoint, which is read as a whole.
+        """
+        common = self._contents.common.get("optimizer")
+        if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
+            return  # the distributed optimizer reads its groups as one object
+        stored, here = parts_of(common), parts_of(requested)
+        if len(stored) != len(here):
+            return
+        for part, own in zip(stored, here, strict=True):
+            holder = groups_of(own)
+            groups = holder["param_groups"]
+            if isinstance(groups, list) and len(groups) != len(groups_of(part)["param_groups"]):
+                del holder["param_groups"]  # type: ignore[attr-defined]  # a dict of Megatron's
+
+    def _policy(self) -> Policy | None:
+        return mcore.schedule_policy(self._ctx.opt_param_scheduler)
+
+    def _stored_schedule(self, loaded: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        for name in ("opt_param_scheduler", "lr_scheduler"):
+            if name in loaded:
+                found: Mapping[str, Any] = loaded[name]
+                return found
+        return None
+
+    def _compare_schedules(self) -> None:
+        """Reject a differing schedule if neither is selected, before anything is read; note the schedule that applies.
+
+        Raises:
+            CheckpointScheduleError: The schedules differ, and the configuration selects neither.
+        """
+        policy, stored = self._policy(), self._stored_schedule(self._contents.common)
+        if policy is None or stored is None or not self._resume or not self._config.load_optim:
+            return
+        changes = schedule_changes(stored, mcore.scheduler_state(self._ctx.opt_param_scheduler))
+        unstored = [] if policy == "configured" else unstored_settings(stored)
+        if policy == "equal":
+            reject_schedule_change(changes)
+        elif changes:
+            if policy == "stored":
+                reject_unstored_settings(unstored, changes)
+            self._leave(f"scheduler: the {policy} values apply: {describe(changes)}")
+        if unstored:
+            self._leave(
+                f"scheduler: not in the checkpoint, so that the configured values apply: {', '.join(unstored)}"
+            )
+
+    def _put_back_scheduler(self, loaded: Mapping[str, Any]) -> None:
+        stored = self._stored_schedule(loaded)
+        if stored is None:
+            self._leave("scheduler: the checkpoint holds none; it starts fresh")
+        else:
+            mcore.load_scheduler(self._ctx.opt_param_scheduler, stored)
+
+    def _leave(self, note: str) -> bool:
+        self._notes.append(note)
+        return False

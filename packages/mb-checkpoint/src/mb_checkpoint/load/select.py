@@ -1,0 +1,312 @@
+"""Selection of the checkpoint to read, with the candidates that were skipped and the reasons."""
+
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from mb_checkpoint.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    ManifestError,
+    NoIntactCheckpointError,
+    TrainStateError,
+    UnsafeCheckpointError,
+    file_problem,
+)
+from mb_checkpoint.formats.foreign import recognize_foreign
+from mb_checkpoint.formats.layout import (
+    MANIFEST,
+    RESUMABLE,
+    STATE_TRACKER,
+    STEP_TRACKER,
+    TENSOR_INDEX,
+    TRAIN_STATE,
+    WEIGHTS,
+    has_checkpoint,
+    is_iteration_directory,
+    is_staging_directory,
+    iteration_directory,
+    legacy_ranks,
+    missing_files,
+    step_of,
+    steps_in,
+)
+from mb_checkpoint.formats.manifest import find_size_mismatches, read_manifest
+from mb_checkpoint.formats.unpickling import read_metadata
+from mb_checkpoint.state.train_state import read_train_state
+
+DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
+"""Exceptions that unpickling a damaged pickle, or using the result, can raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedCheckpoint:
+    """Tracker or checkpoint folder that was not selected, with the reason."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedCheckpoint:
+    """Checkpoint to read."""
+
+    path: Path
+    """Folder with the files of the checkpoint."""
+    step: int | None
+    """Step in the name of the folder; None for another name, such as `release`."""
+    found_by: Literal["path", "ckpt_step", "tracker", "newest complete"]
+    """Origin of the selection."""
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+    """Candidates that were examined before, in that order."""
+
+
+def select_checkpoint(
+    path: Path | str,
+    *,
+    step: int | None = None,
+    wanted: tuple[str, ...] = RESUMABLE,
+    rejected: Mapping[Path, str] | None = None,
+) -> SelectedCheckpoint | None:
+    """Return the checkpoint that a path refers to; None if there is nothing at all.
+
+    A folder that is itself a checkpoint is selected. Otherwise `step` selects one, else the trackers do. If a tracker
+    names a folder that is missing or incomplete, the newest complete checkpoint is selected.
+
+    Args:
+        path: A root with trackers and `iter_*` folders, or one checkpoint folder.
+        step: Select this step and no other.
+        wanted: Files that a complete checkpoint must hold, in addition to its data files.
+        rejected: Folders that the caller has found damaged, with the reason; they are treated as incomplete.
+
+    Raises:
+        CheckpointNotFoundError: `step` has no folder, or a tracker exists but no complete checkpoint
+            (NoIntactCheckpointError).
+        IncompleteCheckpointError: The path or `step` names one checkpoint, and it is incomplete.
+    """
+    root, bad = Path(path), rejected or {}
+    if is_iteration_directory(root):
+        return _exactly(root, found_by="path", wanted=wanted, bad=bad)
+    if step is not None:
+        named = steps_in(root).get(step, iteration_directory(root, step))
+        return _exactly(named, found_by="ckpt_step", wanted=wanted, bad=bad)
+    passed: list[SkippedCheckpoint] = []
+    target = _tracker_target(root, passed)
+    if target is not None:
+        problems = _problems(target, wanted=wanted, bad=bad)
+        if not problems:
+            passed += _newer_than(root, step_of(target))
+            return SelectedCheckpoint(
+                path=target, step=step_of(target), found_by="tracker", skipped=tuple(passed)
+            )
+        passed.append(SkippedCheckpoint(path=target, reason="; ".join(problems)))
+    return _newest_complete(root, passed, wanted=wanted, bad=bad)
+
+
+def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
+    """Return why a checkpoint folder is incomplete: missing files, and files of the wrong size.
+
+    Reads the manifest, or in checkpoints without one the index of the tensors; never the tensors.
+    """
+    if not directory.is_dir():
+        return ["no such folder"]
+    problems = missing_files(directory, wanted)
+    if problems or legacy_ranks(directory):
+        return problems
+    try:
+        manifest = read_manifest(directory)
+        return (
+            _compared_with_index(directory) if manifest is None else find_size_mismatches(directory, manifest)
+        )
+    except (ManifestError, OSError) as error:
+        return [file_problem(error, MANIFEST)]
+
+
+def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
+    if directory in bad:
+        return [bad[directory]]
+    return find_problems(directory, wanted=_marks_of(directory, wanted))
+
+
+def _compared_with_index(directory: Path) -> list[str]:
+    """Check a checkpoint without manifest against its index: it had a manifest, or files are too short."""
+    try:
+        index = read_metadata(directory)
+        needed = _needed_bytes(index)
+        ours = _was_committed(index)
+    except UnsafeCheckpointError as error:
+        return [str(error)]
+    except (*DAMAGED, OSError) as error:
+        return [f"{TENSOR_INDEX} cannot be read ({type(error).__name__})"]
+    if ours:
+        return [
+            f"lacks {MANIFEST}, with which it was committed: the integrity of its files cannot be verified"
+        ]
+    problems = []
+    for name, size in sorted(needed.items()):
+        file = directory / name
+        if not file.is_file():
+            problems.append(f"lacks {name}")
+        elif file.stat().st_size < size:
+            problems.append(f"{name} has {file.stat().st_size} of {size} bytes")
+    return problems
+
+
+def read_tensor_index(directory: Path) -> Metadata:
+    """Return the index of a checkpoint's tensors.
+
+    Raises:
+        IncompleteCheckpointError: It is damaged.
+        UnsafeCheckpointError: It names code that reading it would execute.
+        OSError: It cannot be read.
+    """
+    try:
+        return read_metadata(directory)
+    except UnsafeCheckpointError:
+        raise
+    except DAMAGED as error:
+        raise IncompleteCheckpointError(
+            f"{directory}: {TENSOR_INDEX} cannot be read ({type(error).__name__}: {error}). Name another checkpoint."
+        ) from error
+
+
+def _was_committed(index: Metadata) -> bool:
+    """Return whether this package wrote a checkpoint: torch records the folder it writes to, here a staging folder."""
+    written_to = index.storage_meta.checkpoint_id if index.storage_meta is not None else None
+    return written_to is not None and is_staging_directory(Path(written_to))
+
+
+def _needed_bytes(index: Metadata) -> dict[str, int]:
+    """Return the end of the last piece of each data file, by the index."""
+    needed: dict[str, int] = {}
+    for piece in (index.storage_data or {}).values():
+        end = piece.offset + piece.length
+        needed[piece.relative_path] = max(needed.get(piece.relative_path, 0), end)
+    return needed
+
+
+def _exactly(
+    directory: Path,
+    *,
+    found_by: Literal["path", "ckpt_step"],
+    wanted: tuple[str, ...],
+    bad: Mapping[Path, str],
+) -> SelectedCheckpoint:
+    if not directory.is_dir():
+        there = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
+        raise CheckpointNotFoundError(
+            f"checkpoint.ckpt_step: {directory} does not exist; steps there: {there}. Name one of them."
+        )
+    problems = _problems(directory, wanted=wanted, bad=bad)
+    if problems:
+        raise IncompleteCheckpointError(
+            f"{directory}: incomplete checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
+            "to get the newest complete one."
+        )
+    return SelectedCheckpoint(path=directory, step=step_of(directory), found_by=found_by)
+
+
+def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the required files; released weights have no train state."""
+    return WEIGHTS if directory.name == "release" else wanted
+
+
+def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
+    state, text = root / STATE_TRACKER, root / STEP_TRACKER
+    if state.is_file():
+        try:
+            target = _folder_of(root, int(read_train_state(state)["step"]))
+            if _may_be_copy(state, target / TRAIN_STATE):
+                return target
+            reason = f"is not a copy of the {TRAIN_STATE} of {target.name}, which it names"
+            passed.append(SkippedCheckpoint(path=state, reason=reason))
+        except TrainStateError as error:
+            passed.append(SkippedCheckpoint(path=state, reason=error.problem))
+        except OSError as error:
+            passed.append(SkippedCheckpoint(path=state, reason=f"cannot be read ({error.strerror})"))
+    if text.is_file():
+        try:
+            content = text.read_text(errors="replace").strip()
+        except OSError as error:
+            passed.append(SkippedCheckpoint(path=text, reason=f"cannot be read ({error.strerror})"))
+            return None
+        if content == "release":
+            return root / "release"
+        if content.isdecimal():
+            return _folder_of(root, int(content))
+        passed.append(
+            SkippedCheckpoint(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'")
+        )
+    return None
+
+
+def tracked_steps(root: Path) -> frozenset[int]:
+    """Return the steps that the trackers name, whether or not they agree; unreadable trackers are ignored."""
+    found = set()
+    with suppress(TrainStateError, OSError):
+        found.add(int(read_train_state(root / STATE_TRACKER)["step"]))
+    with suppress(ValueError, OSError):
+        found.add(int((root / STEP_TRACKER).read_text()))
+    return frozenset(found)
+
+
+def _may_be_copy(state: Path, original: Path) -> bool:
+    """Return whether a tracker equals the file it was copied from; True if that file cannot be read."""
+    content = state.read_bytes()
+    try:
+        return not original.is_file() or original.read_bytes() == content
+    except OSError:
+        return True
+
+
+def _folder_of(root: Path, step: int) -> Path:
+    return steps_in(root).get(step, iteration_directory(root, step))
+
+
+def _newer_than(root: Path, step: int | None) -> list[SkippedCheckpoint]:
+    reason = "newer than the tracker: its save was never committed"
+    newer = [(found, path) for found, path in steps_in(root).items() if step is not None and found > step]
+    return [SkippedCheckpoint(path=path, reason=reason) for _, path in newer]
+
+
+def _newest_complete(
+    root: Path, passed: list[SkippedCheckpoint], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
+) -> SelectedCheckpoint | None:
+    seen = {entry.path for entry in passed}
+    for step, directory in steps_in(root).items():
+        if directory in seen:
+            continue
+        problems = _problems(directory, wanted=wanted, bad=bad)
+        if not problems:
+            return SelectedCheckpoint(
+                path=directory, step=step, found_by="newest complete", skipped=tuple(passed)
+            )
+        passed.append(SkippedCheckpoint(path=directory, reason="; ".join(problems)))
+    if not has_checkpoint(root) and not passed:
+        return None
+    listing = "; ".join(f"{entry.path.name}: {entry.reason}" for entry in passed)
+    foreign = recognize_foreign(root)
+    if foreign is not None:
+        advice = foreign.advice(resume=TRAIN_STATE in wanted)
+        raise CheckpointNotFoundError(f"{root}: holds {foreign.kind} ({listing}). {advice}.")
+    raise NoIntactCheckpointError(
+        f"{root}: no complete checkpoint ({listing}). Restore one of them, or start in another folder, which "
+        "leaves these unchanged.",
+        problem=f"no complete checkpoint ({listing})",
+    )

@@ -1,0 +1,75 @@
+"""Conversion of optimizer states between different numbers of chained optimizers.
+
+Megatron Core keeps the parameters of experts in an optimizer of their own if, and only if, the experts are distributed
+over ranks. A state that another number of optimizers has stored is merged, or split, for the optimizers of this run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.load.param_groups import Policy, fit_groups, groups_of, with_groups
+
+
+def fit_chained_state(
+    stored: Mapping[Any, Any], groups: Sequence[Sequence[Mapping[str, Any]]], *, policy: Policy = "equal"
+) -> dict[Any, Any]:
+    """Return a stored state in the form that the optimizers of this run load, with this run's parameter groups.
+
+    Args:
+        stored: The optimizer section as read: tensors as requested by this run, everything else as stored; with several
+            optimizers, each under its number.
+        groups: Parameter groups of each optimizer of this run.
+        policy: Schedule to apply; see `param_groups.fit_groups`.
+
+    Raises:
+        CheckpointLayoutError: The numbers of optimizers differ and the optimizers are not distributed ones; or see
+            `fit_groups`.
+        CheckpointScheduleError: See `fit_groups`.
+    """
+    parts = parts_of(stored)
+    if len(parts) == len(groups):
+        fitted = [_fit_part(part, own, policy=policy) for part, own in zip(parts, groups, strict=True)]
+        if len(fitted) == 1:
+            return fitted[0]
+        return {**stored, **dict(enumerate(fitted))}
+    if not parts or "optimizer" not in parts[0]:
+        raise CheckpointLayoutError(
+            f"optimizer: stored as {len(parts)} parts and this run has {len(groups)}, because the expert-parallel "
+            "sizes differ; only the state of the distributed optimizer can be regrouped. Use the same size, or "
+            "checkpoint.load_optim=false."
+        )
+    shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
+    known = [group for part in parts for group in part["optimizer"]["param_groups"]]
+    common = {key: entry for part in parts for key, entry in part.items() if key != "param_state"}
+    fitted = []
+    for number, own in enumerate(groups):
+        requested = shared if len(groups) == 1 else stored[number]
+        chosen = {**parts[0]["optimizer"], "param_groups": fit_groups(known, own, policy=policy)}
+        fitted.append({**common, **requested, "optimizer": chosen})
+    return fitted[0] if len(fitted) == 1 else dict(enumerate(fitted))
+
+
+def _fit_part(part: Mapping[Any, Any], own: Sequence[Mapping[str, Any]], *, policy: Policy) -> dict[Any, Any]:
+    stored = groups_of(part)["param_groups"]
+    fitted = fit_groups(stored, own, policy=policy)
+    if len(stored) == len(own):  # Megatron has put this run's own numbers of parameters there, in this order
+        fitted = [
+            {**group, "params": each.get("params", group["params"])}
+            for group, each in zip(fitted, stored, strict=True)
+        ]
+    return with_groups(part, fitted)
+
+
+def parts_of(stored: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    """Return the state of each optimizer of a section, in order."""
+    numbered = {key: entry for key, entry in sorted(stored.items(), key=str) if isinstance(key, int)}
+    shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
+    if _has_groups(shared):
+        return [shared if numbered else stored]
+    return [entry for entry in numbered.values() if _has_groups(entry)]
+
+
+def _has_groups(part: Mapping[Any, Any]) -> bool:
+    """Return whether a part is the complete state of an optimizer; the distributed one nests the state of torch's."""
+    return "param_groups" in part.get("optimizer", part)

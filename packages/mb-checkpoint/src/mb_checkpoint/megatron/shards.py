@@ -1,0 +1,230 @@
+"""Unevenly sharded tensors: torch's distributed checkpoint plans and reads them, piece by piece.
+
+torch derives the positions of even shards itself. Here each rank states the positions of its shards, so that no
+communication is needed, and a rank without elements of a tensor need not know about it.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
+from mb_checkpoint.formats.unpickling import SafeFileSystemReader, load_object, read_metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Block of a tensor that a rank holds."""
+
+    data: torch.Tensor
+    """The block; a load writes into it."""
+    offsets: tuple[int, ...]
+    """Position of its first element in the global tensor."""
+    shape: tuple[int, ...]
+    """Global shape."""
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """Position and size of the block."""
+        return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.data.shape)
+
+
+Entries = Mapping[str, Any]
+"""Name -> `Shard`, or an object that is stored as it is."""
+
+
+def full_shard(tensor: torch.Tensor) -> Shard:
+    """Return a shard for a tensor that every rank holds completely."""
+    return Shard(data=tensor, offsets=(0,) * tensor.dim(), shape=tuple(tensor.shape))
+
+
+class ShardPlanner:
+    """Distribution of the writing over ranks: each replicated entry is written by one of its holders.
+
+    Args:
+        to_lowest: The first rank that has an entry writes it, instead of the one with the least data.
+        constant: Plan once, as long as every rank has the same entries.
+    """
+
+    def __init__(self, *, to_lowest: bool, constant: bool) -> None:
+        self._planner = DefaultSavePlanner(
+            flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=to_lowest
+        )
+        self._constant = constant
+        self._requested: list[WriteItem] = []
+        self._assigned: list[WriteItem] = []
+        self._index: Metadata | None = None
+
+    def divide(self, entries: Entries) -> tuple[list[WriteItem], Metadata | None]:
+        """Return the items that this rank writes and, on rank 0, the index. Collective over the default group.
+
+        Raises:
+            ValueError: The blocks of a tensor overlap or leave a gap.
+        """
+        requested = [
+            write_item(name, entry)
+            for name, entry in entries.items()
+            if not isinstance(entry, Shard) or entry.data.numel() or 0 in entry.shape
+        ]
+        if not (self._constant and all(gather(bool(self._requested) and requested == self._requested))):
+            self._assigned = self._divided(SavePlan(requested))
+            self._requested = requested
+        return self._assigned, self._index
+
+    def _divided(self, own: SavePlan) -> list[WriteItem]:
+        first, alone = own_rank() == 0, not dist.is_initialized()
+        plans: list[Any] | None = [None] * number_of_ranks() if first else None
+        if alone:
+            plans = [own]
+        else:
+            dist.gather_object(own, plans)
+        shares: list[SavePlan] = []
+
+        def divide() -> None:
+            found, self._index = self._planner.create_global_plan(plans or [])
+            shares.extend(found)
+
+        on_rank_zero(divide)
+        mine: list[Any] = shares if alone else [None]
+        if not alone:
+            dist.scatter_object_list(mine, shares if first else None)
+        assigned: SavePlan = mine[0]
+        return list(assigned.items)
+
+
+def write_item(name: str, entry: Any) -> WriteItem:
+    """Return torch's write item of an entry."""
+    if not isinstance(entry, Shard):
+        return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
+    return WriteItem(
+        index=MetadataIndex(name, torch.Size(entry.offsets)),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=entry.chunk,
+            properties=TensorProperties.create_from_tensor(entry.data),
+            size=torch.Size(entry.shape),
+        ),
+    )
+
+
+def content(entry: Any) -> torch.Tensor | bytes:
+    """Return the data of an entry that is written to a file."""
+    if isinstance(entry, Shard):
+        return entry.data
+    stream = io.BytesIO()
+    torch.save(entry, stream)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredIndex:
+    """Names, shapes and types of the entries of a torch distributed checkpoint."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each tensor."""
+    objects: frozenset[str]
+    """Names of all entries that are not tensors."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Type of each tensor."""
+
+
+def read_index(folder: Path) -> StoredIndex:
+    """Read the names, shapes and types of the entries of a checkpoint."""
+    entries = read_metadata(folder).state_dict_metadata
+    tensors = {name: each for name, each in entries.items() if isinstance(each, TensorStorageMetadata)}
+    return StoredIndex(
+        shapes={name: tuple(each.size) for name, each in tensors.items()},
+        objects=frozenset(entries.keys() - tensors.keys()),
+        dtypes={name: each.properties.dtype for name, each in tensors.items()},
+    )
+
+
+def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
+    """Fill blocks with the stored values, and return the stored objects by name.
+
+    Not collective: each rank reads the files itself. Stored values are converted to the dtype of the block.
+
+    Args:
+        folder: Folder of the checkpoint.
+        requested: Name -> the block to fill, or None for an object; the checkpoint has each of them, in that shape.
+
+    Raises:
+        UnsafeCheckpointError: The index or an object names code that reading it would execute.
+    """
+    reader = SafeFileSystemReader(folder)
+    index = reader.read_metadata()
+    reader.set_up_storage_reader(index, is_coordinator=False)
+    planner = _InPlaceLoadPlanner(requested, folder=folder)
+    plan = planner.plan(index)
+    reader.read_data(reader.prepare_local_plan(plan), planner).wait()
+    return planner.objects
+
+
+class _InPlaceLoadPlanner(DefaultLoadPlanner):
+    """Load planner that reads into the blocks."""
+
+    def __init__(self, requested: Mapping[str, Shard | None], *, folder: Path) -> None:
+        super().__init__()
+        self._requested, self._folder = requested, folder
+        self._blocks = {name: entry.data for name, entry in requested.items() if entry is not None}
+        self.objects: dict[str, Any] = {}
+
+    def plan(self, index: Metadata) -> LoadPlan:
+        items: list[ReadItem] = []
+        for name, entry in self._requested.items():
+            chunks = [] if entry is None else [entry.chunk] * bool(entry.data.numel())
+            stored = index.state_dict_metadata[name]
+            if isinstance(stored, TensorStorageMetadata):
+                items += create_read_items_for_chunk_list(name, stored, chunks)
+            else:
+                items.append(_of_object(name))
+        return LoadPlan(items)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.objects[read_item.dest_index.fqn] = load_object(value, path=self._folder)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        found = self._blocks[read_item.dest_index.fqn].detach()
+        for dimension, (start, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            found = found.narrow(dimension, start, length)
+        return found
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Do nothing: the data was read into the block itself."""
+
+
+def _of_object(name: str) -> ReadItem:
+    index, none = MetadataIndex(name), torch.Size((0,))
+    return ReadItem(
+        type=LoadItemType.BYTE_IO,
+        dest_index=index,
+        dest_offsets=none,
+        storage_index=index,
+        storage_offsets=none,
+        lengths=none,
+    )

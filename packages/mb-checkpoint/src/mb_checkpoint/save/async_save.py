@@ -1,0 +1,134 @@
+"""Background save in flight: from staged tensors to a committed checkpoint or a failure."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
+from mb_checkpoint.errors import cause_of
+from mb_checkpoint.formats.layout import iteration_directory
+from mb_checkpoint.save.commit import discard
+from mb_checkpoint.save.commit_barrier import CommitBarrier
+from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob
+from mb_checkpoint.save.retention import PruneResult
+from mb_checkpoint.save.worker import JobResult, WriterJob
+
+POLL_SECONDS = 0.01
+
+
+class AsyncWriterLike(Protocol):
+    """Background writer with a job in progress; `background_writer.BackgroundWriter` matches."""
+
+    def submit(self, job: WriterJob) -> None:
+        """Submit the next job."""
+
+    def result(self) -> JobResult | None:
+        """Return the result of the last job, once."""
+
+
+class AsyncSave:
+    """Background save in flight; poll it on all ranks the same number of times.
+
+    Args:
+        job: Commit of the save, which rank 0 submits to its writer.
+        began: Start time of the save on `clock`.
+        is_rank_zero: Whether this rank commits.
+        writer: Writer that has the data of this rank as its job.
+        barrier: Agreement with the other ranks.
+        clock: Monotonic clock in seconds.
+        sleep: Function that waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        job: FinalizeJob,
+        *,
+        began: float,
+        is_rank_zero: bool,
+        writer: AsyncWriterLike,
+        barrier: CommitBarrier,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._job = job
+        self._began = began
+        self._is_rank_zero = is_rank_zero
+        self._writer = writer
+        self._barrier = barrier
+        self._clock = clock
+        self._sleep = sleep
+        self._reported = False
+        self._finishing = False
+        self._finished: FinalizedSave | None = None
+
+    @property
+    def step(self) -> int:
+        """Step of the save."""
+        return self._job.step
+
+    def poll(self, *, blocking: bool) -> SavedCheckpoint | FailedSave | None:
+        """Return the result of the save, at the same poll on all ranks; None while it is in progress.
+
+        Not a collective. With `blocking`, waits for the result.
+        """
+        while True:
+            self._report()
+            outcome = self._barrier.decide(self._outcome())
+            if outcome is not None:
+                return self._record(json.loads(outcome))
+            if not blocking:
+                return None
+            self._sleep(POLL_SECONDS)
+
+    def _report(self) -> None:
+        result = None if self._reported else self._writer.result()
+        if result is not None:
+            self._reported = True
+            self._barrier.report(result.failure or "")
+
+    def _outcome(self) -> str | None:
+        """Return on rank 0, once known, the outcome as JSON: reasons of a failure, and the number of bytes written."""
+        if not self._is_rank_zero:
+            return None
+        failures = self._commit() if self._finishing else self._begin_commit()
+        if failures is None:
+            return None
+        written = 0 if self._finished is None else self._finished.total_bytes
+        return json.dumps({"failures": failures, "total_bytes": written})
+
+    def _begin_commit(self) -> list[str] | None:
+        reports = self._barrier.reports()
+        if reports is None:
+            return None
+        failures = [f"rank {rank}: {failure}" for rank, failure in enumerate(reports) if failure]
+        if not failures:
+            try:
+                self._writer.submit(self._job)
+                self._finishing = True
+            except OSError as error:
+                failures = [f"rank 0: {cause_of(error)}"]
+        return failures or None
+
+    def _commit(self) -> list[str] | None:
+        result = self._writer.result()
+        if result is None:
+            return None
+        self._finished = result.finished
+        return [] if result.failure is None else [f"rank 0: {result.failure}"]
+
+    def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
+        job, seconds = self._job, self._clock() - self._began
+        failures = outcome["failures"]
+        if failures:
+            if self._is_rank_zero:
+                discard(job.staging)
+            message = describe_failure(job.root, job.step, "; ".join(failures))
+            return FailedSave(root=job.root, step=job.step, message=message, seconds=seconds)
+        return SavedCheckpoint(
+            path=iteration_directory(job.root, job.step),
+            step=job.step,
+            seconds=seconds,
+            total_bytes=outcome["total_bytes"],
+            pruned=PruneResult() if self._finished is None else self._finished.pruned,
+        )

@@ -1,0 +1,209 @@
+"""Atomic commit of a checkpoint: staging folder, manifest, fsync, rename, and trackers last.
+
+A reader sees either the complete checkpoint or none.
+"""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint.errors import CheckpointFolderError
+from mb_checkpoint.formats.checksums import Checksum
+from mb_checkpoint.formats.layout import (
+    MANIFEST,
+    STATE_TRACKER,
+    STEP_TRACKER,
+    TRAIN_STATE,
+    iteration_directory,
+    replaced_directory,
+    staging_directory,
+)
+from mb_checkpoint.formats.manifest import FileEntry, Manifest, encode_manifest, hash_file
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the content of a file atomically: a reader sees either the old or the new content.
+
+    Writes a temporary file in the same folder, flushes and fsyncs it, renames it, and fsyncs the folder.
+
+    Raises:
+        OSError: Writing failed; the old file is unchanged and no temporary file remains.
+    """
+    with staged(path, content) as rename:
+        rename()
+    fsync_path(path.parent)
+
+
+@contextmanager
+def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
+    """Write a temporary file next to `path`, fsync it, and yield a function that renames it to `path`."""
+    name = path.with_name(
+        f".{path.name}.{secrets.token_hex(8)}"
+    )  # not tempfile, whose files only the owner can read
+    try:
+        with name.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        yield lambda: name.replace(path)
+    finally:
+        name.unlink(missing_ok=True)
+
+
+def fsync_path(path: Path) -> None:
+    """Force the content of a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_and_write_manifest(
+    staging: Path,
+    facts: Manifest,
+    *,
+    written: Sequence[FileEntry] = (),
+    checksum: Checksum = "xxh3_128",
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> Manifest:
+    """Force all files of a complete staging folder to the disk, write its manifest and return it.
+
+    Args:
+        staging: The staging folder with all its files.
+        facts: The manifest without the list of files.
+        written: Files that are on the disk, with their checksums; the other files are read here.
+        checksum: Algorithm of the checksums of the other files.
+        progress: Called with the number of bytes of each chunk that is read.
+    """
+    known = {entry.name: entry for entry in written}
+    folders = [staging]
+    for path in sorted(staging.rglob("*")):
+        name = path.relative_to(staging).as_posix()
+        if path.is_dir():
+            folders.append(path)
+        elif name not in known:
+            fsync_path(path)
+            known[name] = hash_file(path, name=name, algorithm=checksum, progress=progress)
+    manifest = replace(facts, files=tuple(known[name] for name in sorted(known)))
+    with (staging / MANIFEST).open("wb") as stream:
+        stream.write(encode_manifest(manifest))
+        stream.flush()
+        os.fsync(stream.fileno())
+    for folder in reversed(folders):
+        fsync_path(folder)
+    return manifest
+
+
+def check_writable(path: Path | str) -> None:
+    """Check that checkpoints can be written to a path, which need not exist yet. Leaves no file behind.
+
+    Raises:
+        CheckpointFolderError: The path, or its nearest existing parent, is not a folder or is not writable.
+    """
+    reason = unwritable_reason(path)
+    if reason is not None:
+        raise CheckpointFolderError(
+            f"checkpoint.save: cannot write checkpoints to {path}: {reason}. "
+            "Set checkpoint.save to a folder that can be written."
+        )
+
+
+def unwritable_reason(path: Path | str) -> str | None:
+    """Return why no file can be written to a folder, which need not exist yet; None if one can. Leaves no file."""
+    wanted = Path(path).absolute()
+    try:
+        existing = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
+    except OSError as error:
+        return error.strerror or str(error)
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=existing) as stream:
+            stream.write(b"\0")
+            stream.flush()
+    except OSError as error:
+        return f"{existing} takes no file ({error.strerror})"
+    return None
+
+
+def open_staging(root: Path, step: int) -> Path:
+    """Create the empty staging folder of a step and remove the remains of interrupted saves.
+
+    A root has a single writer: the caller owns every staging folder in it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(root)
+    staging = staging_directory(root, step, attempt=secrets.token_hex(4))
+    staging.mkdir()
+    return staging
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove unfinished saves, partially deleted folders, and replaced folders whose successor is in place."""
+    for left in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
+        remove_folder(left)
+    for left in root.glob(".replaced_iter_*"):
+        if left.with_name(left.name.removeprefix(".replaced_")).exists():
+            remove_folder(left)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that another process may be removing at the same time.
+
+    Raises:
+        OSError: An entry cannot be removed. An entry that is already gone is not an error.
+    """
+
+    def unless_gone(_call: object, _name: str, error: Any) -> None:
+        error = error[1] if isinstance(error, tuple) else error  # Python 3.11 and older pass sys.exc_info()
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(path, onexc=unless_gone)
+    else:
+        shutil.rmtree(path, onerror=unless_gone)
+
+
+def commit(root: Path, step: int, staging: Path) -> Path:
+    """Rename a staging folder with a manifest to its final name, update the trackers and return the new folder.
+
+    The rename makes the checkpoint visible; the trackers make it the one to resume from. If the process dies before the
+    trackers are written, the previous checkpoint remains current; afterwards this one is. An older folder of the same
+    step remains readable until the new one is in place.
+    """
+    final, replaced = iteration_directory(root, step), replaced_directory(root, step)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    staging.rename(final)
+    fsync_path(root)  # the rename must be durable before a tracker names the folder
+    write_trackers(root, step)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def write_trackers(root: Path, step: int) -> None:
+    """Point both trackers to the folder of a step, each atomically; both are staged before the first one is renamed."""
+    # Both temporary files are on the disk before the first rename: a full disk leaves both trackers unchanged.
+    state = (iteration_directory(root, step) / TRAIN_STATE).read_bytes()
+    with (
+        staged(root / STATE_TRACKER, state) as rename_state,
+        staged(root / STEP_TRACKER, b"%d" % step) as rename_step,
+    ):
+        rename_state()
+        rename_step()
+    fsync_path(root)
+
+
+def discard(staging: Path) -> None:
+    """Remove the staging folder of a failed save, as far as possible."""
+    shutil.rmtree(staging, ignore_errors=True)

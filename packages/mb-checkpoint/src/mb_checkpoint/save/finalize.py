@@ -1,0 +1,97 @@
+"""End of a save, after every rank has written its data: index, manifest, commit, and deletion of old checkpoints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+
+from mb_checkpoint.formats.checksums import Checksum
+from mb_checkpoint.formats.manifest import FileEntry, Manifest
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
+from mb_checkpoint.save.commit import commit, fsync_and_write_manifest
+from mb_checkpoint.save.retention import PruneResult, prune
+from mb_checkpoint.save.writing import collect_results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalizeJob:
+    """Commit of one save: the arguments of `finalize_save`.
+
+    Every rank has it; rank 0 runs it, in this process or, for a background save, in its writer process.
+    """
+
+    root: Path
+    staging: Path
+    world_size: int
+    """Number of ranks that left their results in the staging folder."""
+    index: Metadata | None
+    """Tensors and objects of all ranks, without their positions in files; None on other ranks than 0, and if another
+    writer wrote data and index."""
+    facts: Manifest
+    """The manifest without the list of files."""
+    keep: int
+    """Number of checkpoints to keep; -1 keeps all."""
+    retain_interval: int | None
+    """Multiples of this step are never deleted."""
+    checksum: Checksum = "xxh3_128"
+    """Algorithm of the checksums of files that the ranks did not write."""
+    contents: bool = True
+    """Before deleting, verify the hashes of the remaining checkpoints, once in the lifetime of a process; False
+    compares only the sizes of those that this process has not verified."""
+
+    @property
+    def step(self) -> int:
+        """Step of the save."""
+        return self.facts.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalizedSave:
+    """A committed checkpoint."""
+
+    path: Path
+    total_bytes: int
+    pruned: PruneResult
+
+
+def finalize_save(
+    job: FinalizeJob,
+    verified: VerifiedCache | None = None,
+    *,
+    progress: Callable[[int], object] = lambda _bytes: None,
+) -> FinalizedSave:
+    """Commit the data that all ranks have written, then delete old checkpoints. Runs in one process.
+
+    Args:
+        job: The save to finalize.
+        verified: Cache of verified checkpoints, which is updated; None starts with an empty one.
+        progress: Called with the number of bytes of each chunk that is read for hashing, where another writer wrote it.
+
+    Raises:
+        OSError: Writing failed; earlier checkpoints are unchanged.
+    """
+    entries: list[FileEntry] = []
+    if job.index is not None:
+        written = collect_results(job.staging, job.world_size)
+        FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
+        entries = [entry for each in written for entry in each.files]
+    manifest = fsync_and_write_manifest(
+        job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
+    )
+    path = commit(job.root, job.facts.step, job.staging)
+    known = verified or VerifiedCache()
+    known.trust(path)
+    finalized = FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=PruneResult())
+    if job.keep == -1:
+        return finalized  # all are kept: nothing to list, and no tracker to read
+    pruned = prune(
+        job.root,
+        keep=job.keep,
+        protected=job.facts.step,
+        retain_interval=job.retain_interval,
+        verified=known,
+        contents=job.contents,
+    )
+    return replace(finalized, pruned=pruned)

@@ -1,0 +1,163 @@
+"""Retention of checkpoints: selection and deletion of old ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
+from mb_checkpoint.formats.layout import staging_directories, steps_in
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
+from mb_checkpoint.load.select import tracked_steps
+from mb_checkpoint.locks import try_exclusive_lock
+from mb_checkpoint.save.commit import remove_folder
+from mb_checkpoint.save.kept_steps import steps_to_remove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneResult:
+    """Result of pruning."""
+
+    removed: tuple[Path, ...] = ()
+    """Folders that were deleted."""
+    not_removed: tuple[tuple[Path, str], ...] = ()
+    """Folders that should have been deleted, with the reason why they were not."""
+    damaged: tuple[tuple[Path, str], ...] = ()
+    """Folders that did not count among those to keep, because they are damaged, with the reason."""
+
+
+def prune(
+    root: Path,
+    *,
+    keep: int,
+    protected: int | None = None,
+    retain_interval: int | None = None,
+    dry_run: bool = False,
+    verified: VerifiedCache | None = None,
+    contents: bool = True,
+    unfinished: bool = False,
+) -> PruneResult:
+    """Delete the step folders beyond the `keep` newest intact ones; a folder that cannot be deleted is reported.
+
+    Call it on one rank, after the trackers name the protected step. Checkpoints that a tracker names or a reader holds
+    are kept. Each folder is first renamed to a hidden name, so that no reader finds a partially deleted one. If there
+    is a candidate for deletion, the newest checkpoints are verified by their hashes first, each once in the lifetime of
+    `verified`, until `keep` of them are found intact; only older ones are deleted.
+
+    Args:
+        root: Folder with the `iter_*` folders.
+        keep: Number of checkpoints to keep; -1 keeps all.
+        protected: Step that was just saved, or that is in use; None: the newest intact one.
+        retain_interval: Multiples of it are never deleted.
+        dry_run: Delete nothing; `removed` lists the folders that would be deleted.
+        verified: Cache of verified checkpoints; None starts with an empty one.
+        contents: Verify contents; False compares only sizes.
+        unfinished: Also delete the remains of unfinished saves, unless a process holds `locks.writer_lock` or the file
+            system has no locks. Use only if every process that saves there holds that lock: otherwise this deletes data
+            that is being written.
+
+    Raises:
+        ValueError: See `steps_to_remove`.
+        CheckpointNotFoundError: `protected` is None, and no checkpoint is intact (NoIntactCheckpointError).
+    """
+    found = steps_in(root)
+    pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
+    newest = pruning.newest_intact(root, found) if protected is None else protected
+    tracked = tracked_steps(root)
+    for step in steps_to_remove(
+        found,
+        keep=keep,
+        protected=newest,
+        retain_interval=retain_interval,
+        is_intact=lambda step: pruning.is_intact(found[step]),
+    ):
+        pruning.remove(found[step], is_tracked=step in tracked)
+    if unfinished:
+        pruning.remove_unfinished(root)
+    return pruning.result()
+
+
+TRACKED = "a tracker names it"
+"""Reason why an old checkpoint is kept."""
+KEPT_REASONS = {
+    "taken": "a process saves there",
+    "unknown": "whether a process saves there is unknown: this file system has no locks",
+}
+"""Reasons why an unfinished save is kept."""
+
+
+class _Pruning:
+    """Deletions of one call of `prune`, and their results."""
+
+    def __init__(self, verified: VerifiedCache, *, contents: bool, dry_run: bool) -> None:
+        self._verified = verified
+        self._contents = contents
+        self._dry_run = dry_run
+        self.removed: list[Path] = []
+        self.not_removed: list[tuple[Path, str]] = []
+        self.damaged: list[tuple[Path, str]] = []
+
+    def is_intact(self, path: Path) -> bool:
+        """Return whether a checkpoint is intact; a damaged one is recorded."""
+        problems = self._verified.problems(path, contents=self._contents)
+        if problems:
+            self.damaged.append((path, "; ".join(problems)))
+        return not problems
+
+    def newest_intact(self, root: Path, found: Mapping[int, Path]) -> int:
+        """Return the first intact step of `found`.
+
+        Raises:
+            NoIntactCheckpointError: There is none.
+        """
+        newest = next((step for step, path in found.items() if self.is_intact(path)), None)
+        if newest is None:
+            listing = "; ".join(f"{path.name}: {reason}" for path, reason in self.damaged) or "none found"
+            raise NoIntactCheckpointError(
+                f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
+            )
+        return newest
+
+    def remove(self, path: Path, *, is_tracked: bool) -> None:
+        """Delete a checkpoint unless a tracker names it or a process reads it, and record the result."""
+        try:
+            if is_tracked:
+                self.not_removed.append((path, TRACKED))
+            elif _remove(path, dry_run=self._dry_run):
+                self.removed.append(path)
+            else:
+                self.not_removed.append((path, "it is being read"))
+        except OSError as error:
+            self.not_removed.append((path, cause_of(error)))
+
+    def remove_unfinished(self, root: Path) -> None:
+        """Delete staging folders while no process can start to save there."""
+        with try_exclusive_lock(root) as lock:
+            for path in staging_directories(root):
+                if lock != "acquired":
+                    self.not_removed.append((path, KEPT_REASONS[lock]))
+                    continue
+                try:
+                    if not self._dry_run:
+                        remove_folder(path)
+                    self.removed.append(path)
+                except OSError as error:
+                    self.not_removed.append((path, cause_of(error)))
+
+    def result(self) -> PruneResult:
+        """Return the results recorded so far."""
+        return PruneResult(
+            removed=tuple(self.removed), not_removed=tuple(self.not_removed), damaged=tuple(self.damaged)
+        )
+
+
+def _remove(path: Path, *, dry_run: bool) -> bool:
+    hidden = path.with_name(f".removing_{path.name}")
+    with try_exclusive_lock(path) as lock:
+        free = (
+            lock != "taken"
+        )  # without locks, readers are unknown, and old checkpoints are deleted all the same
+        if free and not dry_run:
+            path.rename(hidden)
+    if free and not dry_run:
+        remove_folder(hidden)
+    return free

@@ -1,0 +1,170 @@
+"""Storage of a run: newer checkpoints are fetched from it before a load, and complete ones are copied to it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mb_checkpoint.collectives import on_rank_zero, own_rank
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.context import LoadedCheckpoint
+from mb_checkpoint.errors import DamagedCheckpointError, NoIntactCheckpointError, StorageError
+from mb_checkpoint.formats.foreign import is_same_folder
+from mb_checkpoint.load.select import select_checkpoint
+from mb_checkpoint.storage.checkpoints import (
+    StoredCheckpoint,
+    check_storage_writable,
+    find_stored,
+    read_latest,
+    set_latest,
+)
+from mb_checkpoint.storage.fetch import fetch_stored
+from mb_checkpoint.storage.owner import claim_storage
+from mb_checkpoint.storage.storage import open_storage
+from mb_checkpoint.storage.uploader import Destination, StorageUploader
+
+
+class StorageMirror:
+    """Copies of the persistent checkpoints of a run in a storage (`checkpoint.storage`).
+
+    Args:
+        config: The section, with `storage` and `save`.
+        log: Receives a line per fetched and copied checkpoint, on rank 0; also from a thread.
+
+    Raises:
+        StorageError: See `open_storage`.
+    """
+
+    def __init__(self, config: CheckpointConfig, *, log: Callable[[str], object]) -> None:
+        self._config = config
+        self._root = Path(str(config.save))
+        self._log = log
+        self._address = str(config.storage)
+        self._storage = open_storage(self._address, config.storage_options)
+        self._rejected: list[str] = []
+        self._uploader: StorageUploader | None = None
+
+    def _claim(self) -> None:
+        """Make the storage that of this run, before anything is read from it or copied there; for rank 0."""
+        if self._uploader is None:
+            destination = Destination(
+                address=self._address,
+                options=self._config.storage_options,
+                keep=-1 if self._config.most_recent_k is None else self._config.most_recent_k,
+                retain_interval=self._config.save_retain_interval,
+                owner=claim_storage(self._storage, self._root, name=f"checkpoint.storage: {self._address}"),
+            )
+            self._uploader = StorageUploader(destination, log=self._log)
+
+    def fetch(self, *, than: int | None = None) -> bool:
+        """Fetch the checkpoint to resume from into the folder of the run if the storage has a newer one.
+
+        Returns whether one was fetched.
+
+        Collective; the ranks share the reading, and the folder must be the same one on every rank. Does nothing if the
+        run starts from another folder than the one it saves to.
+
+        Args:
+            than: Step that the newer one is compared with; None: the newest complete one in the folder.
+
+        Raises:
+            StorageError: The storage could not be read: a run that starts without its newest checkpoint would repeat
+                steps, and write over what the storage names as the newest.
+            OSError: The folder could not be written.
+        """
+        if not is_same_folder(self._config.load, self._config.save) or self._config.finetune:
+            return False
+        while True:
+            stored = on_rank_zero(lambda: self._newer(than))
+            if stored is None:
+                return False
+            damage = fetch_stored(stored, self._storage, self._root)
+            if not damage:
+                if own_rank() == 0:
+                    size = f"{stored.manifest.total_bytes / 2**20:.1f} MiB"
+                    self._log(f"fetched {self._address}/{stored.folder} ({size})")
+                return True
+            self._rejected.append(stored.folder)
+            if own_rank() == 0:
+                self._log(f"skipped {self._address}/{stored.folder}: {damage}")
+
+    def load(self, read: Callable[[], LoadedCheckpoint]) -> LoadedCheckpoint:
+        """Read the newest intact checkpoint of folder and storage. Collective; raises as `fetch` and `read`.
+
+        Args:
+            read: Loads the newest intact checkpoint of the folder. Called again if it found damage there, and the
+                storage has an intact checkpoint of a later step than the one that was loaded.
+
+        Raises:
+            StorageError: The storage belongs to another run, or holds checkpoints of later steps and the run did not
+                name its step.
+        """
+        on_rank_zero(self._claim)
+        self.fetch()
+        try:
+            loaded = read()
+        except NoIntactCheckpointError:
+            if not self.fetch(than=-1):
+                raise
+            loaded = read()
+        if loaded.skipped and self.fetch(than=loaded.step):
+            loaded = read()
+        on_rank_zero(lambda: self._on_loaded(loaded.step, loaded.path))
+        return loaded
+
+    def _on_loaded(self, step: int, path: Path | None) -> None:
+        """Record in the storage which step the run has resumed from, and copy that checkpoint if it is not there."""
+        check_storage_writable(self._storage)
+        latest, _ = read_latest(self._storage)
+        newest = find_stored(self._storage, rejected=self._rejected)
+        if self._config.ckpt_step is None and newest is not None and newest.step > step:
+            raise StorageError(
+                f"checkpoint.storage: {self._address} is at step {newest.step}, and this run starts at step {step}: "
+                "its checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
+                "step, set checkpoint.load to the folder of checkpoint.save and name checkpoint.ckpt_step."
+            )
+        if latest is not None and latest > step:
+            stored = find_stored(self._storage, step=step)
+            set_latest(self._storage, step=step, folder=None if stored is None else stored.folder)
+        if path is not None and (latest is None or latest < step):
+            self.on_saved(path)
+
+    def on_saved(self, path: Path) -> None:
+        """Copy a committed checkpoint in the background if it is a persistent one of this run. For rank 0."""
+        if own_rank() == 0 and is_same_folder(str(path.parent), str(self._root)):
+            self._claim()
+            self._uploader.submit(path)  # type: ignore[union-attr]  # made above
+
+    def finish(self) -> None:
+        """Wait for the copy in progress on rank 0."""
+        if self._uploader is not None:
+            if self._uploader.busy:
+                self._log(f"waiting for the copy to {self._address}")
+            self._uploader.wait()
+
+    def stop(self) -> None:
+        """Kill the copy in progress."""
+        if self._uploader is not None:
+            self._uploader.stop()
+
+    def _newer(self, than: int | None) -> StoredCheckpoint | None:
+        """Return the checkpoint in the storage that is to be fetched; for rank 0."""
+        step = self._config.ckpt_step
+        stored = find_stored(self._storage, step=step, rejected=self._rejected)
+        if stored is None:
+            return None
+        if than is not None:
+            return stored if stored.step > than else None
+        try:
+            here = select_checkpoint(self._root, step=step)
+        except (DamagedCheckpointError, FileNotFoundError):
+            return stored
+        return stored if here is None or (here.step or 0) < stored.step else None
+
+
+def load_with_storage(mirror: StorageMirror | None, read: Callable[[], LoadedCheckpoint]) -> LoadedCheckpoint:
+    """Return `mirror.load(read)`, or `read()` without a mirror."""
+    return read() if mirror is None else mirror.load(read)
+
+
+def new_mirror(config: CheckpointConfig, *, log: Callable[[str], object]) -> StorageMirror | None:
+    """Return the mirror of a run; None without `checkpoint.storage`."""
+    return None if config.storage is None else StorageMirror(config, log=log)

@@ -1,0 +1,352 @@
+"""Checkpoints of any PyTorch loop: plain modules, DistributedDataParallel and fully_shard, without Megatron Core.
+
+The commit is that of `save.py`, from step 3 on. Torch is required; torch.distributed is used if it is initialized.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_on_all_ranks
+from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.context import (
+    FailedSave,
+    LoadedCheckpoint,
+    SavedCheckpoint,
+    ScheduledSave,
+)
+from mb_checkpoint.errors import (
+    CheckpointConfigError,
+    CheckpointFolderError,
+    CheckpointLayoutError,
+    CheckpointNotFoundError,
+    CheckpointSaveError,
+)
+from mb_checkpoint.formats.layout import TRAIN_STATE
+from mb_checkpoint.formats.manifest import Manifest, read_manifest
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
+from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
+from mb_checkpoint.load.sources import Source, intact_checkpoint
+from mb_checkpoint.rules import reject_violations
+from mb_checkpoint.save.async_save import AsyncSave
+from mb_checkpoint.save.background_writer import new_writer
+from mb_checkpoint.save.commit import open_staging
+from mb_checkpoint.save.finalize import FinalizeJob
+from mb_checkpoint.save.plan import SavePlan, cleaned_up, start_in_background, write_and_commit
+from mb_checkpoint.save.shards import ShardSavePlanner
+from mb_checkpoint.state.train_state import encode_train_state, read_train_state
+from mb_checkpoint.storage.mirror import load_with_storage, new_mirror
+from mb_checkpoint.torch.state import TorchState
+from mb_checkpoint.versions import installed_versions
+
+FORMAT = "torch_dcp"
+"""Layout in the manifest: torch's distributed checkpoint, with the names of `torch_state`."""
+
+READ_FIELDS = frozenset(
+    {
+        "save",
+        "load",
+        "ckpt_step",
+        "exit_on_missing_checkpoint",
+        "most_recent_k",
+        "save_retain_interval",
+        "save_rng",
+        "load_rng",
+        "storage_writers_per_rank",
+        "dist_ckpt_workers",
+        "fully_parallel_save",
+        "ckpt_assume_constant_structure",
+        "verify_integrity",
+        "checksum",
+        "on_save_error",
+        "storage",
+        "storage_options",
+        "async_save",
+        "async_hang_seconds",
+        "async_write_results_mp_mode",
+        "async_ckpt_cpu_priority",
+        "async_ckpt_io_priority",
+    }
+)
+"""Fields of the section that are read; any other is rejected if it is set."""
+
+
+class TorchCheckpointer:
+    """Checkpoints of a PyTorch training loop.
+
+    All methods are collective over the default process group, if there is one::
+
+        checkpointer = TorchCheckpointer("checkpoints", {"model": model, "optimizer": optimizer}, most_recent_k=3)
+        for step in range(checkpointer.load() + 1, steps + 1):
+            train_one_step()
+            checkpointer.poll()
+            if step % 100 == 0:
+                checkpointer.save(step)
+        checkpointer.close()
+
+    Each checkpoint becomes visible only when it is complete, with the checksum of every file. The random states of all
+    ranks are stored with the state. A failed save is logged, and training continues; with `on_save_error="raise"` it is
+    an error.
+
+    Args:
+        checkpoints: Folder of the checkpoints, from which a run resumes; or a section.
+        state: Name -> module, optimizer, or any object with `state_dict` and `load_state_dict`: a scheduler, a gradient
+            scaler, a sampler, a data loader. Objects other than modules and optimizers may differ between ranks.
+        log: Receives a line per load, save and skipped checkpoint on rank 0.
+        clock: Monotonic clock in seconds.
+        **options: Fields of `CheckpointConfig`, such as `most_recent_k`, `async_save` and `on_save_error`.
+
+    Attributes:
+        loaded: Result of the last `load`; None before.
+
+    Raises:
+        CheckpointConfigError: The section is invalid, or sets a field that only Megatron's layouts read; or the folder
+            is no path.
+        CheckpointFolderError: The path of the folder is a file.
+        CheckpointLayoutError: An object of the state cannot be stored.
+    """
+
+    def __init__(
+        self,
+        checkpoints: str | Path | CheckpointConfig,
+        state: Mapping[str, Any],
+        *,
+        log: Callable[[str], object] = print,
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ) -> None:
+        if not isinstance(checkpoints, CheckpointConfig):
+            if not isinstance(checkpoints, str | Path):
+                raise CheckpointConfigError(
+                    f"checkpoints: {checkpoints!r:.60} is a {type(checkpoints).__name__}, not a path of a folder. "
+                    "Pass a str, a Path or a CheckpointConfig."
+                )
+            checkpoints = CheckpointConfig(save=str(checkpoints), load=str(checkpoints))
+        self._config = replace(checkpoints, **options)
+        _reject_unread(self._config)
+        reject_violations(self._config)
+        if self._config.save is not None and Path(self._config.save).is_file():
+            raise CheckpointFolderError(
+                f"checkpoint.save: {self._config.save} is a file, so nothing can be saved there. Name a folder."
+            )
+        self._state = TorchState(state)
+        self._log = log if own_rank() == 0 else _ignore
+        self._clock = clock
+        self._planner = ShardSavePlanner(self._config)
+        self._writer = new_writer(self._config)
+        self._pending: AsyncSave | None = None
+        self._verified = VerifiedCache()
+        self._mirror = new_mirror(self._config, log=self._log)
+        self.loaded: LoadedCheckpoint | None = None
+
+    def load(self, *, strict: bool = True) -> int:
+        """Restore the newest complete checkpoint; return its step, 0 if there is none.
+
+        Args:
+            strict: Reject a checkpoint with other entries than this run; False leaves those that are missing on one
+                side unchanged.
+
+        Raises:
+            CheckpointNotFoundError: `ckpt_step` does not exist, or every checkpoint is damaged, or there is none and
+                `exit_on_missing_checkpoint` is set.
+            IncompleteCheckpointError: `ckpt_step` or the path names one checkpoint, and it is damaged.
+            CheckpointShapeError, CheckpointLayoutError, CheckpointReadError: See `TorchState.load`.
+            StorageError: See `StorageMirror.load`.
+        """
+        self.loaded = load_with_storage(self._mirror, lambda: self._find_and_read(strict=strict))
+        if self.loaded.path is not None:
+            self._verified.trust(self.loaded.path)
+            self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
+        for skipped in self.loaded.skipped:
+            self._verified.distrust(skipped.path, skipped.reason)
+            self._log(f"skipped {skipped.path}: {skipped.reason}")
+        for note in self.loaded.notes:
+            self._log(note)
+        return self.loaded.step
+
+    def _find_and_read(self, *, strict: bool) -> LoadedCheckpoint:
+        config = self._config
+
+        def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
+            chosen = None
+            if config.load is not None:
+                chosen = select_checkpoint(config.load, step=config.ckpt_step, rejected=rejected)
+            if chosen is None and config.exit_on_missing_checkpoint:
+                raise CheckpointNotFoundError(
+                    f"checkpoint.load: no checkpoint in {config.load}, and exit_on_missing_checkpoint forbids to start "
+                    "without one. Name another folder, or set it to false."
+                )
+            return ("nothing" if chosen is None else "resumed"), chosen
+
+        with intact_checkpoint(find, config) as (_, chosen):
+            return LoadedCheckpoint(source="nothing") if chosen is None else self._read(chosen, strict=strict)
+
+    def save(self, step: int, **counters: int | float | bool) -> SavedCheckpoint | ScheduledSave | FailedSave:
+        """Save the state after a step, or start to save it in the background.
+
+        Waits for a previous save that is still in flight.
+
+        Args:
+            step: Number of finished steps, which names the checkpoint.
+            **counters: Further numbers to store with it, which `read_train_state` returns.
+
+        Raises:
+            CheckpointSaveError: The save failed, and `on_save_error` is "raise"; otherwise a FailedSave is returned.
+            CheckpointLayoutError: The state cannot be stored; see `TorchState.entries`.
+            TypeError: The step is not an integer.
+            ValueError: The step is negative, or the section has no `save`.
+        """
+        step = index(step)
+        if step < 0:
+            raise ValueError(
+                f"save: step={step} is negative, but it is the number of finished steps. Pass 0 or more."
+            )
+        self.poll(blocking=True)
+        began = self._clock()
+        try:
+            plan = self._plan({**counters, "step": step}, began=began)
+            if self._writer is not None:
+                self._pending, scheduled = start_in_background(plan, self._writer, clock=self._clock)
+                return scheduled
+            saved = write_and_commit(plan, clock=self._clock, verified=self._verified)
+        except CheckpointSaveError as error:
+            root = Path(str(self._config.save))
+            failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
+            return self._report_failure(failed, cause=error)
+        self._report(saved)
+        return saved
+
+    def poll(self, *, blocking: bool = False) -> SavedCheckpoint | FailedSave | None:
+        """Return the result of the save in the background, once; None while it is in progress, or if there is none.
+
+        Not a collective: while a save is in flight, a call costs a round trip to the store of the process group,
+        otherwise nothing. With `blocking`, waits for it.
+
+        Raises:
+            CheckpointSaveError: The save failed, and `on_save_error` is "raise".
+        """
+        done = None if self._pending is None else self._pending.poll(blocking=blocking)
+        if done is None:
+            return None
+        self._pending = None
+        if isinstance(done, FailedSave):
+            return self._report_failure(done, cause=None)
+        self._report(done)
+        return done
+
+    def close(self) -> None:
+        """Wait for the save and the copy to a storage in flight, and end the background process."""
+        try:
+            self.poll(blocking=True)
+            if self._mirror is not None:
+                self._mirror.finish()
+        finally:
+            self._end_writer()
+
+    def __enter__(self) -> "TorchCheckpointer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an error, without waiting for a save, because another rank may have failed."""
+        if kind is None:
+            self.close()
+        else:
+            self._pending = None
+            self._end_writer()
+            if self._mirror is not None:
+                self._mirror.stop()
+
+    def _end_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _read(self, chosen: SelectedCheckpoint, *, strict: bool) -> LoadedCheckpoint:
+        path = chosen.path
+        manifest = read_on_all_ranks(path, lambda: read_manifest(path))
+        if manifest is None or manifest.ckpt_format != FORMAT:
+            layout = "another program" if manifest is None else f"a run in the layout {manifest.ckpt_format}"
+            raise CheckpointLayoutError(
+                f"{path}: was written by {layout}, and this loop reads checkpoints of TorchCheckpointer. Load it with "
+                "mb_checkpoint.load_checkpoint, or name another folder."
+            )
+        counters = read_on_all_ranks(path, lambda: read_train_state(path / TRAIN_STATE))
+        notes = self._state.load(path, with_rng=self._config.load_rng, strict=strict)
+        return LoadedCheckpoint(
+            source="resumed",
+            step=int(counters["step"]),
+            path=path,
+            skipped=chosen.skipped,
+            notes=tuple(notes),
+        )
+
+    def _plan(self, counters: Mapping[str, int | float | bool], *, began: float) -> SavePlan:
+        """Collect the state of this rank, and assign each piece of it to one rank. Collective."""
+        config, step = self._config, int(counters["step"])
+        if config.save is None:
+            raise ValueError(
+                "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
+            )
+        root = Path(config.save)
+        entries = self._state.entries(with_rng=config.save_rng)
+        with cleaned_up(root, step):
+            staging = on_rank_zero(lambda: open_staging(root, step))
+        with cleaned_up(root, step, staging):
+            plan = self._planner.plan(entries, staging, metadata={}, validate=True)
+            on_rank_zero(lambda: (staging / TRAIN_STATE).write_bytes(encode_train_state(counters)))
+        job = FinalizeJob(
+            root=root,
+            staging=staging,
+            world_size=number_of_ranks(),
+            index=plan.index,
+            facts=Manifest(
+                step=step,
+                files=(),
+                ckpt_format=FORMAT,
+                layout={"world_size": number_of_ranks()},
+                content={"random_states": config.save_rng},
+                versions=installed_versions("mb-checkpoint", "torch"),
+            ),
+            keep=-1 if config.most_recent_k is None else config.most_recent_k,
+            retain_interval=config.save_retain_interval,
+            checksum=config.checksum,
+            contents=config.verify_integrity,
+        )
+        files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
+        return SavePlan(job=job, files=files, rank=own_rank(), began=began)
+
+    def _report(self, saved: SavedCheckpoint) -> None:
+        self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")
+        for path, reason in (*saved.pruned.not_removed, *saved.pruned.damaged):
+            self._log(f"{path}: {reason}")
+        if self._mirror is not None:
+            self._mirror.on_saved(saved.path)
+
+    def _report_failure(self, failed: FailedSave, *, cause: Exception | None) -> FailedSave:
+        if self._config.on_save_error == "raise":
+            raise CheckpointSaveError(failed.message) from cause
+        self._log(failed.message)
+        return failed
+
+
+def _ignore(_line: str) -> None: ...
+
+
+def _reject_unread(config: CheckpointConfig) -> None:
+    default = CheckpointConfig()
+    given = [
+        f"{item.name}={getattr(config, item.name)!r}"
+        for item in fields(config)
+        if item.name not in READ_FIELDS and getattr(config, item.name) != getattr(default, item.name)
+    ]
+    if given:
+        raise CheckpointConfigError(
+            f"checkpoint: {', '.join(given)}: would have no effect, because only checkpoints of Megatron Core models "
+            "have these options. Leave them at their defaults."
+        )

@@ -1,0 +1,58 @@
+"""Problems as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mb_config.preflight.problems import origin_texts
+from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
+from mb_schema.rules import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """Colours for a terminal; plain text elsewhere."""
+
+    on: bool
+
+    def __call__(self, text: str, code: str) -> str:
+        """Return the text with an SGR code such as "31"."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self.on else text
+
+
+def listing(problems: Sequence[Problem], colours: Colours) -> list[str]:
+    """Return the lines of the problems, grouped by section, errors before warnings."""
+    lines = []
+    ordered = sorted(problems, key=lambda problem: (_section(problem), problem.severity))
+    for section, group in groupby(ordered, key=_section):
+        lines.append(colours(section, "1"))
+        for problem in group:
+            lines += _entry(problem, colours)
+    return lines
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def processes_text(number: int) -> str:
+    """Return a number of processes as text."""
+    return "1 process" if number == 1 else f"{number} processes"
+
+
+def _section(problem: Problem) -> str:
+    return problem.fields[0].partition(".")[0].replace("facts", "this launch")
+
+
+def _entry(problem: Problem, colours: Colours) -> list[str]:
+    """Return the lines of a problem: message, reason, fix and the origins of the values."""
+    colour = "31" if problem.severity == "error" else "33"
+    path = problem.fields[0].removeprefix("facts.")
+    head = f"  {colours(f'{problem.severity} {problem.id}', colour)}  {path}: {problem.message}"
+    body = [f"because {problem.why}", problem.fix]
+    if problem.origin.get("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
+        body.append("Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.")
+    return [head, *(f"      {text}" for text in (*body, *origin_texts(problem)))]

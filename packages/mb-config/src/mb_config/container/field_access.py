@@ -1,0 +1,77 @@
+"""Access to the fields of sections that are objects or plain mappings.
+
+A model section that is read without its package is a plain mapping with Megatron's field names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from mb_config.container.non_defaults import megatron_class_name
+from mb_config.container.section import assign_computed
+from mb_config.megatron_defaults import megatron_defaults
+
+UNKNOWN = object()
+
+
+def has_field(config: Any, path: str) -> bool:
+    """Return True if the section has the field. A `model` that is a mapping has all fields of Megatron's class."""
+    section, name = _split(config, path)
+    if isinstance(section, Mapping):
+        return name in section or name in _megatron_defaults(section, path)
+    return hasattr(section, name)
+
+
+def get_field(config: Any, path: str) -> Any:
+    """Return the value at `section.field`. A mapping without the field returns the default of Megatron's class.
+
+    Raises:
+        KeyError, AttributeError: If there is no such field.
+    """
+    section, name = _split(config, path)
+    if not isinstance(section, Mapping):
+        return getattr(section, name)
+    return section[name] if name in section else _megatron_defaults(section, path)[name]
+
+
+def set_field(config: Any, path: str, value: object) -> None:
+    """Set a computed value. It does not count as set by the user."""
+    section, name = _split(config, path)
+    if isinstance(section, dict):
+        section[name] = value
+    else:
+        assign_computed(section, name, value)
+
+
+def default_of(config: Any, path: str) -> Any:
+    """Return the default of a field, MISSING if it has none, or `UNKNOWN` if it cannot be determined."""
+    section, name = _split(config, path)
+    if isinstance(section, Mapping):
+        return _megatron_defaults(section, path).get(name, UNKNOWN)
+    item = (
+        next((item for item in fields(section) if item.name == name), None) if is_dataclass(section) else None
+    )
+    if item is None:
+        return UNKNOWN
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def field_values(section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each field of an object or a mapping."""
+    if isinstance(section, Mapping):
+        yield from section.items()
+    elif is_dataclass(section):
+        yield from ((item.name, getattr(section, item.name)) for item in fields(section))
+    else:
+        yield from vars(section).items()
+
+
+def _split(config: Any, path: str) -> tuple[Any, str]:
+    section, _, name = path.partition(".")
+    return getattr(config, section), name
+
+
+def _megatron_defaults(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    return megatron_defaults(megatron_class_name(section)) if path.startswith("model.") else {}

@@ -1,0 +1,185 @@
+"""YAML files with the line number of each key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mb_config.container.nesting import MAX_DEPTH
+from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
+
+_MERGE = "tag:yaml.org,2002:merge"
+_MAX_VALUES = 100_000
+"""Maximum number of values in a file, including those that aliases repeat."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader that reads `1e-3` as a number (text in YAML 1.1), a date as text, and limits the nesting."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count levels. PyYAML itself recurses until Python's stack overflows."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that quotes the text which `_Loader` would read as a number, and no other."""
+
+
+_TAG = "tag:yaml.org,2002:"
+_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [each for each in resolvers if each[0] != f"{_TAG}timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789."))
+# values that no section holds and no file of this package can contain
+_NO_VALUES = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs")}
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NO_VALUES
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YamlFile:
+    """Contents of a YAML file, with line numbers."""
+
+    name: str
+    """The path of the file, as given."""
+
+    data: Mapping[str, Any]
+    """The top mapping; empty for an empty file."""
+
+    lines: Mapping[str, int]
+    """Line, counted from 1, of each dotted path."""
+
+    def locate(self, path: str) -> str:
+        """Return `run.yaml:12` for a path in the file, or for the longest part of it that is in the file."""
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return f"{self.name}:{self.lines[path]}" if path else self.name
+
+
+def read_yaml(path: str | Path) -> YamlFile:
+    """Read a YAML mapping from a file.
+
+    Raises:
+        ConfigFileNotFoundError: If the file does not exist.
+        ConfigFileError: If the file is not valid YAML, not a mapping, or contains a key twice; has the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigFileNotFoundError("no such file", origin=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigFileError("is not UTF-8 text", origin=str(path)) from error
+    except OSError as error:
+        raise ConfigFileError(
+            f"cannot be read ({error.strerror}). Name a YAML file that this user can read.", origin=str(path)
+        ) from error
+    return parse_yaml(text, name=str(path))
+
+
+def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
+    """Parse a YAML mapping from text; see `read_yaml`."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines = _Lines(name=name).read(node) if node is not None else {}
+        data = loader.construct_document(node) if node is not None else {}
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigFileError(f"invalid YAML: {error.problem}", origin=f"{name}{line}") from error
+    except yaml.YAMLError as error:
+        raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
+    except ConfigFileError:
+        raise
+    except ValueError as error:  # a value that is not of its tag, such as `!!int a`
+        raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        raise ConfigFileError(f"expected a mapping at the top level, not {type(data).__name__}", origin=name)
+    return YamlFile(name=name, data=data, lines=lines)
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """Return YAML text with the keys in the given order; `parse_yaml` reads the same data from it."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def dump_value(value: Any) -> str:
+    """Return a value, or a key, as YAML on one line."""
+    width = float("inf")
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=width)
+    return text.removesuffix("...\n").strip()
+
+
+@dataclass(kw_only=True)
+class _Lines:
+    """Line numbers of the paths in a parsed file. Rejects aliases that contain themselves."""
+
+    name: str
+    found: dict[str, int] = field(default_factory=dict)
+    above: list[Any] = field(default_factory=list)
+    """Ancestors of the current node."""
+
+    def read(self, node: Any) -> dict[str, int]:
+        """Return the line of each path below a node."""
+        self._walk(node, "")
+        return self.found
+
+    def _walk(self, node: Any, path: str) -> None:
+        if any(node is other for other in self.above):
+            raise self._error("contains itself through an alias", path, node)
+        if len(self.above) > MAX_DEPTH:
+            raise self._error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
+        self.above.append(node)
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._note(f"{path}[{index}]", item)
+                self._walk(item, f"{path}[{index}]")
+        elif isinstance(node, yaml.MappingNode):
+            self._keys(node, path)
+        self.above.pop()
+
+    def _keys(self, node: Any, path: str) -> None:
+        seen: dict[str, int] = {}
+        merged = [value for key, value in node.value if key.tag == _MERGE]
+        for item in (item for value in merged for item in _parts(value)):
+            self._walk(item, path)  # keys of the mapping itself are read later and take precedence
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                continue
+            here = f"{path}.{key.value}" if path else str(key.value)
+            if here in seen:
+                raise self._error(f"given twice, first on line {seen[here]}", here, key)
+            seen[here] = key.start_mark.line + 1
+            self._note(here, key)
+            self._walk(value, here)
+
+    def _note(self, path: str, node: Any) -> None:
+        self.found[path] = node.start_mark.line + 1
+        if len(self.found) > _MAX_VALUES:
+            raise self._error(f"aliases make more than {_MAX_VALUES} values of this file", "", node)
+
+    def _error(self, message: str, path: str, node: Any) -> ConfigFileError:
+        return ConfigFileError(message, path=path, origin=f"{self.name}:{node.start_mark.line + 1}")
+
+
+def _parts(node: Any) -> list[Any]:
+    """Return the mappings of a merge key in reverse order, because the first one takes precedence."""
+    return list(reversed(node.value)) if isinstance(node, yaml.SequenceNode) else [node]

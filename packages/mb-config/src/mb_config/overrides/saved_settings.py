@@ -1,0 +1,109 @@
+"""Settings that a run wrote to a YAML file, compared with those of a run that would resume it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mb_config.container.settings_diff import settings_differences
+from mb_config.container.yaml_file import parse_yaml
+from mb_config.errors import ConfigReadError, ConfigurationError
+
+
+class SavedSettingsError(ConfigurationError, ValueError):
+    """Saved settings that cannot be read."""
+
+
+class SerializableConfig(Protocol):
+    """Configuration that returns itself as plain data, such as a `ConfigContainer`."""
+
+    def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Return all fields, or those that differ from their default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSettings:
+    """Settings in the file that an earlier run wrote, if there was one.
+
+    >>> SavedSettings(file=Path("runs/a/run_config.yaml")).section("train")
+    {}
+    """
+
+    file: Path
+    """YAML file of a configuration; may be missing."""
+
+    ignored: Collection[str] = ()
+    """Paths that are not compared."""
+
+    fix: str = "Restore the file, or remove it."
+    """Advice at the end of the message about an unreadable file."""
+
+    def read(self) -> Mapping[str, Any] | None:
+        """Return the settings; None if there is no file.
+
+        Raises:
+            SavedSettingsError: The file is damaged.
+        """
+        if not self.file.exists():
+            return None
+        try:
+            text = self.file.read_text(encoding="utf-8")
+            if not text.strip():
+                raise ConfigReadError("it is empty")
+            return parse_yaml(text, name="").data
+        except (ConfigReadError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise SavedSettingsError(
+                f"{self.file}: cannot be read ({reason}), so its settings cannot be compared with those of this run. "
+                f"{self.fix}"
+            ) from error
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a section; an empty one if it or the file is missing or damaged."""
+        try:
+            section = (self.read() or {}).get(name)
+        except SavedSettingsError:
+            return {}
+        return section if isinstance(section, Mapping) else {}
+
+    def differences(self, config: SerializableConfig) -> dict[str, tuple[Any, Any]]:
+        """Return dotted path -> (saved, current) for each field that differs; none without a file.
+
+        A field that the file lacks, because an earlier version wrote it, differs only if it was set.
+
+        Raises:
+            SavedSettingsError: The file is damaged.
+        """
+        saved = self.read()
+        if saved is None:
+            return {}
+        return settings_differences(
+            saved, config.to_dict(), chosen=config.to_dict(defaults=False), ignored=self.ignored
+        )
+
+
+def difference_lines(differences: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return one indented line per difference, with both values."""
+    return "\n".join(f"  {path}: {old!r} there, {new!r} now" for path, (old, new) in differences.items())
+
+
+def changed_settings_message(
+    folder: Path, differences: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()
+) -> str:
+    """Return the message that a run folder holds a run with other settings, for a command that would resume it.
+
+    Args:
+        folder: The run folder; its checkpoints are in `checkpoints`.
+        differences: Dotted path -> (saved, current), as `SavedSettings.differences` returns them.
+        fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
+    """
+    fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
+    if fixed:
+        fix = (
+            f"{', '.join(fixed)} cannot be changed here: the shapes of the weights in {folder / 'checkpoints'} follow "
+            "from them. Restore the old values, or choose another folder with --out."
+        )
+    lines = difference_lines(differences)
+    return f"{folder}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"

@@ -1,0 +1,103 @@
+"""Models of several modules with per-module parallelism (MIMO), as the rules on process counts treat them.
+
+Each of these modules takes its rows of the same microbatch. Rules on the number of processes therefore treat the
+modules as one replica, and the rules on per-module parallelism read the fact `all_processes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from mb_config.preflight.problems import RuleLike
+from mb_schema.rules import Rule, value_at
+
+WORLD_SIZE, ALL_PROCESSES = "facts.world_size", "facts.all_processes"
+_SIZES = (
+    "model.tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.context_parallel_size",
+)
+_LAYOUT = ("model.language_rank_offset", "model.vision_tensor_model_parallel_size", _SIZES[0])
+
+
+def has_parallelism_per_module(model: object) -> bool:
+    """Return True if the modules of a model have different parallel layouts, or different ranks."""
+    return _are_different(*(_field(model, path) for path in _LAYOUT))
+
+
+def one_replica(model: object, facts: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the facts for rules; with per-module parallelism, `world_size` is the size of one replica.
+
+    The number of processes is then `all_processes`.
+    """
+    sizes = [_field(model, path) for path in _SIZES]
+    known = all(isinstance(size, int) for size in sizes)  # the check reports values of other types
+    if "world_size" not in facts or not known or not has_parallelism_per_module(model):
+        return facts
+    return {**facts, "all_processes": facts["world_size"], "world_size": max(1, prod(sizes))}
+
+
+def module_layouts(model: object, *, world_size: int) -> tuple[tuple[str, int, int], ...]:
+    """Return name, tensor- and data-parallel size of each module of a model with per-module parallelism."""
+    offset, vision_tp, tp = (_field(model, path) for path in _LAYOUT)
+    vision_tp = vision_tp or tp
+    vision, language = (offset or world_size) // vision_tp, (world_size - offset) // tp
+    return (("encoder", vision_tp, vision), ("language model", tp, language))
+
+
+def rules_per_point(rules: Iterable[RuleLike], model: object) -> list[RuleLike]:
+    """Return the rules for a sweep over `model`, whose points can differ in the parallelism of its modules.
+
+    Rules on process counts read the layout as well, and derive `world_size` as `one_replica` does.
+    """
+    if not _has(model, _LAYOUT[0]):
+        return list(rules)
+    counting = {WORLD_SIZE, ALL_PROCESSES}
+    return [_with_layout(rule) if counting.intersection(rule.fields) else rule for rule in rules]
+
+
+def _with_layout(rule: RuleLike) -> RuleLike:
+    read = [WORLD_SIZE if path == ALL_PROCESSES else path for path in rule.fields]
+    paths = tuple(dict.fromkeys([*read, *_LAYOUT, *_SIZES]))
+    return Rule(
+        id=rule.id,
+        fields=paths,
+        test=_test_with_layout(rule, paths),
+        why=rule.why,
+        fix=rule.fix,
+        severity=rule.severity,
+        fails=rule.fails,
+        passes=rule.passes,
+    )
+
+
+def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str | None]:
+    """Return the test of a rule as a function of the values of `paths`."""
+
+    def test(*values: Any) -> str | None:
+        known = dict(zip(paths, values, strict=True))
+        different = _are_different(*(known[path] for path in _LAYOUT))
+        if ALL_PROCESSES in rule.fields and not different:
+            return None
+        processes = known[WORLD_SIZE]
+        replica = max(1, prod(known[path] or 1 for path in _SIZES)) if different else processes
+        facts = {ALL_PROCESSES: processes, WORLD_SIZE: replica}
+        return rule.test(*({**known, **facts}[path] for path in rule.fields))
+
+    return test
+
+
+def _are_different(offset: Any, vision_tp: Any, tp: Any) -> bool:
+    """Return True for different layouts; `offset` is None for models of one module."""
+    return offset is not None and (offset != 0 or vision_tp not in (None, tp))
+
+
+def _has(model: object, path: str) -> bool:
+    name = path.partition(".")[2]
+    return name in model if isinstance(model, Mapping) else hasattr(model, name)
+
+
+def _field(model: object, path: str) -> Any:
+    return value_at(path, {"model": model})

@@ -1,0 +1,193 @@
+"""Conversations to samples: rendered by a chat template, tokenized, with a loss on the messages of the assistant.
+
+The loss covers what the template marks with `{% generation %}`. Without marks it covers the difference of two
+renderings: the conversation up to and including a message, and up to the prompt that begins this message.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from mb_data.chat.encoding import chat_templates_of, encode_chat, special_names
+from mb_data.chat.prompt_formats import turn_template
+from mb_data.chat.rows import Conversation, parse_conversation
+from mb_data.chat.template import ChatTemplates
+from mb_data.errors import BadDocumentError, ChatTemplateError, TokenizerError
+from mb_data.finetuning.encoded_sample import EncodedSample
+from mb_data.finetuning.options import FinetuningOptions
+from mb_data.tokenizers.base import Tokenizer
+
+Span = tuple[int, int]
+_PER_TURN = "dataset.dataset_kwargs.sample_per_assistant_turn=true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatEncoder:
+    """Function that converts rows with conversations to samples. Pickled once for each worker process."""
+
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    options: FinetuningOptions
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, options: FinetuningOptions) -> "ChatEncoder":
+        """Return the encoder for a tokenizer with a chat template.
+
+        Raises:
+            TokenizerError: The tokenizer has no chat template, or cannot encode its special tokens.
+            ChatTemplateError: The template cannot be parsed, or jinja2 is not installed.
+        """
+        if options.use_hf_tokenizer_chat_template:
+            templates = chat_templates_of(tokenizer)
+        else:
+            templates = ChatTemplates(templates={"default": turn_template(options.special_tokens)})
+        if not templates.templates:
+            raise TokenizerError(
+                "dataset.dataset_kwargs.chat: the tokenizer has no chat template, which renders the conversations. Set "
+                "tokenizer.chat_template_path to a Jinja file, or tokenizer.tokenizer_model to a folder with one."
+            )
+        for template in templates.templates.values():
+            compile_template(template)
+        encode_chat(tokenizer, "")
+        return cls(tokenizer=tokenizer, templates=templates, options=options)
+
+    @property
+    def description(self) -> list[Any]:
+        """Everything in addition to tokenizer and options that the samples depend on."""
+        return [dict(self.templates.templates), dict(self.templates.special_tokens)]
+
+    def __call__(self, row: Mapping[str, Any], *, location: str) -> list[EncodedSample]:
+        """Return the sample of a conversation, or one for each message of the assistant.
+
+        Raises:
+            BadDocumentError: The row is not a conversation, or the template rejects it.
+        """
+        if not self.options.use_hf_tokenizer_chat_template:
+            _require_plain_turns(row, location=location)
+        conversation = parse_conversation(row, location=location, tools=self.options.tools)
+        try:
+            if self.options.sample_per_assistant_turn:
+                return [self._turn(conversation, number) for number in conversation.answers]
+            return [self._complete(conversation)]
+        except ChatTemplateError as error:
+            raise BadDocumentError(f"{location}: {error}") from error
+
+    def _complete(self, conversation: Conversation) -> EncodedSample:
+        view = self._view(conversation)
+        if view.renderer.has_marks or not self.options.answer_only_loss:
+            return self._encode(view.text, view.marked)
+        spans = [self._answer_span(view, number) for number in conversation.answers]
+        return self._encode(view.text, spans)
+
+    def _turn(self, conversation: Conversation, number: int) -> EncodedSample:
+        view = self._view(conversation, count=number + 1)
+        if view.renderer.has_marks or not self.options.answer_only_loss:
+            previous = len(view.rendered(number).generated) if number else 0
+            return self._encode(view.text, view.marked[previous:])
+        return self._encode(view.text, [self._answer_span(view, number)])
+
+    def _view(self, conversation: Conversation, *, count: int | None = None) -> "_View":
+        template = self.templates.select(has_tools=conversation.tools is not None)
+        if template is None:
+            raise ChatTemplateError(
+                "there is no template named default, but the conversation has no tools. Set tokenizer.chat_template"
+            )
+        return _View(
+            renderer=compile_template(template),
+            conversation=conversation,
+            arguments={**self.templates.special_tokens, **self.options.chat_template_kwargs},
+            count=len(conversation.messages) if count is None else count,
+        )
+
+    def _answer_span(self, view: "_View", number: int) -> Span:
+        """Return the part of the text that the message adds after the prompt that begins it."""
+        prompt = view.rendered(number, add_generation_prompt=True).text
+        through = view.text if number + 1 == view.count else view.rendered(number + 1).text
+        if not view.text.startswith(through):
+            raise ChatTemplateError(
+                f"the chat template renders message {number} differently when messages follow, so that the complete "
+                f"conversation does not contain what the assistant generated. Set {_PER_TURN}, or mark the trained "
+                "text in the template with {% generation %}"
+            )
+        if not through.startswith(prompt):
+            raise ChatTemplateError(
+                f"the generation prompt of the chat template does not begin message {number} of the assistant, so that "
+                "the trained text cannot be derived. Mark it in the template: {% generation %}"
+                "{{ message['content'] }}{% endgeneration %}"
+            )
+        return len(prompt), self._end_of_turn(view.text, len(prompt), len(through))
+
+    def _end_of_turn(self, text: str, start: int, end: int) -> int:
+        """Return the end of an answer without whitespace after its last special token, which is not generated."""
+        kept = text[start:end].rstrip()
+        ends = any(kept.endswith(name) for name in special_names(self.tokenizer))
+        return start + len(kept) if ends else end
+
+    def _encode(self, text: str, spans: Sequence[Span]) -> EncodedSample:
+        ids, offsets = encode_chat(self.tokenizer, text)
+        if not self.options.answer_only_loss:
+            return EncodedSample(ids=ids, loss_mask=[True] * len(ids))
+        return EncodedSample(ids=ids, loss_mask=mask_of_spans(offsets, spans))
+
+
+def mask_of_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
+    """Return a mask of the tokens that contain a character of a span. Spans are in ascending order.
+
+    Args:
+        offsets: Start and end of each token in the text, in characters.
+        spans: Start and end of each part of the text.
+    """
+    mask, position = [], 0
+    for start, end in offsets:
+        while position < len(spans) and spans[position][1] <= start:
+            position += 1
+        mask.append(position < len(spans) and end > start and spans[position][0] < end)
+    return mask
+
+
+@dataclass(slots=True, kw_only=True)
+class _View:
+    """The first `count` messages of a conversation under a template."""
+
+    renderer: Any
+    conversation: Conversation
+    arguments: Mapping[str, Any]
+    count: int
+    text: str = field(init=False)
+    marked: list[Span] = field(init=False)
+
+    def __post_init__(self) -> None:
+        complete = self.rendered(self.count)
+        self.text, self.marked = complete.text, list(complete.generated)
+
+    def rendered(self, count: int, *, add_generation_prompt: bool = False) -> Any:
+        return self.renderer.render(
+            self.conversation.messages[:count],
+            tools=self.conversation.tools,
+            arguments=self.arguments,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+
+def compile_template(template: str) -> Any:
+    """Return the compiled template. Imports jinja2 on demand."""
+    try:
+        rendering = import_module("mb_data.chat.rendering")
+    except ModuleNotFoundError as error:
+        if error.name != "jinja2":
+            raise
+        raise ChatTemplateError(
+            "chat: the library jinja2 is not installed; it renders chat templates. Install it: "
+            'pip install "mb-data[chat]".'
+        ) from error
+    return rendering.compile_chat_template(template)
+
+
+def _require_plain_turns(row: Mapping[str, Any], *, location: str) -> None:
+    """Reject a row with labels or with other masked senders, which turns without a chat template do not have."""
+    if row.get("type") is not None or row.get("mask", "User") not in ("User", "user", "human"):
+        raise BadDocumentError(
+            f"{location}: has type={row.get('type')!r} and mask={row.get('mask')!r}; turns have no labels, and the "
+            "loss covers the assistant. Remove both keys, or render the labels into the texts."
+        )

@@ -1,0 +1,223 @@
+"""Command line `mb-data`: build and inspect training data. Requires the extra `cli`.
+
+Each command imports its implementation when it is called, so that `--help` is fast.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mb_data.cli.errors import exit_codes
+
+if TYPE_CHECKING:
+    from mb_data.cli.index import IndexRequestReader
+
+_REQUEST_READER = "mb_data.request_reader"
+
+
+class CommandWithExample(TyperCommand):
+    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the command."""
+        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = arguments
+
+
+Prefix = Annotated[
+    str,
+    typer.Argument(metavar="PREFIX", help="Path of a .bin and an .idx without suffix.", show_default=False),
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer", metavar="FILE", help="Tokenizer of the pair, as passed to build.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+app = typer.Typer(
+    help="Build and inspect training data in Megatron's .bin/.idx format.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def set_request_reader(context: typer.Context, read_request: "IndexRequestReader") -> None:
+    """Set the function that reads the settings of a run for `index`, for the commands below `context`.
+
+    A program that mounts `app` calls it in its callback. By default the settings are read from YAML files.
+    """
+    context.meta[_REQUEST_READER] = read_request
+
+
+def _run(command: str, *arguments: Any, **options: Any) -> None:
+    """Run a command, "module:function", which returns the exit code."""
+    module, _, function = command.partition(":")
+    with exit_codes():
+        raise typer.Exit(getattr(import_module(f"mb_data.cli.{module}"), function)(*arguments, **options))
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="--input books/ --input web.jsonl --tokenizer tokenizer.json --out data/mine",
+)
+def build(
+    inputs: Annotated[
+        list[Path],
+        typer.Option(
+            "--input",
+            metavar="PATH",
+            help="Text, JSONL, CSV, Parquet or Arrow file, or a folder; repeatable.",
+        ),
+    ],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A tokenizer.json or its folder, a SentencePiece .model, or ByteTokenizer (bytes as tokens).",
+        ),
+    ],
+    out: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
+    json_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Tokenize text into the .bin and .idx files that Megatron reads.
+
+    A text file is one document, and so is each line of a .jsonl or .json file. An interrupted build leaves no files.
+    """
+    choices = {"tokenizer": tokenizer, "prefix": out, "workers": workers, "json_key": json_key}
+    _run("build:build", inputs, **choices, overwrite=overwrite, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="--config run.yaml --workers 8")
+def index(
+    context: typer.Context,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="Trainers only: name of a recipe or YAML file, and overrides in Hydra's grammar.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="YAML file of settings; repeatable, later files override earlier ones.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", min=1, metavar="N", help="Trainers only: number of processes of the run."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")] = 2,
+    json: AsJson = False,
+) -> None:
+    """Build on a CPU what a run needs before its first step: the text corpus and the order of the samples.
+
+    The run then finds these files. Problems of the configuration that do not concern the data are ignored.
+    """
+    with exit_codes():
+        implementation = import_module("mb_data.cli.index")
+        read_request = context.meta.get(_REQUEST_READER, implementation.read_request_from_files)
+        request = read_request(settings or [], files=config or [], world_size=world_size)
+        implementation.index(request, workers=workers, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120")
+def at(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")],
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="R", help="Data-parallel rank; default: all.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print what a run was trained on in one step: documents, offsets and text of each sequence, and the losses.
+
+    The position in the data is that of metrics.jsonl, and the data that of run_config.yaml.
+    """
+    with exit_codes():
+        reader = context.meta.get(_REQUEST_READER, import_module("mb_data.cli.index").read_request_from_files)
+        implementation = import_module("mb_data.cli.at")
+        implementation.at(run, step=step, rank=rank, full=full, as_json=json, read_request=reader)
+
+
+@app.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
+def show(
+    prefix: Prefix,
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the document, counted from 0.")] = 0,
+    tokenizer: TokenizerFile = None,
+    json: AsJson = False,
+) -> None:
+    """Print a document: its token ids, and with --tokenizer its text."""
+    _run("inspect:show", prefix, number, tokenizer=tokenizer, as_json=json)
+
+
+@app.command(cls=CommandWithExample, epilog="data/a data/b --tokenizer tokenizer.json")
+def verify(
+    prefixes: Annotated[
+        list[str],
+        typer.Argument(metavar="PREFIX", help="Paths of pairs without suffix.", show_default=False),
+    ],
+    tokenizer: TokenizerFile = None,
+    json: AsJson = False,
+) -> None:
+    """Check the complete index of each pair, and with --tokenizer every token. Exit code 1 if a pair is damaged.
+
+    With --tokenizer, ids outside its vocabulary and documents without its end-of-document token are reported.
+    """
+    _run("inspect:verify", prefixes, tokenizer=tokenizer, as_json=json)
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="30 data/a 70 data/b --train-iters 1000 --global-batch-size 256 --seq-length 4096",
+)
+def stats(
+    blend: Annotated[
+        list[str],
+        typer.Argument(metavar="[WEIGHT] PREFIX", help="One pair, or a blend.", show_default=False),
+    ],
+    train_iters: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps of a run.", show_default=False)
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Sequences of a step.", show_default=False)
+    ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence.", show_default=False)
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Print numbers and lengths of documents, and the share of each part of a blend.
+
+    Weights are those of dataset.data_path; without weights, shares are in proportion to the numbers of tokens. With
+    --train-iters, --global-batch-size and --seq-length, also print how many times a run reads each part.
+    """
+    sizes = (train_iters, global_batch_size, seq_length)
+    if any(sizes) and not all(sizes):
+        raise typer.BadParameter(
+            "--train-iters, --global-batch-size and --seq-length are only accepted together",
+            param_hint="--train-iters",
+        )
+    tokens = (train_iters or 0) * (global_batch_size or 0) * (seq_length or 0)
+    _run("inspect:stats", blend, read_tokens=tokens or None, as_json=json)

@@ -1,0 +1,164 @@
+"""Command `index`: what a run needs before its first step."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+import mb_data
+from mb_data.cli.progress import print_result, progress_bar
+from mb_data.data_checks import verify_dataset_files
+from mb_data.errors import SectionFileError
+from mb_data.loading.validation_sets import ValidationSetOptions
+from mb_data.megatron.sample_counts import dataset_sample_counts
+from mb_data.megatron.sample_indices import IndexRequest, build_sample_indices
+from mb_data.tokenizers.config import TokenizerConfig
+from mb_schema.value_types import fit
+
+_SECTIONS = ("dataset", "tokenizer", "train", "validation")
+_TARGETS = frozenset(name for name in mb_data._HOMES if name.endswith("Config"))
+
+
+class IndexRequestReader(Protocol):
+    """Reader of the settings of a run."""
+
+    def __call__(
+        self, settings: Sequence[str], *, files: Sequence[Path], world_size: int | None
+    ) -> IndexRequest:
+        """Return the settings on which sample indices depend.
+
+        Args:
+            settings: Positional arguments of the command.
+            files: Files of its option `--config`.
+            world_size: Its option `--world-size`.
+        """
+
+
+def index(request: IndexRequest, *, workers: int, as_json: bool) -> None:
+    """Build the corpus and the sample indices that a run needs before its first step, and print their sizes.
+
+    Raises:
+        The errors of `build_sample_indices`.
+    """
+    with warnings.catch_warnings(), progress_bar("index") as report:
+        warnings.filterwarnings("ignore", module=r"megatron\.")  # of kernels that datasets do not use
+        warnings.filterwarnings("ignore", category=SyntaxWarning)  # in Megatron's docstrings
+        sizes = asdict(build_sample_indices(request, workers=workers, progress=report))
+    lines = [f"{request.name}: {', '.join(f'{split} {size:,} samples' for split, size in sizes.items())}"]
+    lines.append("A run with the same data, steps and batch sizes finds all of it.")
+    print_result({"samples": sizes}, as_json=as_json, lines=lines)
+
+
+def read_request_from_files(
+    settings: Sequence[str], *, files: Sequence[Path], world_size: int | None
+) -> IndexRequest:
+    """Read sections `dataset` and `tokenizer`, and sizes of `train` and `validation`, from YAML files.
+
+    Files among the settings come first. Later files replace fields of earlier ones. Other sections are ignored, so
+    that the files of a trainer can be read.
+
+    Raises:
+        SectionFileError: There is no file, no dataset or no number of steps, there are arguments of a trainer, a file
+            cannot be read, or a section has unknown fields or values of a wrong type.
+        ConfigError: The dataset section violates rules.
+        The errors of `verify_dataset_files`.
+    """
+    files = [*(Path(name) for name in settings if Path(name).suffix in (".yaml", ".yml")), *files]
+    settings = [name for name in settings if Path(name) not in files]
+    if settings or world_size is not None or not files:
+        raise SectionFileError(
+            f"settings: only YAML files can be read here (arguments: {' '.join(settings) or 'none'}). Recipes, "
+            "overrides and --world-size belong to a trainer. Pass --config FILE with dataset, tokenizer, train and "
+            "validation."
+        )
+    merged = _merge(files)
+    origin = ", ".join(map(str, files))
+    try:
+        request = _request(merged, name=files[-1].stem)
+        request.section.finalize()
+    except TypeError as error:
+        message = str(error)
+        fix = "" if message.endswith(".") else ". Correct the field."
+        raise SectionFileError(f"{origin}: {message}{fix}") from error
+    verify_dataset_files(request.section, evaluated=bool(merged["validation"].get("eval_iters")))
+    return request
+
+
+def _merge(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return the sections of all files; fields of later files replace those of earlier ones."""
+    merged: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    for file in files:
+        for name, section in _read(file).items():
+            if name in merged and isinstance(section, Mapping):
+                merged[name] |= section
+    return merged
+
+
+def _request(merged: dict[str, dict[str, Any]], *, name: str) -> IndexRequest:
+    """Return the request that the sections describe.
+
+    Raises:
+        SectionFileError: There is no dataset, or the number of samples is not known.
+        TypeError: A section has an unknown field, or a number is not one.
+    """
+    section, tokenizer = _dataset(merged["dataset"]), TokenizerConfig(**merged["tokenizer"])
+    train, validation = merged["train"], merged["validation"]
+    iters, samples, batch = (
+        fit(train.get(field), int | None, path=f"train.{field}")
+        for field in ("train_iters", "train_samples", "global_batch_size")
+    )
+    if batch is None or (iters is None and samples is None):
+        raise SectionFileError(
+            f"train: has {', '.join(train) or 'no fields'}, but the number of samples depends on global_batch_size, "
+            "and on train_iters or train_samples. Set them."
+        )
+    sets = ValidationSetOptions(
+        complete=bool(validation.get("full_validation")),
+        several=bool(validation.get("multiple_validation_sets")),
+        names=validation.get("validation_set_names"),
+    )
+    return IndexRequest(
+        name=name,
+        section=section,
+        tokenizer=tokenizer,
+        counts=dataset_sample_counts(
+            iters or 0,
+            global_batch_size=batch,
+            train_samples=samples,
+            **{
+                field: fit(validation.get(field), int | None, path=f"validation.{field}")
+                for field in ("eval_interval", "eval_iters", "eval_global_batch_size")
+            },
+            validation_sets=sets.has_sets,
+        ),
+        validation=sets,
+    )
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SectionFileError(
+            f"{file}: no such file, but it is passed as --config. Correct the path."
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SectionFileError(f"{file}: is not a YAML file ({error}). Correct it.") from error
+    if not isinstance(found, Mapping):
+        raise SectionFileError(f"{file}: is not a mapping of sections. Write `dataset:` and its fields.")
+    return found
+
+
+def _dataset(values: dict[str, Any]) -> Any:
+    """Return the dataset section that `_target_` names."""
+    target = values.pop("_target_", None)
+    name = str(target).rpartition(".")[2]
+    if name not in _TARGETS:
+        raise SectionFileError(
+            f"dataset._target_: {target!r} is not a section of mb-data, so the kind of data is not known. Set it, for "
+            "example to mb_data.config.GPTDatasetConfig."
+        )
+    return getattr(mb_data, name)(**values)

@@ -1,0 +1,172 @@
+"""Builder of fine-tuning datasets from their configuration section."""
+
+from math import lcm
+from pathlib import Path
+
+from mb_data.config import DatasetBuildContext
+from mb_data.errors import TokenizerError
+from mb_data.finetuning.blend import BlendedFinetuningDataset
+from mb_data.finetuning.bridge_packs import read_max_samples
+from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs
+from mb_data.finetuning.dataset import FinetuningDataset
+from mb_data.finetuning.files import pack_files
+from mb_data.finetuning.packing import PackedDataset
+from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
+from mb_data.finetuning.split_samples import make_packs, read_packs, sequence_multiple, split_files
+from mb_data.loading.rank_zero_first import rank_zero_first
+
+FinetuningSplit = FinetuningDataset | PackedDataset | BlendedFinetuningDataset | None
+FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]
+
+
+def build_finetuning_datasets(
+    config: FinetuningDatasetConfig,
+    context: DatasetBuildContext,
+) -> FinetuningSplits:
+    """Build the datasets for training, validation and test.
+
+    Collective over the default process group, if it is initialized: rank 0 tokenizes and packs, the other ranks load
+    the result from the cache. Training samples (or packs) are reshuffled in every epoch. Validation and test samples
+    are repeated in the order of the file.
+
+    Args:
+        config: The dataset section; not modified.
+        context: Sample counts of the splits, the tokenizer, the padding in addition to that of the section, and the
+            function that receives a line of text about the samples of each file.
+
+    Returns:
+        Train, validation and test; None if no samples are requested, or if the section disables the split.
+
+    Raises:
+        ConfigError: The section contradicts itself.
+        DataPathError: A file does not exist.
+        BadDocumentError: A line is not a sample. The message names file and line.
+        NotEnoughSamplesError: A file has no samples.
+        TokenizerError: There is no tokenizer.
+    """
+    config.finalize()
+    if context.tokenizer is None:
+        raise TokenizerError(
+            "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."
+        )
+    wanted = {
+        "training": context.train_samples,
+        "validation": context.valid_samples if config.do_validation else 0,
+        "test": context.test_samples if config.do_test else 0,
+    }
+    train, valid, test = (
+        _build_split(split, size, config=config, context=context) if size else None
+        for split, size in wanted.items()
+    )
+    return train, valid, test
+
+
+def _build_split(
+    split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
+) -> FinetuningDataset | PackedDataset | BlendedFinetuningDataset:
+    packs = pack_files(config, split)
+    if packs:
+        return _existing_packs(packs, split, size, config=config, context=context)
+    files = rank_zero_first(lambda: split_files(config, split))
+    parts = [_build_part(split, file, size, config=config, context=context) for file in files]
+    weights = config.roots[1]
+    if len(parts) == 1:
+        return parts[0]
+    if split == "validation" and context.complete_validation:
+        weights, size = None, sum(map(len, parts))
+    return BlendedFinetuningDataset(parts, weights=weights or [each.epoch for each in parts], size=size)
+
+
+def _build_part(
+    split: str, file: Path, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
+) -> FinetuningDataset | PackedDataset:
+    tokenizer, is_training = context.tokenizer, split == "training"
+    samples = rank_zero_first(lambda: tokenize_samples(file, config=config, tokenizer=tokenizer))
+    if context.log is not None:
+        name = f"{split} ({file})" if len(config.roots[0]) > 1 else split
+        context.log(_describe_split(name, samples, longest=config.longest_sample))
+    samples = samples.first(config.max_train_samples) if is_training else samples
+    seed = config.seed if is_training else None
+    is_complete = split == "validation" and context.complete_validation
+    if config.packed_sequence_specs is not None:
+        return _pack(
+            samples,
+            config,
+            size=None if is_complete else size,
+            seed=seed,
+            context=context,
+        )
+    is_packed = config.pack_sequences_in_batch
+    is_padded = not is_packed and (context.padding.to_max_length or config.options.pad_to_max_length)
+    return FinetuningDataset(
+        samples,
+        size=len(samples) if is_complete else size,
+        seed=seed,
+        padding_token=tokenizer.eod,
+        pad_to=config.seq_length if is_padded else None,
+        multiple=lcm(context.padding.multiple, config.options.pad_seq_length_to_mult),
+        pack_multiple=context.padding.sequence_multiple if is_packed else None,
+    )
+
+
+def _existing_packs(
+    files: list[Path],
+    split: str,
+    size: int,
+    *,
+    config: FinetuningDatasetConfig,
+    context: DatasetBuildContext,
+) -> PackedDataset:
+    specs, tokenizer = config.packed_sequence_specs or PackedSequenceSpecs(), context.tokenizer
+    samples, packs = rank_zero_first(lambda: read_packs(files, config, tokenizer, padding=context.padding))
+    if context.log is not None:
+        context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
+    is_complete = split == "validation" and context.complete_validation
+    metadata = specs.packed_metadata_path
+    pack_size = specs.packed_sequence_size
+    return PackedDataset(
+        samples,
+        packs,
+        size=len(packs) if is_complete else size,
+        seed=config.seed if split == "training" else None,
+        padding_token=tokenizer.eod,
+        pack_size=pack_size,
+        multiple=sequence_multiple(specs, context.padding),
+        pad_cu_seqlens=specs.pad_cu_seqlens,
+        max_samples=None if metadata is None else read_max_samples(Path(metadata), pack_size=pack_size),
+    )
+
+
+def _pack(
+    samples: TokenizedSamples,
+    config: FinetuningDatasetConfig,
+    *,
+    size: int | None,
+    seed: int | None,
+    context: DatasetBuildContext,
+) -> PackedDataset:
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    pack_size, padding = specs.packed_sequence_size, context.padding
+    packs = rank_zero_first(lambda: make_packs(samples, config, padding=padding))
+    dataset = PackedDataset(
+        samples,
+        packs,
+        size=len(packs) if size is None else size,
+        seed=seed,
+        padding_token=context.tokenizer.eod,
+        pack_size=pack_size,
+        multiple=sequence_multiple(specs, padding),
+        pad_cu_seqlens=specs.pad_cu_seqlens,
+    )
+    if context.log is not None:
+        context.log(
+            f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} filled with samples"
+        )
+    return dataset
+
+
+def _describe_split(split: str, samples: TokenizedSamples, *, longest: int) -> str:
+    count = samples.count
+    cut = f", {count.cut} of them truncated to {longest} tokens" if count.cut else ""
+    left_out = f", {count.left_out} skipped (no token of the answer remained)" if count.left_out else ""
+    return f"{split}: {count.samples} samples{cut}{left_out}"

@@ -1,0 +1,149 @@
+"""Dataset for fine-tuning: samples of different lengths, shuffled per epoch and collated into padded batches.
+
+Shapes: B sequences of a micro-batch, S tokens of the longest sequence after padding.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from mb_data.finetuning.samples import TokenizedSamples
+
+
+class EpochOrder:
+    """Endless sequence of sample numbers, in which every epoch contains each of `total` samples once.
+
+    Without a seed every epoch has the order of the file. With a seed the order of an epoch is a permutation that
+    depends only on the seed and the epoch. The permutations of two epochs are kept in memory, because batches that are
+    sorted or prefetched may cross the end of an epoch.
+    """
+
+    def __init__(self, total: int, *, seed: int | None) -> None:
+        self.total, self._seed = total, seed
+        self._permutations: dict[int, NDArray[np.int64]] = {}
+
+    def __getitem__(self, index: int) -> int:
+        number, rest = divmod(index, self.total)
+        if self._seed is None:
+            return rest
+        if number not in self._permutations:
+            kept = self._permutations.get(number - 1)
+            self._permutations = {} if kept is None else {number - 1: kept}
+            self._permutations[number] = np.random.default_rng((self._seed, number)).permutation(self.total)
+        return int(self._permutations[number][rest])
+
+
+class FinetuningDataset:
+    """Map-style dataset of tokenized samples, without padding.
+
+    A sample is a dictionary of `tokens`, `labels` (int64) and `loss_mask` (float32), all of shape [length].
+
+    Args:
+        samples: The tokenized samples.
+        size: Length of the dataset, over as many epochs as necessary.
+        seed: Seed of the order; None: the order of the file.
+        padding_token: Token that pads samples to the length of their batch.
+        pad_to: Length in tokens to which every batch is padded; None: the longest sample of the batch.
+        multiple: Divisor of the length of every batch, for sequences that are split over ranks.
+        pack_multiple: Concatenate the samples of a batch, each padded to a multiple of this number of tokens; None: pad
+            them to the same length.
+    """
+
+    def __init__(
+        self,
+        samples: TokenizedSamples,
+        *,
+        size: int,
+        seed: int | None,
+        padding_token: int,
+        pad_to: int | None = None,
+        multiple: int = 1,
+        pack_multiple: int | None = None,
+    ) -> None:
+        self.samples, self._size = samples, size
+        self._order = EpochOrder(len(samples), seed=seed)
+        self._padding_token, self._pad_to, self._multiple = padding_token, pad_to, multiple
+        self._pack_multiple = pack_multiple
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return the sample at an index."""
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        start, end = self.samples.starts[(number := self._order[index]) : number + 2]
+        ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
+        loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
+        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
+
+    @property
+    def epoch(self) -> int:
+        """Number of samples of an epoch."""
+        return len(self.samples)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean number of tokens of a sample, without padding."""
+        return float(self.samples.lengths.mean())
+
+    @property
+    def attention_length(self) -> float:
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
+        return self.samples.attention_length
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of the sample at an index, without reading it."""
+        number = self._order[index]
+        return int(self.samples.starts[number + 1] - self.samples.starts[number] - 1)
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return a micro-batch in which all samples have the same length, with `position_ids`: tensors of shape [B, S].
+
+        `padding_mask` (bool) is True behind the end of a sample, so that routers of experts leave padding out.
+
+        With `pack_multiple` the samples are concatenated: tensors of shape [1, S], with `cu_seqlens` [1, samples + 1],
+        the start of each sample and S, and `max_seqlen` [1], the length of the longest, as in `PackedDataset`.
+        """
+        if self._pack_multiple is not None:
+            return self._concatenate(samples, self._pack_multiple)
+        longest = max(len(sample["tokens"]) for sample in samples)
+        length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
+        batch = {"position_ids": torch.arange(length).repeat(len(samples), 1)}
+        ends = torch.tensor([len(sample["tokens"]) for sample in samples])
+        batch["padding_mask"] = batch["position_ids"] >= ends[:, None]
+        for name, value in (
+            ("tokens", self._padding_token),
+            ("labels", self._padding_token),
+            ("loss_mask", 0),
+        ):
+            rows = pad_sequence([each[name] for each in samples], batch_first=True, padding_value=value)
+            batch[name] = rows if longest == length else pad(rows, (0, length - longest), value=value)
+        return batch
+
+    def _concatenate(self, samples: Sequence[Mapping[str, Tensor]], multiple: int) -> dict[str, Tensor]:
+        lengths = [-(-len(sample["tokens"]) // multiple) * multiple for sample in samples]
+        rest = -sum(lengths) % self._multiple
+        boundaries = np.cumsum([0, *lengths, *([rest] if rest else [])])
+        batch = {
+            "tokens": torch.full((1, int(boundaries[-1])), self._padding_token),
+            "labels": torch.full((1, int(boundaries[-1])), self._padding_token),
+            "loss_mask": torch.zeros(1, int(boundaries[-1])),
+            "padding_mask": torch.ones(1, int(boundaries[-1]), dtype=torch.bool),
+        }
+        for start, sample in zip(boundaries, samples, strict=False):
+            for name, each in sample.items():
+                batch[name][0, start : start + len(each)] = each
+            batch["padding_mask"][0, start : start + len(sample["tokens"])] = False
+        sizes = np.diff(boundaries)
+        return {
+            **batch,
+            "position_ids": torch.cat([torch.arange(size) for size in sizes])[None],
+            "cu_seqlens": torch.from_numpy(boundaries.astype(np.int32))[None],
+            "max_seqlen": torch.tensor([int(sizes.max())], dtype=torch.int32),
+        }

@@ -1,0 +1,136 @@
+"""Packing of several samples into one sequence of fixed length.
+
+Shapes: S tokens of a pack, which is a micro-batch of one row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mb_data.errors import BadDocumentError
+from mb_data.finetuning.dataset import EpochOrder
+from mb_data.finetuning.first_fit import PackIndex
+from mb_data.finetuning.samples import TokenizedSamples
+
+
+class PackedDataset:
+    """Map-style dataset of packs, each a dictionary of tensors.
+
+    Shape [S]: `tokens`, `labels`, `position_ids` (int64) `loss_mask` (float32) and `padding_mask`
+    (bool, True where there is no sample). `cu_seqlens` (int32, [sequences +
+    1]) contains the start of each sequence, and S. `max_seqlen` (int32, []) is the length of the longest sequence.
+    Position ids restart at 0 in every sequence. The remainder of a pack after the last sample is a sequence of padding
+    whose loss mask is 0.
+
+    Args:
+        samples: The tokenized samples.
+        packs: Assignment of samples to packs.
+        size: Length of the dataset, over as many epochs as necessary.
+        seed: Seed of the order of packs; None: the order in which they were packed.
+        padding_token: Token at positions without a sample.
+        pack_size: Length of a pack in tokens.
+        multiple: The length of each sample is rounded up to a multiple of this number of tokens.
+        pad_cu_seqlens: Pad `cu_seqlens` to the same length in all packs, by repeating S.
+        max_samples: Number of samples in a pack for which `cu_seqlens` is padded; None: that of the largest pack.
+
+    Raises:
+        BadDocumentError: A pack has more than `max_samples`.
+    """
+
+    def __init__(  # noqa: PLR0913 - each by name
+        self,
+        samples: TokenizedSamples,
+        packs: PackIndex,
+        *,
+        size: int,
+        seed: int | None,
+        padding_token: int,
+        pack_size: int,
+        multiple: int = 1,
+        pad_cu_seqlens: bool = False,
+        max_samples: int | None = None,
+    ) -> None:
+        self.samples, self.packs, self._size = samples, packs, size
+        self._order = EpochOrder(len(packs), seed=seed)
+        self._padding_token, self._pack_size, self._multiple = padding_token, pack_size, multiple
+        most = packs.max_samples if max_samples is None else max_samples
+        if packs.max_samples > most:
+            raise BadDocumentError(
+                f"dataset.packed_sequence_specs.packed_metadata_path: states at most {most} samples in a pack, but a "
+                f"pack has {packs.max_samples}. Set the file that describes these packs, or leave it unset."
+            )
+        self._num_boundaries = most + 2 if pad_cu_seqlens else 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def epoch(self) -> int:
+        """Number of packs of an epoch."""
+        return len(self.packs)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean number of sample tokens in a pack."""
+        return float(self.samples.lengths.sum()) / len(self.packs)
+
+    @property
+    def attention_length(self) -> float:
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
+        return self.samples.attention_length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return the pack at an index."""
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        start, end = self.packs.starts[(number := self._order[index]) : number + 2]
+        arrays: dict[str, NDArray[Any]] = {
+            "tokens": np.full(self._pack_size, self._padding_token, np.int64),
+            "labels": np.full(self._pack_size, self._padding_token, np.int64),
+            "loss_mask": np.zeros(self._pack_size, np.float32),
+            "padding_mask": np.ones(self._pack_size, np.bool_),
+        }
+        boundaries = [0]
+        for member in self.packs.members[start:end]:
+            begin, end_of_sample = self.samples.starts[member : member + 2]
+            ids, loss_mask = (
+                self.samples.tokens[begin:end_of_sample],
+                self.samples.loss_mask[begin + 1 : end_of_sample],
+            )
+            sequence = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
+            arrays["tokens"][sequence], arrays["labels"][sequence], arrays["loss_mask"][sequence] = (
+                ids[:-1],
+                ids[1:],
+                loss_mask,
+            )
+            arrays["padding_mask"][sequence] = False
+            boundaries.append(boundaries[-1] + -(-len(loss_mask) // self._multiple) * self._multiple)
+        if boundaries[-1] < self._pack_size:
+            boundaries.append(self._pack_size)
+        lengths = np.diff(boundaries)
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
+        return {
+            **{name: torch.from_numpy(each) for name, each in arrays.items()},
+            "position_ids": torch.from_numpy(positions),
+            "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
+            "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
+        }
+
+    def collate(self, packs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate one pack into a micro-batch, with a leading dimension of 1 on every tensor.
+
+        Raises:
+            ValueError: There are several packs.
+        """
+        if len(packs) != 1:
+            raise ValueError(
+                f"dataset.packed_sequence_specs: {len(packs)} packs in a micro-batch, but a micro-batch is one "
+                f"pack. Set micro_batch_size=1; for the same number of tokens use packs of "
+                f"{len(packs) * self._pack_size} tokens and divide the global batch size by {len(packs)}."
+            )
+        return {name: each.unsqueeze(0) for name, each in packs[0].items()}

@@ -1,0 +1,88 @@
+"""Samples and packs of a split of fine-tuning data, computed once and read from the cache after that. No torch.
+
+None of these functions is collective. `mb_data.finetuning.build` calls them on rank 0 first.
+"""
+
+from math import lcm
+from pathlib import Path
+
+from mb_data.finetuning.bridge_packs import load_packs
+from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
+from mb_data.finetuning.files import pack_files, sample_files
+from mb_data.finetuning.first_fit import PackIndex
+from mb_data.finetuning.pack_files import pack_samples
+from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
+from mb_data.finetuning.synthetic_addition import write_addition_samples
+from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
+from mb_data.megatron.cache_dir import resolve_cache_dir
+from mb_data.tokenizers.base import Tokenizer
+
+
+def training_epoch_size(
+    config: FinetuningDatasetConfig, tokenizer: Tokenizer, *, padding: BatchPadding = NO_PADDING
+) -> int:
+    """Return the number of training sequences of one epoch: samples, or packs if samples are packed.
+
+    Tokenizes and packs the samples if they are not in the cache. An epoch of a blend has as many sequences as all its
+    datasets together, whatever their weights.
+
+    Args:
+        config: The section; not modified.
+        tokenizer: Converts text to ids.
+        padding: Padding that the model requires, which changes the number of packs.
+
+    Raises:
+        DataPathError: A file does not exist.
+        BadDocumentError: A line is not a sample, or a file is not one of packs. The message names file and line.
+        NotEnoughSamplesError: A file has no samples.
+        TokenizerError: The tokenizer lacks a chat template or a token that the options require.
+    """
+    existing = pack_files(config, "training")
+    if existing:
+        return len(read_packs(existing, config, tokenizer, padding=padding)[1])
+    size = 0
+    for file in split_files(config, "training"):
+        samples = tokenize_samples(file, config=config, tokenizer=tokenizer).first(config.max_train_samples)
+        if config.packed_sequence_specs is None:
+            size += len(samples)
+        else:
+            size += len(make_packs(samples, config, padding=padding))
+    return size
+
+
+def split_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
+    """Return the files of a split, one for each root; generated problems are written first.
+
+    Raises:
+        DataPathError: In a root, no file exists, or there are several.
+    """
+    if isinstance(config, SumsFinetuningConfig) and not config.dataset_root:
+        return [write_addition_samples(config) / f"{split}.jsonl"]
+    return sample_files(config, split)
+
+
+def sequence_multiple(specs: PackedSequenceSpecs, padding: BatchPadding) -> int:
+    """Return the number of tokens to a multiple of which each sample in a pack is padded."""
+    return lcm(specs.pad_seq_to_mult or 1, padding.sequence_multiple)
+
+
+def make_packs(
+    samples: TokenizedSamples, config: FinetuningDatasetConfig, *, padding: BatchPadding
+) -> PackIndex:
+    """Pack samples as `packed_sequence_specs` requests."""
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    return pack_samples(samples, size=specs.packed_sequence_size, multiple=sequence_multiple(specs, padding))
+
+
+def read_packs(
+    files: list[Path], config: FinetuningDatasetConfig, tokenizer: Tokenizer, *, padding: BatchPadding
+) -> tuple[TokenizedSamples, PackIndex]:
+    """Return the samples of existing packs, and the packs. Raises as `load_packs`."""
+    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+    return load_packs(
+        files,
+        cache_dir=resolve_cache_dir(config.cache_dir),
+        pack_size=specs.packed_sequence_size,
+        multiple=sequence_multiple(specs, padding),
+        vocab_size=tokenizer.vocab_size,
+    )

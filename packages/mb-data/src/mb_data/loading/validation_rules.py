@@ -1,0 +1,122 @@
+"""Rules on validation sets: which sets each kind of data supports, and their names. Standard library only."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mb_data.megatron.blend import blend_from_path
+from mb_schema.rules import Rule
+
+_SEVERAL = "validation.multiple_validation_sets"
+_COMPLETE = "validation.full_validation"
+_NAMES = "validation.validation_set_names"
+_PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
+_TOKENS = "dataset.mmap_bin_files"
+"""Field of token sections that other dataset sections lack."""
+_FINETUNING = "dataset.made_up"
+"""Field of fine-tuning sections that other dataset sections lack."""
+
+
+def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:
+    """Return the prefixes of the validation data; none if it is not read from prefixes.
+
+    Raises:
+        BlendError: `data_path` cannot be parsed as a blend.
+    """
+    if blend_per_split is not None:
+        blend = blend_per_split[1]
+    elif blend is None and data_path is not None:
+        blend = blend_from_path(data_path)
+    return [] if blend is None else [str(prefix) for prefix in blend[0]]
+
+
+def last_parts(prefixes: Sequence[str]) -> list[str]:
+    """Return the default names of the sets, which are the last parts of their prefixes."""
+    return [Path(prefix).name for prefix in prefixes]
+
+
+def _valid_prefixes(*paths: Any) -> list[str] | None:
+    """Return the prefixes; None for malformed paths, which rules of the dataset reject."""
+    try:
+        return validation_prefixes(*paths)
+    except (IndexError, TypeError, ValueError):
+        return None
+
+
+def _needs_prefixes(several: bool | None, tokens: bool | None, *paths: Any) -> str | None:
+    if not several or tokens is None:
+        return None
+    return "is true, but the validation data has no prefixes" if _valid_prefixes(*paths) == [] else None
+
+
+def _needs_a_name_each(
+    names: list[str] | None, several: bool | None, tokens: bool | None, *paths: Any
+) -> str | None:
+    prefixes = _valid_prefixes(*paths) if several and tokens is not None else None
+    if not prefixes:
+        return None
+    if names is None:
+        repeated = [name for name, number in Counter(last_parts(prefixes)).items() if number > 1]
+        if not repeated:
+            return None
+        return f"is null, and {', '.join(prefixes)} have the same last part ({', '.join(repeated)})"
+    if len(names) == len(prefixes):
+        return None
+    return f"{len(names)} names ({', '.join(names)}) for {len(prefixes)} prefixes ({', '.join(prefixes)})"
+
+
+def _needs_an_end(complete: bool | None, tokens: bool | None, finetuning: bool | None) -> str | None:
+    endless = tokens is None and finetuning is None
+    return "is true, but this data has no last validation sample" if complete and endless else None
+
+
+RULES = (
+    Rule(
+        id="T33",
+        fields=(_SEVERAL, _TOKENS, *_PATHS),
+        test=_needs_prefixes,
+        why="each prefix of the validation data is a separate set; a text corpus and generated tokens are one set",
+        fix=f"Leave {_SEVERAL} off, or build the sets (mb data build) and set their prefixes in "
+        "dataset.blend_per_split.",
+        fails={_SEVERAL: True, _TOKENS: True, **dict.fromkeys(_PATHS)},
+        passes={
+            _SEVERAL: True,
+            _TOKENS: True,
+            **dict.fromkeys(_PATHS),
+            "dataset.blend": [["data/a", "data/b"], None],
+        },
+    ),
+    Rule(
+        id="T34",
+        fields=(_NAMES, _SEVERAL, _TOKENS, *_PATHS),
+        test=_needs_a_name_each,
+        why="the losses of the sets are reported under these names, by default the last parts of the prefixes",
+        fix=f"Give {_NAMES} one name for each prefix, in their order.",
+        fails={
+            _NAMES: ["books"],
+            _SEVERAL: True,
+            _TOKENS: True,
+            **dict.fromkeys(_PATHS),
+            "dataset.blend": [["data/a", "data/b"], None],
+        },
+        passes={
+            _NAMES: ["books", "web"],
+            _SEVERAL: True,
+            _TOKENS: True,
+            **dict.fromkeys(_PATHS),
+            "dataset.blend": [["data/a", "data/b"], None],
+        },
+    ),
+    Rule(
+        id="T35",
+        fields=(_COMPLETE, _TOKENS, _FINETUNING),
+        test=_needs_an_end,
+        why="the length of the validation set is not known: a dataset provider builds as many samples as are "
+        "requested",
+        fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
+        fails={_COMPLETE: True, _TOKENS: None, _FINETUNING: None},
+        passes={_COMPLETE: True, _TOKENS: True, _FINETUNING: None},
+    ),
+)
+"""Rules that reject validation options which the data does not support."""

@@ -1,0 +1,79 @@
+"""Data preparation ahead of a run: corpus, tokenizer and sample indices, on a CPU. Requires torch."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mb_data.config import GPTDatasetConfig
+from mb_data.dataset_provider import DatasetBuildContext
+from mb_data.errors import NothingToIndexError
+from mb_data.loading.validation_sets import ONE_STREAM, ValidationSetOptions
+from mb_data.megatron.sample_counts import SampleCounts
+from mb_data.progress import Progress
+from mb_data.run_data import build_run_datasets
+from mb_data.tokenizers.config import TokenizerConfig
+from mb_data.tokenizers.run_tokenizer import prepare_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRequest:
+    """Settings of a run on which its sample indices depend."""
+
+    name: str
+    """Name of the run in the output."""
+
+    section: Any
+    """The dataset section."""
+
+    tokenizer: TokenizerConfig
+    counts: SampleCounts
+    """Samples that the run reads."""
+
+    validation: ValidationSetOptions = ONE_STREAM
+    """Division of the validation data into sets; by default one endless stream."""
+
+    tokenizer_folder: Path | None = None
+    """Folder in which the tokenizer is saved; None: the files that its section names."""
+
+
+def build_sample_indices(
+    request: IndexRequest, *, workers: int, progress: Progress | None = None
+) -> SampleCounts:
+    """Build or find everything that a run needs before its first step, in this process. Return the numbers of samples.
+
+    The run finds the files again, because their names depend on the data, the tokenizer, the number of samples and the
+    settings, but not on the number of processes. Validation sets are counted together.
+
+    Args:
+        request: The section is not modified.
+        workers: Threads that build the indices of a blend's datasets.
+        progress: Called with the stage, the finished amount and the total.
+
+    Raises:
+        NothingToIndexError: The data has no indices.
+        The errors of `prepare_tokenizer` and of `build_run_datasets`.
+    """
+    section, counts = copy.copy(request.section), request.counts
+    if not isinstance(section, GPTDatasetConfig):
+        raise NothingToIndexError(
+            f"dataset: a {type(section).__name__} has no sample indices, which only data of .bin and .idx files has. "
+            "Start the run; it has nothing to wait for."
+        )
+    section.num_dataset_builder_threads = workers
+    context = DatasetBuildContext(
+        train_samples=counts.train,
+        valid_samples=counts.valid,
+        test_samples=counts.test,
+        tokenizer=prepare_tokenizer(
+            section, request.tokenizer, saved_in=request.tokenizer_folder, progress=progress
+        ),
+        progress=progress,
+    )
+    built = build_run_datasets(section, context, validation=request.validation)
+    valid = [built.valid] if built.valid_sets is None else [each.dataset for each in built.valid_sets]
+    return SampleCounts(train=_size(built.train), valid=sum(map(_size, valid)), test=_size(built.test))
+
+
+def _size(dataset: Any) -> int:
+    return 0 if dataset is None else len(dataset)

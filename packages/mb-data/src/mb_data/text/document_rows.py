@@ -1,0 +1,122 @@
+"""Rows of tables as documents: CSV files, and Parquet and Arrow files with the extra `parquet`."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mb_data.errors import BadDocumentError, FormatLibraryError
+from mb_data.text.compressed import compression, content_suffix, decompressed
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Suffix of a table of text -> delimiter of its columns."""
+
+_ARROW = (".parquet", ".pq", ".arrow", ".feather")
+_UNSUPPORTED = (".orc", ".avro", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".xlsx", ".pkl", ".safetensors")
+
+Rows = list[dict[str, Any]]
+
+
+def is_table(path: Path) -> bool:
+    """Return True if a file is read as rows of a table, by its suffix."""
+    return content_suffix(path) in (*DELIMITERS, *_ARROW)
+
+
+def reject_unsupported(path: Path) -> None:
+    """Reject a file whose suffix is that of a format which is not text and is not supported.
+
+    Raises:
+        BadDocumentError: The format is not supported.
+    """
+    suffix = content_suffix(path)
+    if suffix in _UNSUPPORTED:
+        raise BadDocumentError(
+            f"{path}: {suffix} files are not supported; their content would be tokenized as text. Convert it to "
+            ".jsonl, .parquet, .csv or text files, optionally compressed as .gz or .zst."
+        )
+
+
+def read_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[tuple[Rows, int]]:
+    """Yield the rows of a table in batches of about `batch_bytes`, each with the bytes of the file read so far.
+
+    Args:
+        path: File with the suffix of a table.
+        columns: Columns that are required, and read if the format allows it; None: all.
+        batch_bytes: Size of a batch in bytes.
+
+    Raises:
+        BadDocumentError: The file does not have the format of its suffix, or lacks a column.
+        FormatLibraryError: The library that reads the format is not installed.
+    """
+    if content_suffix(path) in DELIMITERS:
+        yield from _csv_rows(path, columns=columns, batch_bytes=batch_bytes)
+        return
+    if compression(path) is not None:
+        raise BadDocumentError(
+            f"{path}: is a compressed {content_suffix(path)}; the format itself compresses its columns, and "
+            "is read at random positions. Decompress the file."
+        )
+    size = path.stat().st_size
+    for rows, fraction in arrow_library(path).read_table(path, columns=columns, batch_bytes=batch_bytes):
+        yield rows, int(size * fraction)
+
+
+def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[tuple[Rows, int]]:
+    csv.field_size_limit(sys.maxsize)  # the default rejects documents of more than 128 KiB
+    rows: Rows = []
+    size = 0
+    with path.open("rb") as raw, decompressed(raw, path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, delimiter=DELIMITERS[content_suffix(path)], strict=True)
+        try:
+            header = next(reader, [])
+            _require_header(path, header, columns)
+            for values in filter(None, reader):
+                rows.append(_row(path, header, values, line=reader.line_num))
+                size += sum(map(len, values))
+                if size >= batch_bytes:
+                    yield rows, raw.tell()
+                    rows, size = [], 0
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise BadDocumentError(
+                f"{path}:{reader.line_num + 1}: is not CSV in UTF-8 ({error}). Correct the line, or convert the file."
+            ) from error
+        yield rows, path.stat().st_size
+
+
+def _row(path: Path, header: list[str], values: list[str], *, line: int) -> dict[str, Any]:
+    if len(values) != len(header):
+        raise BadDocumentError(
+            f"{path}:{line}: has {len(values)} values, but the first line names {len(header)} columns. Put values with "
+            "separators or line ends in quotes."
+        )
+    return dict(zip(header, values, strict=True))
+
+
+def _require_header(path: Path, header: list[str], columns: Sequence[str] | None) -> None:
+    missing = [name for name in columns or () if name not in header]
+    if missing and header:
+        raise BadDocumentError(
+            f"{path}: has no column {missing[0]!r} (the first line names {', '.join(header)}). Pass the name of the "
+            "column with the text: --json-key (dataset.json_key in a run)."
+        )
+
+
+def arrow_library(path: Path) -> Any:
+    """Return the adapter for pyarrow, which reads and writes a file.
+
+    Raises:
+        FormatLibraryError: pyarrow is not installed.
+    """
+    try:
+        return import_module("mb_data.text.arrow_tables")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "pyarrow":
+            raise
+        raise FormatLibraryError(
+            f"{path}: the library pyarrow is not installed; it handles {path.suffix} files. Install it: "
+            'pip install "mb-data[parquet]".'
+        ) from error

@@ -1,0 +1,52 @@
+"""Defaults of Slurm jobs for each cluster, from a YAML file. Requires PyYAML (extra `cli`)."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mb_launch.errors import ClustersFileError
+from mb_launch.slurm.job import SlurmJob
+
+KEYS = tuple(field.name for field in fields(SlurmJob))
+"""Keys of a cluster: the fields of `SlurmJob`."""
+
+
+def read_cluster(file: Path, name: str) -> dict[str, Any]:
+    """Return the defaults of a cluster: values by the names of the fields of `SlurmJob`.
+
+    The file maps names of clusters to such values:
+
+    .. code-block:: yaml
+
+        hopper:
+          partition: batch
+          gpus_per_node: 8
+
+    Raises:
+        ClustersFileError: The file cannot be read, has no such cluster, or has an unknown key in any cluster.
+    """
+    try:
+        clusters = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ClustersFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
+    if not isinstance(clusters, dict) or not all(isinstance(each, dict) for each in clusters.values()):
+        raise ClustersFileError(
+            f"{file}: is no mapping of clusters to their settings. Write NAME: then KEY: VALUE."
+        )
+    for cluster, settings in clusters.items():
+        for key in settings:
+            if key not in KEYS:
+                raise ClustersFileError(f"{file}: {cluster}.{key} is unknown. {_nearest(key, KEYS)}")
+    if name not in clusters:
+        raise ClustersFileError(f"{file}: has no cluster {name!r}. {_nearest(name, clusters)}")
+    return dict(clusters[name])
+
+
+def _nearest(word: object, known: Iterable[object]) -> str:
+    names = [str(name) for name in known]
+    near = get_close_matches(str(word), names, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(names)}."

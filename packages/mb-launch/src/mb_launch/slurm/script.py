@@ -1,0 +1,134 @@
+"""The sbatch script of a run. The standard library only."""
+
+import shlex
+from collections.abc import Iterator
+
+from mb_launch.hardware.gpu_environment import gpu_environment
+from mb_launch.slurm.job import SlurmJob, SlurmRun
+
+_STOP = """\
+# {when}
+# Each rank saves after its current step and exits with 0.
+stopped=no
+stop() {{
+    [ "$stopped" = yes ] && return
+    stopped=yes
+    scancel --signal=TERM "$SLURM_JOB_ID" # the ranks only, not this script
+}}
+trap stop USR1 TERM
+"""
+_WAIT = """\
+ranks=$!
+wait "$ranks"
+code=$?
+# A signal ends wait: wait again until the ranks have ended.
+while kill -0 "$ranks" 2>/dev/null; do
+    wait "$ranks"
+    code=$?
+done
+"""
+_REQUEUE = """\
+# On preemption Slurm signals the ranks and not this script, but records the time. A job that was cancelled is not
+# RUNNING any more, and does not enter the queue again.
+job=$(scontrol show job --oneliner "$SLURM_JOB_ID")
+case "$job" in *" PreemptTime=2"*) stopped=yes ;; esac
+if ENDED; then
+    case "$job" in *" JobState=RUNNING "*) scontrol requeue "$SLURM_JOB_ID" ;; esac
+fi
+"""
+_HEAD = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node --oneliner "$head" | grep -o "NodeAddr=[^ ]*" | cut -d = -f 2)
+port=$((20000 + SLURM_JOB_ID % 20000))
+"""
+DEFAULT_RESTARTS = 3
+SECTION_TIMEOUTS = "setup:600,step:180,checkpointing:420"
+"""Seconds that the sections of a rank may take before ft_launcher restarts the ranks; those of Megatron-Bridge. A rank
+that reports no sections is not limited."""
+TERM_TIMEOUT_SECONDS = 1800
+"""Seconds that ft_launcher gives the ranks to save after a signal, before it kills them."""
+
+
+def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
+    """Return the sbatch script that starts a command on every rank of a job.
+
+    srun starts the command unchanged; each rank reads its number from the variables of srun (`read_world`). The script
+    contains no value of a variable that is passed by name.
+    """
+    folder = shlex.quote(str(run.logs))
+    lines = ["#!/bin/bash", f"# Submit with: mkdir -p {folder} && sbatch THIS_FILE"]
+    lines += [f"#SBATCH {option}" for option in _sbatch_options(job, run)]
+    settings = [setting for setting in job.env if "=" in setting]
+    exports = [f"export {name}={shlex.quote(text)}" for name, _, text in (s.partition("=") for s in settings)]
+    exports += _gpu_exports(job)
+    before = (
+        f"{job.signal_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
+    )
+    stop = _STOP.format(when=before if job.signal_seconds else "On preemption Slurm sends TERM.")
+    parts = ["\n".join(lines), "\n".join(exports), stop.rstrip(), f"{_srun(job, run)} &\n{_WAIT.rstrip()}"]
+    # ft_launcher that is stopped by a signal does not exit with 0, although its ranks have saved
+    ended = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
+    parts += [_REQUEUE.rstrip().replace("ENDED", ended)] if job.requeue else []
+    return "\n\n".join([*filter(None, parts), 'exit "$code"']) + "\n"
+
+
+def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
+    yield f"--job-name={job.job_name or run.folder.name}"
+    yield f"--nodes={job.nodes}"
+    yield f"--ntasks-per-node={1 if job.ft_launcher else job.ranks_per_node}"
+    yield from [f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []
+    for name in ("cpus_per_task", "partition", "account", "qos", "time"):
+        if (value := getattr(job, name)) is not None:
+            yield f"--{name.replace('_', '-')}={value}"
+    yield f"--chdir={run.work_dir}"
+    yield f"--output={run.logs}/%j.log"
+    yield "--open-mode=append"
+    yield "--dependency=singleton"
+    yield "--requeue" if job.requeue else "--no-requeue"
+    yield from [f"--signal=B:USR1@{job.signal_seconds}"] if job.signal_seconds else []
+    yield f"--export={','.join(['ALL', *passed_names(job)])}"
+    yield from job.sbatch
+
+
+def passed_names(job: SlurmJob) -> list[str]:
+    """Return the names of the variables whose values the submitting shell passes."""
+    return [setting for setting in job.env if "=" not in setting]
+
+
+def _srun(job: SlurmJob, run: SlurmRun) -> str:
+    options = ["--kill-on-bad-exit=1", "--open-mode=append", f"--output={run.logs}/%j-rank%t.log"]
+    if job.cpus_per_task is not None:  # srun does not take it from sbatch since Slurm 22.05
+        options.append(f"--cpus-per-task={job.cpus_per_task}")
+    if job.container_image is not None:
+        own = dict.fromkeys(f"{path}:{path}" for path in (run.work_dir, run.folder))
+        mounts = ",".join([*own, *([job.container_mounts] if job.container_mounts else [])])
+        options += [f"--container-image={job.container_image}", f"--container-mounts={mounts}"]
+        options.append(f"--container-workdir={run.work_dir}")
+    words = [*map(shlex.quote, options), *_launcher(job), shlex.join(run.command)]
+    return _HEAD * job.ft_launcher + " \\\n    ".join(["srun", *words])
+
+
+def _gpu_exports(job: SlurmJob) -> list[str]:
+    """Return a line for each variable of the GPU generation; a variable of the shell or of `env` is kept."""
+    given = {setting.partition("=")[0] for setting in job.env}
+    variables = {name: value for name, value in gpu_environment(job.gpu).items() if name not in given}
+    lines = [f'export {name}="${{{name}-{value}}}"' for name, value in variables.items()]
+    return [f"# For {job.gpu}; a variable of the submitting shell is kept.", *lines] if lines else []
+
+
+def _launcher(job: SlurmJob) -> list[str]:
+    """Return the part of the command that starts ft_launcher, one for each node; none without it."""
+    if not job.ft_launcher:
+        return []
+    return [
+        "ft_launcher",
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.ranks_per_node}",
+        "--rdzv-backend=c10d",
+        '--rdzv-endpoint="$address:$port"',
+        '--rdzv-id="$SLURM_JOB_ID"',
+        f"--max-restarts={DEFAULT_RESTARTS if job.max_restarts is None else job.max_restarts}",
+        f"--term-timeout={TERM_TIMEOUT_SECONDS}",
+        f"--ft-param-rank_section_timeouts={SECTION_TIMEOUTS}",
+        "--no-python",
+    ]

@@ -1,0 +1,107 @@
+"""Conditions for leaving the training loop before the last step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mb_loop.exits.duration_limit import DurationLimit, MaxAcrossRanks
+from mb_loop.exits.outcome import LoopExit
+from mb_loop.settings import TrainSettings
+
+StopRequested = Callable[[int], str | None]
+"""Called at most once after each step, with its number. Returns the reason to stop, or None; identical on all ranks, so
+that the ranks agree which further conditions are evaluated. It may therefore be collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitConditions:
+    """Exit conditions. The first that holds decides, in the order stop request, duration, interval, stragglers."""
+
+    duration: DurationLimit | None = None
+    """Limit on the time that the job runs on any rank. Ranks compare their clocks by collectives. None: no limit other
+    than `duration_stop_requested`."""
+
+    duration_stop_requested: StopRequested | None = None
+    """Duration limit that the caller implements, such as over a store. Called after every step unless a stop was
+    requested; the text names the rank."""
+
+    interval: int | None = None
+    """Leave after steps that are multiples of it; None: never."""
+
+    stop_requested: StopRequested | None = None
+    """Called after every step. A reason leads to the exit reason "signal", whatever the source is."""
+
+    straggler_stop_requested: StopRequested | None = None
+    """Called after every step at which no other condition holds; the text names the slow ranks."""
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainSettings,
+        *,
+        clock: Callable[[], float],
+        start_time: float | None,
+        max_across_ranks: MaxAcrossRanks,
+        stop_requested: StopRequested | None,
+        straggler_stop_requested: StopRequested | None,
+        duration_stop_requested: StopRequested | None = None,
+    ) -> "ExitConditions":
+        """Return the conditions that the settings define, with one duration limit at most.
+
+        Args:
+            train: `exit_interval` and `exit_duration_in_mins`.
+            clock: time in seconds.
+            start_time: start of the job, on `clock`; None: clocks are not compared.
+            max_across_ranks: maximum of a value over all ranks; makes the ranks agree on the duration.
+            stop_requested: see the field of this name.
+            straggler_stop_requested: see the field of this name.
+            duration_stop_requested: see the field of this name; replaces `duration`. None: ranks compare their clocks.
+        """
+        minutes = train.exit_duration_in_mins
+        duration = (
+            None
+            if duration_stop_requested is not None or minutes is None or start_time is None
+            else DurationLimit(
+                minutes=minutes, clock=clock, start_time=start_time, max_across_ranks=max_across_ranks
+            )
+        )
+        return cls(
+            duration=duration,
+            interval=train.exit_interval,
+            stop_requested=stop_requested,
+            straggler_stop_requested=straggler_stop_requested,
+            duration_stop_requested=duration_stop_requested,
+        )
+
+    def duration_reached(self) -> bool:
+        """Return whether the limit `duration` is reached on any rank, for use between two steps.
+
+        Compares the clocks at every call: collective over the world while a limit is set and not reached.
+        `duration_stop_requested` is not called.
+        """
+        return self.duration is not None and self.duration.reached()
+
+    def decide(self, step: int) -> LoopExit | None:
+        """Return the exit for the first condition that holds after this step, or None.
+
+        All ranks must call it after every step.
+        """
+        text = None if self.stop_requested is None else self.stop_requested(step)
+        if text is not None:
+            return LoopExit(reason="signal", message=f"stopped after step {step}: {text}")
+        text = None if self.duration_stop_requested is None else self.duration_stop_requested(step)
+        if text is not None:
+            return LoopExit(reason="duration", message=f"stopped after step {step}: {text}")
+        if self.duration is not None and self.duration.reached_after(step):
+            return LoopExit(
+                reason="duration",
+                message=f"stopped after step {step}: train.exit_duration_in_mins={self.duration.minutes} have passed",
+            )
+        if self.interval and step % self.interval == 0:
+            return LoopExit(
+                reason="interval",
+                message=f"stopped after step {step}: train.exit_interval={self.interval} divides it",
+            )
+        text = None if self.straggler_stop_requested is None else self.straggler_stop_requested(step)
+        if text is not None:
+            return LoopExit(reason="stragglers", message=f"stopped after step {step}: {text}")
+        return None

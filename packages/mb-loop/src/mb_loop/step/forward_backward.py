@@ -1,0 +1,126 @@
+"""Forward-backward passes of a step, under any pipeline schedule. Imports torch."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mb_loop.errors import DataExhaustedError, ParallelSetupError
+from mb_loop.settings import LoopSettings
+from mb_loop.step.injection import ForwardStep
+from mb_loop.step.losses import LossGroups
+from mb_loop.step.microbatches import StepBatch
+from mb_loop.step.schedule import ForwardBackward, forward_backward_no_pipelining
+
+
+@runtime_checkable
+class GradientBuffer(Protocol):
+    """Model chunk with contiguous gradient buffers, such as Megatron's DistributedDataParallel."""
+
+    def zero_grad_buffer(self) -> None:
+        """Zero the gradient buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSetup:
+    """Schedule, process groups and communication of a parallel run."""
+
+    forward_backward_func: ForwardBackward | None = None
+    """Megatron's schedule; None: `forward_backward_no_pipelining` of this package."""
+
+    pg_collection: LossGroups | None = None
+    """Losses are averaged over its `dp_cp` group; None: over microbatches only."""
+
+    p2p_communicator: Any = None
+    """Megatron's pipeline communicator. When set, `pg_collection` is passed to the schedule as well; otherwise the
+    schedule takes both from Megatron's global state."""
+
+    def check(self, cfg: LoopSettings, model: Sequence[Any]) -> None:
+        """Reject a setup that would train incorrectly without an error.
+
+        Raises:
+            ParallelSetupError: there are several data-parallel ranks and no group, or the chunks are wrapped by
+                Megatron's DistributedDataParallel and there is no schedule.
+        """
+        size = cfg.data_parallel_size
+        if size is not None and size > 1 and self.pg_collection is None:
+            raise ParallelSetupError(
+                f"pg_collection: is None with data_parallel_size={size}, so each rank would report its own "
+                "loss. Pass Megatron's ProcessGroupCollection, or any object whose dp_cp is the data-parallel group."
+            )
+        if self.forward_backward_func is None and any(isinstance(chunk, GradientBuffer) for chunk in model):
+            raise ParallelSetupError(
+                "forward_backward_func: is None with a Megatron-wrapped model, whose gradients this "
+                "package's schedule would not reduce. Pass get_forward_backward_func() of "
+                "megatron.core.pipeline_parallel."
+            )
+
+
+class ForwardBackwardRunner:
+    """Schedule bound to its arguments that are constant over a run.
+
+    Args:
+        forward_step: called as `(iterator, model)`.
+        data_iterator: an iterator, a list with one iterator per chunk, or None on ranks that read no data.
+        model: model chunks of this rank.
+        seq_length: tokens per sequence.
+        parallel: schedule and communication.
+    """
+
+    def __init__(
+        self,
+        forward_step: ForwardStep,
+        *,
+        data_iterator: Any,
+        model: Sequence[Any],
+        seq_length: int | None,
+        parallel: ParallelSetup,
+    ) -> None:
+        self.data_iterator = data_iterator
+        schedule = parallel.forward_backward_func
+        self._run = forward_backward_no_pipelining if schedule is None else schedule
+        self._arguments: dict[str, Any] = {
+            "forward_step_func": forward_step,
+            "model": list(model),
+            "seq_length": seq_length,
+            "decoder_seq_length": seq_length,
+        }
+        if parallel.p2p_communicator is not None:
+            self._arguments["p2p_communicator"] = parallel.p2p_communicator
+            self._arguments["pg_collection"] = parallel.pg_collection
+
+    def with_data(self, data_iterator: Any) -> "ForwardBackwardRunner":
+        """Return a copy that reads from another data iterator."""
+        other = copy(self)
+        other.data_iterator = data_iterator
+        return other
+
+    def __call__(
+        self, batch: StepBatch, *, forward_only: bool, collect_non_loss_data: bool = False
+    ) -> list[dict[str, Tensor]]:
+        """Run forward (and backward) on one batch; return the values reported by the loss function, per microbatch.
+
+        With `collect_non_loss_data` the loss function is called as `loss_function(output, non_loss_data=True)` and may
+        return any value.
+
+        Raises:
+            DataExhaustedError: the iterator ended within the batch.
+        """
+        arguments = (
+            {**self._arguments, "collect_non_loss_data": True} if collect_non_loss_data else self._arguments
+        )
+        try:
+            return self._run(
+                **arguments,
+                data_iterator=self.data_iterator,
+                num_microbatches=batch.num_microbatches,
+                micro_batch_size=batch.micro_batch_size,
+                forward_only=forward_only,
+            )
+        except StopIteration as end:
+            raise DataExhaustedError(
+                f"data iterator: ended within a batch of {batch.num_microbatches} microbatches, before the steps did. "
+                "Provide more data, repeat it with mb_loop.repeat(loader), or set fewer steps."
+            ) from end

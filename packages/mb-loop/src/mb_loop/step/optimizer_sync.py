@@ -1,0 +1,79 @@
+"""Synchronisation of optimizer results over the model-parallel ranks. Imports torch."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mb_loop.maintenance.replicas import is_expert
+from mb_loop.settings import TrainSettings
+from mb_loop.step.optimizers import Optimizer, OptimizerUpdate
+
+UpdateSync = Callable[[OptimizerUpdate], OptimizerUpdate]
+
+
+@runtime_checkable
+class ModelParallelGroup(Protocol):
+    """Process group collection with a model-parallel group, such as Megatron's ProcessGroupCollection."""
+
+    @property
+    def mp(self) -> ProcessGroup:
+        """Ranks that share one replica of the model."""
+
+
+def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync | None:
+    """Return a function that makes optimizer results equal on all ranks of `groups.mp`; None if they always are.
+
+    Collective over `groups.mp`.
+
+    Megatron's optimizer already agrees on success and norm if every rank trains weights of the same kinds. Results can
+    differ only if a rank trains no dense or no expert weights while another rank does (frozen parts). One collective
+    detects this here; only in that case each step has one more collective and one device synchronisation.
+    """
+    wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
+    if not (wanted and isinstance(groups, ModelParallelGroup)):
+        return None
+    group = groups.mp
+    if group.size() == 1 or _same_kinds_on_all_ranks(optimizer, group):
+        return None
+
+    def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
+        own = [not update.successful, *_present(update.grad_norm), *_present(update.num_zeros_in_grad)]
+        values = torch.tensor(own, dtype=torch.float64, device=_device(group))
+        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+        failed, has_norm, norm, has_zeros, zeros = values.tolist()
+        return OptimizerUpdate(
+            successful=not failed if settings.check_optimizer_step_success else update.successful,
+            grad_norm=_value(has_norm, norm)
+            if not settings.skip_sync_grad_norm_across_mp
+            else update.grad_norm,
+            num_zeros_in_grad=_value(has_zeros, zeros),
+        )
+
+    return synchronize
+
+
+def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
+    kinds = {
+        "expert" if is_expert(weight) else "dense"
+        for part in optimizer.param_groups
+        for weight in part["params"]
+    }
+    own = [int("dense" in kinds), int("expert" in kinds)]
+    values = torch.tensor([*own, *(-each for each in own)], device=_device(group))
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+    most_dense, most_expert, least_dense, least_expert = values.tolist()
+    return bool(most_dense == -least_dense and most_expert == -least_expert)
+
+
+def _device(group: ProcessGroup) -> str:
+    return "cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu"
+
+
+def _present(value: Any) -> tuple[float, float]:
+    return (0.0, float("-inf")) if value is None else (1.0, float(value))
+
+
+def _value(present: float, value: float) -> float | None:
+    return value if present else None

@@ -1,0 +1,155 @@
+"""FLOPs per token of a complete model, derived from its configuration."""
+
+from collections.abc import Callable, Collection
+
+from mb_metrics.flops import layers
+from mb_metrics.flops.model_shape import FlopsModelShape, UnknownFlopsError, positions_per_token
+from mb_metrics.flops.per_token import FlopsPerToken, add_up
+from mb_metrics.flops.vision import vision_encoder
+
+_PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
+
+
+def model_flops_per_token(
+    model: object,
+    *,
+    seq_length: float | Collection[float],
+    vocab_size: int | None = None,
+    decoder_seq_length: int | None = None,
+    causal: bool = True,
+) -> FlopsPerToken:
+    """Return the model FLOPs per token, forward and backward, by part.
+
+    `model` is any object with Megatron's field names, or a mapping of them: GPT, with grouped or latent
+    attention, sliding windows, experts, linear attention, multi-token prediction; hybrid by `hybrid_layer_pattern`;
+    T5; a vision-language GPT with one image per sequence. Matrix products and convolutions count; embeddings, norms,
+    activations, biases and recomputation do not: these are model FLOPs, not hardware FLOPs. The source of each
+    formula is given with its layer.
+
+    Args:
+        model: The configuration; it is not modified.
+        seq_length: Tokens per sequence. For packed sequences, the document lengths of a batch, or the sum of their
+            squares divided by their sum (equivalent, except with sliding windows).
+        vocab_size: Rows of the output layer, padding included; None: the model's `vocab_size`.
+        decoder_seq_length: Tokens per sequence of the decoder of a T5, whose encoder has `seq_length`. FLOPs are then
+            per token of the encoder: those of a pair of sequences, divided by `seq_length`. None: the model's
+            `decoder_seq_length`, if it has one.
+        causal: If True, count half of the score matrix, because an efficient kernel skips the masked half. If False,
+            count the full matrix, as PaLM's MFU does.
+
+    Raises:
+        UnknownFlopsError: a size is missing or not positive, or there is no formula for a kind of layer.
+    """
+    shape = FlopsModelShape(model)
+    lengths = seq_length if isinstance(seq_length, Collection) else [seq_length]
+    if not lengths or min(lengths) <= 0:
+        raise UnknownFlopsError(
+            f"model_flops_per_token: sequence lengths must be positive (seq_length={seq_length!r}). The FLOPs of "
+            "attention depend on them. Pass the tokens per sequence, or the lengths of the packed documents."
+        )
+    vocab = shape.size("vocab_size") if vocab_size is None else vocab_size
+    logits = FlopsPerToken(logits=6 * shape.hidden * vocab)
+    decoder_seq_length = (
+        shape.value("decoder_seq_length") if decoder_seq_length is None else decoder_seq_length
+    )
+    if decoder_seq_length is not None:
+        parts = _encoder_decoder(shape, lengths, decoder_seq_length, logits, causal=causal)
+    elif shape.flag("hybrid_layer_pattern"):
+        parts = _hybrid(shape, lengths, logits, causal=causal)
+    else:
+        parts = _gpt(shape, lengths, logits, causal=causal)
+    if shape.flag("vision_num_layers"):
+        parts.append(vision_encoder(shape).scaled(len(lengths) / sum(lengths)))
+    return add_up(parts, causal=causal)
+
+
+def _gpt(
+    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    positions = {
+        windowed: positions_per_token(lengths, window=shape.window if windowed else None, causal=causal)
+        for windowed in (False, True)
+    }
+    parts = []
+    for layer in range(shape.size("num_layers")):
+        if shape.has_linear_attention(layer):
+            mixer = layers.gated_delta_net(shape)
+        else:
+            mixer = layers.attention(shape, positions=positions[shape.has_window(layer)])
+        feed_forward = layers.mixture(shape) if shape.has_experts(layer) else layers.mlp(shape)
+        parts.append(add_up([mixer, feed_forward], causal=causal))
+    depth = shape.size("mtp_num_layers", 0) if shape.flag("mtp_num_layers") else 0
+    return [*parts, *depth * [_prediction(shape, [parts[-1]], logits)], logits]
+
+
+def _hybrid(
+    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    positions = positions_per_token(lengths, window=shape.window, causal=causal)
+    kinds: dict[str, Callable[[], FlopsPerToken]] = {
+        "*": lambda: layers.attention(shape, positions=positions),
+        "+": lambda: layers.latent_attention(shape, positions=positions),
+        "-": lambda: layers.mlp(shape),
+        "E": lambda: layers.mixture(shape),
+        "M": lambda: layers.mamba(shape),
+        "G": lambda: layers.gated_delta_net(shape),
+    }
+    main, *predictions = str(shape.value("hybrid_layer_pattern")).split(_MTP_SEPARATOR)
+
+    def count(pattern: str) -> list[FlopsPerToken]:
+        unknown = set(pattern) - kinds.keys() - {_PIPELINE_CUT}
+        if unknown:
+            raise UnknownFlopsError(
+                f"model.hybrid_layer_pattern: no formula for layers {sorted(unknown)} ({pattern!r}). Supported layers "
+                f"are {', '.join(kinds)}. Pass the FLOPs per token explicitly."
+            )
+        return [kinds[symbol]() for symbol in pattern if symbol != _PIPELINE_CUT]
+
+    return [*count(main), *(_prediction(shape, count(each), logits) for each in predictions), logits]
+
+
+def _prediction(
+    shape: FlopsModelShape, own_layers: list[FlopsPerToken], logits: FlopsPerToken
+) -> FlopsPerToken:
+    """Count one depth of multi-token prediction: projection of two joined streams, its layers, the output layer."""
+    joined = 6 * 2 * shape.hidden * shape.hidden
+    return FlopsPerToken(mtp=joined + sum(layer.total for layer in own_layers) + logits.total)
+
+
+def _encoder_decoder(
+    shape: FlopsModelShape,
+    lengths: Collection[float],
+    decoder_length: float,
+    logits: FlopsPerToken,
+    *,
+    causal: bool,
+) -> list[FlopsPerToken]:
+    """Count a T5 per encoder token; there are `share` decoder tokens per encoder token.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 2.1, with the products of
+    `gpt_flops_per_token`.
+    """
+    if len(lengths) != 1:
+        raise UnknownFlopsError(
+            f"model_flops_per_token: packed sequences of a T5 are not supported ({len(lengths)} lengths and "
+            f"decoder_seq_length={decoder_length}). The decoder length of each sequence is unknown. Pass one length."
+        )
+    (encoder_length,) = lengths
+    share = decoder_length / encoder_length
+    layers_of = {
+        half: shape.size(f"{half}_num_layers", shape.size("num_layers")) for half in ("encoder", "decoder")
+    }
+    seen = positions_per_token([encoder_length], causal=False)
+    encoder = [layers.attention(shape, positions=seen), layers.mlp(shape)]
+    seen = positions_per_token([decoder_length], causal=causal)
+    decoder = [
+        layers.attention(shape, positions=seen),
+        layers.cross_attention(shape, encoder_tokens=encoder_length),
+        layers.mlp(shape),
+    ]
+    per_decoder_token = [*layers_of["decoder"] * decoder, logits]
+    return [
+        *layers_of["encoder"] * encoder,
+        *layers_of["decoder"] * [layers.cross_key_value(shape)],
+        *(part.scaled(share) for part in per_decoder_token),
+    ]

@@ -1,0 +1,34 @@
+"""Energy reader for the current GPU of this process. Adapter for torch."""
+
+import logging
+from importlib import import_module
+
+import torch
+
+from mb_metrics.recorder.energy import EnergyReader
+
+_logger = logging.getLogger(__name__)
+
+
+def current_gpu_energy() -> EnergyReader | None:
+    """Return an energy reader for the current GPU, or None, with a warning, if energy cannot be read.
+
+    Requires a GPU and the package nvidia-ml-py.
+    """
+    if not torch.cuda.is_available():
+        _logger.warning("energy is not measured: no GPU is available")
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    try:
+        reader: EnergyReader = import_module("mb_metrics.recorder.nvml").nvml_reader(
+            uuid
+        )  # pynvml may be missing
+    except ModuleNotFoundError:
+        _logger.warning(
+            "energy is not measured: nvidia-ml-py is not installed (pip install mb-metrics[energy])"
+        )
+        return None
+    except Exception as error:  # noqa: BLE001 - a driver error must not end training
+        _logger.warning("energy is not measured: %r", error)
+        return None
+    return reader

@@ -1,0 +1,74 @@
+"""Samplers that run once per log interval. torch is imported at the first sample."""
+
+import logging
+from collections.abc import Mapping
+from importlib import import_module
+
+from mb_metrics.recorder.memory_keys import MEMORY_KEYS
+
+_logger = logging.getLogger(__name__)
+
+MEMORY = "memory/"
+_DEVICE_USED = "mem-device-used-gigabytes"
+
+
+class MemorySampler:
+    """Sampler of the memory of this rank's GPU, under "memory/...".
+
+    Does not synchronize with the device. Without a GPU there are no metrics, and the first sample logs a warning.
+
+    Args:
+        allocator: If True, report torch's allocator statistics.
+        keys: Reported entries of torch.cuda.memory_stats(), mapped to metric names; None: a built-in table.
+        device: If True, also report the used memory of all processes, according to the driver.
+        every: Steps between samples, a multiple of the log interval; None: at each log interval.
+
+    Raises:
+        ValueError: Both `allocator` and `device` are False, or `every` is not positive.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocator: bool = True,
+        keys: Mapping[str, str] | None = None,
+        device: bool = False,
+        every: int | None = None,
+    ) -> None:
+        if not (allocator or device):
+            raise ValueError(
+                "MemorySampler: allocator=False and device=False leave nothing to sample. Set one of them, or leave "
+                "the sampler out."
+            )
+        if every is not None and every < 1:
+            raise ValueError(
+                f"MemorySampler: every={every} is not a number of steps between samples. Set it to 1 or more, or None."
+            )
+        self._allocator = allocator
+        self._keys = keys
+        self._device = device
+        self._every = 1 if every is None else every
+        self._warned = False
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Return the memory metrics if they are due at this step, else an empty mapping."""
+        if step % self._every:
+            return {}
+        memory = import_module("mb_metrics.recorder.memory")
+        report = memory.report_memory(self._keys) if self._allocator else {}
+        if self._device:
+            report |= memory.device_memory_used()
+        if not report and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "memory metrics: there are none, because PyTorch finds no GPU in this process or none of the requested "
+                "statistics. Leave out log_memory_to_tensorboard and log_device_memory_used on such a machine."
+            )
+        return {MEMORY + name: float(value) for name, value in report.items()}
+
+
+def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
+    """Return the names of the metrics that a `MemorySampler` may report."""
+    reported = (keys or MEMORY_KEYS).items()
+    names = [name.replace("bytes", "gigabytes") if "bytes" in key else name for key, name in reported]
+    return [MEMORY + name for name in [*names, *([_DEVICE_USED] if device else [])]]

@@ -1,0 +1,166 @@
+"""Callback that writes events.jsonl: start, resume, saves, evaluations and the stop of a run."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from mb_metrics.run.event_log import EventLog, LastStep
+from mb_metrics.run.training_context import TrainCounters
+
+
+class EndOfTraining(Protocol):
+    """Result of a training loop."""
+
+    @property
+    def reason(self) -> str:
+        """Reason for the end of training, such as "finished" or "signal"."""
+
+
+class RecordedSave(Protocol):
+    """Result of a save."""
+
+    @property
+    def step(self) -> int:
+        """Step of the checkpoint."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Time that the save held the training loop."""
+
+    @property
+    def write_seconds(self) -> float | None:
+        """Time from the start of the save until the checkpoint was complete."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of the checkpoint over all ranks."""
+
+    @property
+    def message(self) -> str | None:
+        """Description of the result, such as the reason of a failure."""
+
+
+class EventContext(Protocol):
+    """Fields of a callback's context that `EventRecorder` reads."""
+
+    @property
+    def state(self) -> Any:
+        """Global state; `state.train_state` has the counters (`TrainCounters`)."""
+
+    @property
+    def total_loss_dict(self) -> Mapping[str, float] | None:
+        """Losses of a complete evaluation (on_eval_end)."""
+
+    @property
+    def outcome(self) -> EndOfTraining | None:
+        """Result of training (on_train_end); None if it ends with an exception."""
+
+    @property
+    def save(self) -> RecordedSave | None:
+        """Result of a save (on_checkpoint_save, on_checkpoint_failed)."""
+
+
+class EventRecorder:
+    """Callback that writes the events of a run; register it on the one rank that writes.
+
+    A context manager: the stop is written on exit, so that it follows an evaluation after training.
+
+    Args:
+        events: Destination of the events.
+        description: Fields of the first event, for every start of the run.
+        resume_description: Additional fields of the first event if steps were completed before.
+        previous: Last step recorded before this process started, read before the metrics file is opened for writing;
+            None: there is none.
+        process_start: Start of this process in seconds since the epoch; None: the duration of the start is omitted.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Clock that returns seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        events: EventLog,
+        *,
+        description: Mapping[str, object] | None = None,
+        resume_description: Mapping[str, object] | None = None,
+        previous: LastStep | None = None,
+        process_start: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._events = events
+        self._description = dict(description or {})
+        self._resume_description = dict(resume_description or {})
+        self._previous = previous
+        self._process_start = process_start
+        self._clock, self._wall_clock = clock, wall_clock
+        self._evaluation_start: float | None = None
+        self._stop: dict[str, Any] | None = None
+        self._step: int | None = None
+
+    def __enter__(self) -> "EventRecorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write how the run ended, if it has started; a propagating exception counts as a failure."""
+        if self._stop is not None:
+            self._events.write("stop", **{**self._stop, **({} if error is None else {"reason": "failed"})})
+        elif error is not None and self._step is not None:
+            self._events.write("stop", step=self._step, reason="failed")
+
+    def on_train_start(self, context: EventContext) -> None:
+        """Write the start or resume event: its duration, and the last step that a previous process recorded."""
+        self._step = _step(context)
+        fields = dict(self._description)
+        if self._process_start is not None:
+            fields["seconds"] = self._wall_clock() - self._process_start
+        if self._step and self._previous is not None:
+            fields |= {"previous_step": self._previous.step, "previous_time": self._previous.time}
+        if self._step:
+            fields |= self._resume_description
+        self._events.write("resume" if self._step else "start", step=self._step, **fields)
+
+    def on_train_step_end(self, context: EventContext) -> None:
+        """Store the step, for a stop by an exception."""
+        self._step = context.state.train_state.step
+
+    def on_eval_start(self, context: EventContext) -> None:
+        """Store the start time of the evaluation."""
+        self._evaluation_start = self._clock()
+
+    def on_eval_end(self, context: EventContext) -> None:
+        """Write the losses of an evaluation."""
+        start = self._evaluation_start
+        seconds = {} if start is None else {"seconds": self._clock() - start}
+        self._events.write(
+            "evaluation", step=_step(context), losses=dict(context.total_loss_dict or {}), **seconds
+        )
+
+    def on_checkpoint_save(self, context: EventContext) -> None:
+        """Write a complete checkpoint, with the time for which it held training."""
+        save = context.save
+        if save is not None:
+            self._events.write(
+                "save",
+                step=save.step,
+                seconds=save.seconds,
+                write_seconds=save.write_seconds,
+                bytes=save.total_bytes,
+            )
+
+    def on_checkpoint_failed(self, context: EventContext) -> None:
+        """Write a failed save, with its reason."""
+        if context.save is not None:
+            self._events.write("save_failed", step=context.save.step, reason=context.save.message)
+
+    def on_train_end(self, context: EventContext) -> None:
+        """Store the step and the reason of the end of training."""
+        reason = context.outcome.reason if context.outcome else "failed"
+        self._stop = {"step": _step(context), "reason": reason}
+
+
+def _step(context: EventContext) -> int:
+    counters: TrainCounters = context.state.train_state
+    return counters.step

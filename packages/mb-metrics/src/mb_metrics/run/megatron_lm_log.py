@@ -1,0 +1,199 @@
+"""Megatron-LM's call of `training_log`, which has no configuration and no model: they are taken from its arguments.
+
+Adapter for torch. Megatron Core is imported only if the batch size grows during the run.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mb_metrics.config import LoggerConfig
+from mb_metrics.errors import TrainingLogCallError
+from mb_metrics.run.megatron_log import StepRecorder, log_step
+
+
+class MegatronLMArguments(Protocol):
+    """Fields of `megatron.training.get_args()` that are read."""
+
+    @property
+    def log_interval(self) -> int:
+        """Steps between summaries."""
+
+    @property
+    def log_memory_to_tensorboard(self) -> bool:
+        """If True, record device memory."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per microbatch and rank."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per step, over all data-parallel ranks, once the batch size has grown."""
+
+    @property
+    def rampup_batch_size(self) -> object:
+        """Schedule of a growing batch size; None: it is constant."""
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens per sequence."""
+
+    @property
+    def consumed_train_samples(self) -> int:
+        """Sequences consumed so far, including this step."""
+
+    @property
+    def iteration(self) -> int:
+        """Steps of the checkpoint that the run resumed from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounters:
+    """Counters of a step of Megatron-LM."""
+
+    step: int
+    consumed_train_samples: int
+    skipped_train_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """Counters, and the receiver of the records."""
+
+    train_state: StepCounters
+    metrics: StepRecorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Sections that `log_step` reads."""
+
+    logger: LoggerConfig
+    train: MegatronLMArguments
+    model: object
+
+
+def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
+    loss_dict: Mapping[str, Tensor],
+    total_loss_dict: MutableMapping[str, Any],
+    learning_rate: float | None,
+    iteration: int,
+    loss_scale: float,
+    report_memory_flag: bool,
+    skipped_iter: int,
+    grad_norm: float | Tensor | None,
+    params_norm: float | None,
+    num_zeros_in_grad: int | None,
+    max_attention_logit: float | None,
+    pg_collection: Any = None,
+    is_first_iteration: bool = False,
+    seqlen_squared_sum_in_batch: float | None = None,
+    total_real_tokens_in_batch: float | None = None,
+    *,
+    metrics: StepRecorder,
+    args: MegatronLMArguments,
+    model: Sequence[Any] = (),
+    print_line: Callable[[str], object] = print,
+) -> bool:
+    """Record one step of Megatron-LM's loop, as `training_log` does. Call it after each step, on every rank.
+
+    Args:
+        loss_dict: see `training_log`, as the arguments of the same names below.
+        total_loss_dict: accumulators.
+        learning_rate: learning rate.
+        iteration: completed steps, including this one.
+        loss_scale: loss scale of the gradients.
+        report_memory_flag: return value of the previous call; True at the first call.
+        skipped_iter: 1 if the optimizer skipped the update, else 0.
+        grad_norm: L2 norm of the gradient.
+        params_norm: L2 norm of the parameters.
+        num_zeros_in_grad: zeros in the gradient.
+        max_attention_logit: the largest attention logit.
+        pg_collection: Megatron's process groups; None: single process.
+        is_first_iteration: not read; `metrics` decides what is printed.
+        seqlen_squared_sum_in_batch: not read; `metrics` has its own count of FLOPs.
+        total_real_tokens_in_batch: tokens in this step, without padding; None: sequences times their length.
+        metrics: receiver of the records, such as `Metrics`.
+        args: Megatron-LM's arguments.
+        model: model chunks of this rank, for the memory report and the metrics of experts.
+        print_line: function that prints a line of the memory report.
+    """
+    samples = _global_batch_size(args)
+    tokens = samples * args.seq_length if total_real_tokens_in_batch is None else total_real_tokens_in_batch
+    counters = StepCounters(step=iteration, consumed_train_samples=args.consumed_train_samples)
+    logger = LoggerConfig(
+        log_interval=args.log_interval, log_memory_to_tensorboard=args.log_memory_to_tensorboard
+    )
+    section = model[0].config if model and hasattr(model[0], "config") else None
+    return log_step(
+        loss_dict,
+        total_loss_dict,
+        learning_rate,
+        None,
+        loss_scale,
+        report_memory_flag,
+        skipped_iter,
+        grad_norm,
+        params_norm,
+        num_zeros_in_grad,
+        LogConfig(logger=logger, train=args, model=section),
+        StepState(train_state=counters, metrics=metrics),
+        None,
+        model,
+        pg_collection,
+        max_attention_logit,
+        args.iteration,
+        args.seq_length,
+        samples=samples,
+        tokens=int(tokens),
+        print_line=print_line,
+    )
+
+
+def _global_batch_size(args: MegatronLMArguments) -> int:
+    """Return the sequences of this step."""
+    if args.rampup_batch_size is None:
+        return args.global_batch_size
+    calculator = import_module("megatron.core.num_microbatches_calculator")
+    size: int = calculator.get_current_global_batch_size()
+    return size
+
+
+ONLY_MEGATRON_BRIDGE = {
+    "decoupled_learning_rate",
+    "config",
+    "global_state",
+    "history_wct",
+    "loaded_iteration",
+}
+ONLY_MEGATRON_LM = {"iteration", "max_attention_logit", "is_first_iteration", "args"}
+
+
+@wraps(log_step)
+def training_log(*arguments: Any, **named: Any) -> bool:
+    """Record one step; see `log_step`. With `args` or `iteration` by name, the call is that of Megatron-LM.
+
+    Raises:
+        TrainingLogCallError: Arguments of both are mixed, or `metrics` or `args` is missing.
+    """
+    theirs = named.keys() & ONLY_MEGATRON_LM
+    if not theirs:
+        return log_step(*arguments, **named)
+    mixed = named.keys() & ONLY_MEGATRON_BRIDGE
+    if mixed:
+        raise TrainingLogCallError(
+            f"training_log: {', '.join(sorted(mixed))} of Megatron-Bridge's call and {', '.join(sorted(theirs))} of "
+            "Megatron-LM's exclude each other, because the two have other positions. Pass the arguments of one."
+        )
+    missing = {"metrics", "args"} - named.keys()
+    if missing:
+        raise TrainingLogCallError(
+            f"training_log: {' and '.join(sorted(missing))} missing, because Megatron-LM's call has no receiver of the "
+            "records and reads its arguments from a global. Pass metrics=Metrics(...) and args=get_args()."
+        )
+    return log_megatron_lm_step(*arguments, **named)

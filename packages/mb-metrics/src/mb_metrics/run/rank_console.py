@@ -1,0 +1,208 @@
+"""Text output of the ranks of a run: console lines of one rank, a log file of all ranks, and progress bars.
+
+Requires rich, of the extra `mb-metrics[cli]`.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO
+
+from rich import console as rich_console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from mb_metrics.sinks.line_file import LineFile
+from mb_metrics.sinks.terminal import Style, StyledText
+
+_COLOURS: dict[Style, str] = {
+    "plain": "",
+    "label": "bright_black",
+    "main": "bold cyan",
+    "speed": "green",
+    "problem": "bold red",
+    "evaluation": "blue",
+}
+
+_COLUMNS_WITHOUT_TERMINAL = 120
+ConsoleStyle = Literal["auto", "short", "megatron"]
+"""Value of `LoggerConfig.console`."""
+
+
+class RankOfWorld(Protocol):
+    """Rank of this process."""
+
+    @property
+    def rank(self) -> int:
+        """Rank."""
+
+    @property
+    def is_logging_rank(self) -> bool:
+        """True if this rank prints."""
+
+
+class RankConsole:
+    """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
+
+    A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
+    visible progress bar; elsewhere no bar is rendered. If the log cannot be written, as on a full disk, one warning is
+    printed to stderr, and the run continues: see `LineFile`.
+
+    Args:
+        rank: Rank of this process.
+        is_logging_rank: If True, this rank prints.
+        stream: The console; None: standard output.
+        style: `console` of a `LoggerConfig`. With "auto", `is_short` is True on a terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        is_logging_rank: bool = True,
+        stream: TextIO | None = None,
+        style: ConsoleStyle = "megatron",
+    ) -> None:
+        self.rank = rank
+        self.is_logging_rank = is_logging_rank
+        self._terminal = rich_console.Console(
+            file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True
+        )
+        self.is_short = style == "short" or (style == "auto" and self._terminal.is_terminal)
+        """True: the console has lines for people, and Megatron's lines and other details are in the log only."""
+        self._log: LineFile | None = None
+        self._unlogged: list[str] = []
+        self._line = ""
+
+    @classmethod
+    def of(cls, world: RankOfWorld, *, style: ConsoleStyle) -> "RankConsole":
+        """Return the console of this rank."""
+        return cls(rank=world.rank, is_logging_rank=world.is_logging_rank, style=style)
+
+    @property
+    def columns(self) -> int:
+        """Current width of the terminal; 120 if there is none."""
+        return self._terminal.width if self._terminal.is_terminal else _COLUMNS_WITHOUT_TERMINAL
+
+    def print_styled(self, pieces: Sequence[StyledText]) -> None:
+        """Print one line on the console only, coloured on a terminal and cut to its width."""
+        if self.is_logging_rank:
+            line = Text.assemble(*((text, _COLOURS[style]) for text, style in pieces))
+            line.truncate(self.columns)
+            self._terminal.print(line)
+
+    def detail(self, text: str) -> None:
+        """Print a line of detail: to the log only, if the console has short lines."""
+        (self.log if self.is_short else self.print)(text)
+
+    def open_log(self, path: Path) -> None:
+        """Append all output so far and all further output to a file.
+
+        Lines of ranks other than the logging rank carry their rank.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = LineFile(path, warn=lambda text: print(f"warning: {text}", file=sys.stderr, flush=True))
+        self._log.append(*self._unlogged)
+        self._unlogged = []
+
+    def print(self, text: str) -> None:
+        """Print one line."""
+        self.write(f"{text}\n")
+
+    def write(self, text: str) -> int:
+        """Buffer text and print complete lines: a progress bar is only redrawn between lines."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if self.is_logging_rank:
+                self._terminal.print(line)
+            self.log(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: complete lines are printed at once."""
+
+    def close(self) -> None:
+        """Print the rest of an incomplete line, and close the log file."""
+        if self._line:
+            self.write("\n")
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def log(self, text: str) -> None:
+        """Write lines to the log file only, or buffer them until it is open."""
+        for line in text.splitlines():
+            prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
+            if self._log is not None:
+                self._log.append(f"{prefix}{line}")
+            else:
+                self._unlogged.append(f"{prefix}{line}")
+
+    @property
+    def details(self) -> "DetailStream":
+        """Stream of lines of detail, for sinks."""
+        return DetailStream(self)
+
+    def alert(self, text: str) -> None:
+        """Print a text of this rank to stderr and to the log, whichever rank logs for all."""
+        print(text, file=sys.stderr, flush=True)
+        self.log(text)
+
+    @contextmanager
+    def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
+        """Show a progress bar while the block runs, if this rank logs and the console is a terminal."""
+        if not (self.is_logging_rank and self._terminal.is_terminal):
+            yield Bar()
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._terminal, transient=True) as progress:
+            yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
+
+
+class DetailStream:
+    """Text stream whose complete lines are printed by `RankConsole.detail`."""
+
+    def __init__(self, console: RankConsole) -> None:
+        self._console = console
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Buffer text and print complete lines."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._console.detail(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: complete lines are printed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Progress bar; without effect where none is shown."""
+
+    progress: Progress | None = None
+    task: int = 0
+
+    @property
+    def callbacks(self) -> list["ProgressBar"]:
+        """Callback that advances the bar after each step; none where no bar is shown."""
+        return [] if self.progress is None else [ProgressBar(self)]
+
+    def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
+        """Set the bar to `done`, and its total or label if given."""
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, total=total, description=label)  # type: ignore[arg-type]
+
+
+class ProgressBar:
+    """Callback that advances a progress bar after each step."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def on_train_step_end(self, context: Any) -> None:
+        """Advance to the finished step."""
+        self._bar.update(context.state.train_state.step)

@@ -1,0 +1,147 @@
+"""Training metrics of a distributed Megatron model from configuration sections. Adapter for torch."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mb_metrics.flops.model import model_flops_per_token
+from mb_metrics.flops.model_shape import FlopsModelShape, UnknownFlopsError
+from mb_metrics.flops.peaks import layer_precision, peak_tflops
+from mb_metrics.norms.model import Norms, build_norms
+from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
+from mb_metrics.recorder.energy import EnergySampler
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.recorder.recorded_steps import Value
+from mb_metrics.recorder.stage_memory import Sampler, add_stage_reductions, add_stage_values
+from mb_metrics.run.output import MetricsOutput
+from mb_metrics.run.sections import MeasuredModel, MetricsSettings
+from mb_metrics.run.training_context import ModelGroups, SampleSizes
+from mb_metrics.run.training_metrics import IntervalValues, TrainingMetrics
+from mb_metrics.sinks.build import build_reductions, build_samplers
+
+_logger = logging.getLogger(__name__)
+
+
+def build_training_metrics(
+    config: MetricsSettings,
+    model: MeasuredModel,
+    *,
+    output: MetricsOutput | None,
+    start_step: int = 0,
+    sample_sizes: SampleSizes | None = None,
+    norms: Norms | None = None,
+    step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
+) -> TrainingMetrics:
+    """Return the callback that records a training run, and the destinations of its metrics.
+
+    All ranks call it, after the model is built and the GPU of this process is selected: gradient norms gather the
+    parameter names of all pipeline stages.
+
+    Args:
+        config: Sections of the run. With `logger.skip_train_metrics_log` nothing is recorded.
+        model: The wrapped model.
+        output: Destinations; None on every rank but the one that writes.
+        start_step: Step of the checkpoint that the run resumes from; 0 without one.
+        sample_sizes: Average sizes of training samples, if they differ in length.
+        norms: Norms of a model with a custom parallel layout; None: those of `model`.
+        step_values: Functions that return host metrics of each step.
+
+    Raises:
+        ModuleNotFoundError: a back-end is enabled and not installed.
+    """
+    logger, groups = config.logger, model.groups
+    records = not logger.skip_train_metrics_log
+    gradients = records and logger.log_l2_norm_grad_to_tensorboard
+    if norms is None:
+        norms = build_norms(model, gradients=gradients, megatron_fsdp=config.ddp.use_megatron_fsdp)
+    flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_sizes=sample_sizes)
+    samplers = build_samplers(logger, start_step=start_step)
+    metrics = build_metrics(
+        config, groups, samplers=samplers, flops=flops, output=output, start_step=start_step
+    )
+    return TrainingMetrics(
+        metrics,
+        samples_per_microbatch=(config.train.micro_batch_size or 1) * groups.dp.size(),
+        flops_per_token=flops,
+        tokens_per_sample=None if sample_sizes is None else sample_sizes.tokens,
+        gradient_norms=norms.gradients if gradients else None,
+        parameter_norm=norms.parameters if records and logger.log_params_norm else None,
+        interval_values=_auxiliary_losses(config.model, groups, model.device) if records else [],
+        step_values=step_values,
+        pausable=[sampler for sampler in samplers if isinstance(sampler, EnergySampler)],
+        decoupled_rate=config.optimizer.decoupled_lr is not None,
+    )
+
+
+def build_metrics(
+    config: MetricsSettings,
+    groups: ModelGroups,
+    *,
+    samplers: Sequence[Sampler],
+    flops: float | None,
+    output: MetricsOutput | None,
+    start_step: int,
+) -> Metrics:
+    """Return the recorder of the steps of a run; with several pipeline stages, samples are kept per stage.
+
+    Args:
+        config: Sections of the run.
+        groups: Process groups of the model.
+        samplers: Samplers of this rank.
+        flops: Model FLOPs of one token; None: not known.
+        output: Destinations; None on every rank but the one that writes.
+        start_step: Step of the checkpoint that the run resumes from.
+    """
+    logger, stage, stages = config.logger, groups.pp.rank(), groups.pp.size()
+    reductions = add_stage_reductions(build_reductions(logger), stages=stages)
+    metrics = Metrics(
+        [] if output is None else output.sinks(logger, start_step=start_step),
+        log_interval=logger.log_interval,
+        throughput_window=logger.throughput_window_size,
+        micro_batch_size=config.train.micro_batch_size,
+        total_steps=config.train.train_iters,
+        total_samples=config.train.train_samples,
+        flops_per_token=flops,
+        peak_tflops=device_peak_tflops(config.model),
+        group=torch.distributed.group.WORLD if reductions else None,
+        reduce=reductions,
+        samplers=[add_stage_values(sampler, stage=stage, stages=stages) for sampler in samplers],
+        time_unit=logger.runtime_time_unit if logger.log_runtime_to_tensorboard else None,
+    )
+    if output is not None and output.config_file is not None:
+        metrics.keep_file(output.config_file)
+    return metrics
+
+
+def _auxiliary_losses(model: Any, groups: ModelGroups, device: torch.device | str) -> list[IntervalValues]:
+    pp_group, dp_group = cast("ProcessGroup", groups.pp), cast("ProcessGroup", groups.dp)
+    return [build_auxiliary_losses(model, pp_group=pp_group, dp_group=dp_group, device=device)]
+
+
+def flops_per_token(model: Any, *, vocab_size: int, sample_sizes: SampleSizes | None = None) -> float | None:
+    """Return the model FLOPs of one token, forward and backward; None, with a warning, if they are not known."""
+    shape = FlopsModelShape(model)
+    length = model.seq_length if sample_sizes is None else sample_sizes.attention_length
+    try:
+        return model_flops_per_token(
+            model,
+            seq_length=length,
+            vocab_size=vocab_size,
+            decoder_seq_length=shape.value("decoder_seq_length"),
+        ).total
+    except UnknownFlopsError as error:
+        _logger.warning("no TFLOP/s: %s", error)
+        return None
+
+
+def device_peak_tflops(model: Any) -> float | None:
+    """Return the dense peak TFLOP/s of the current GPU in the precision of the layers.
+
+    None on a CPU or an unknown GPU.
+    """
+    if not torch.cuda.is_available():
+        return None
+    return peak_tflops(torch.cuda.get_device_name(), layer_precision(model))

@@ -1,0 +1,150 @@
+"""Variants of layers, embedding and logits that Megatron Core does not have, put into its specs and chunks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from mb_models.gpt.local_rotary import LocalGlobalRotaryEmbedding, LocalGlobalSelfAttention
+from mb_models.gpt.norms import AllHeadsRMSNorm, BiaslessLayerNorm, replace_norms
+from mb_models.gpt.parallel_layer import ParallelTransformerLayer
+from mb_models.gpt.softcapped_attention import SoftcappedAttention
+from mb_models.gpt.variant_fields import LayerVariantFields
+
+Branch = tuple[Tensor, Tensor | None]
+"""Output of attention or MLP, and its bias, which is not added yet."""
+
+STORED_NAMES = {
+    "self_attn_bda.norm.": "self_attention.linear_proj.post_layernorm.",
+    "mlp_bda.norm.": "mlp.linear_fc2.post_layernorm.",
+}
+"""Prefixes of the norms after attention and MLP -> their prefixes in checkpoints, as in Megatron-Bridge."""
+
+
+class BranchAdd(torch.nn.Module):
+    """Norm and factor of the output of attention or MLP, before dropout and the residual addition.
+
+    Takes the place of Megatron's function for the addition, which it calls.
+    """
+
+    def __init__(self, *, norm: Callable[[], torch.nn.Module] | None, multiplier: float) -> None:
+        super().__init__()
+        self.norm = None if norm is None else norm()
+        self.multiplier = multiplier
+
+    def forward(self, training: bool, fused: bool) -> Callable[[Branch, Tensor, float], Tensor]:
+        """Return the function from the branch, the residual stream and the dropout probability to their sum."""
+        return partial(self._add, get_bias_dropout_add(training, fused))
+
+    def _add(
+        self, add: Callable[[Branch, Tensor, float], Tensor], branch: Branch, residual: Tensor, dropout: float
+    ) -> Tensor:
+        output, bias = branch
+        if bias is not None:
+            output = output + bias
+        if self.norm is not None:
+            output = self.norm(output)
+        if self.multiplier != 1.0:
+            output = output * self.multiplier
+        return add((output, None), residual, dropout)
+
+
+def apply_layer_variants(
+    block: TransformerBlockSubmodules,
+    section: LayerVariantFields,
+    *,
+    config: TransformerConfig,
+    tp_group: torch.distributed.ProcessGroup,
+) -> TransformerBlockSubmodules:
+    """Put the variants of a section into the specs of a stage's layers, in place and only once, and return them."""
+    if not section.layernorm_bias:
+        replace_norms(block, BiaslessLayerNorm)
+    specs = {id(spec): spec for spec in block.layer_specs}  # layers of one kind share a spec
+    for spec in specs.values():
+        layer = spec.submodules
+        if section.residual_branches != "sequential":
+            spec.module = ParallelTransformerLayer
+        if section.residual_branches == "parallel_shared_norm":
+            layer.pre_mlp_layernorm = IdentityOp
+        if section.norm_position != "pre" or section.residual_multiplier != 1.0:
+            _apply_branches(layer, section, config=config, norm=block.layer_norm)
+        attention = layer.self_attention
+        if section.rotary_base_local is not None:
+            attention.module = LocalGlobalSelfAttention
+        if section.attn_logit_softcapping is not None:
+            attention.submodules.core_attention = ModuleSpec(
+                module=SoftcappedAttention, params={"softcap": section.attn_logit_softcapping}
+            )
+        if section.qk_layernorm_scope == "all_heads" and config.qk_layernorm:
+            for name, heads in (("q", config.num_attention_heads), ("k", config.num_query_groups)):
+                norm = partial(AllHeadsRMSNorm, heads=heads, tp_group=tp_group)
+                setattr(attention.submodules, f"{name}_layernorm", norm)
+    return block
+
+
+def _apply_branches(layer: Any, section: LayerVariantFields, *, config: TransformerConfig, norm: Any) -> None:
+    """Put norms after attention and MLP, and the factor of both, into a layer's spec."""
+    after = section.norm_position != "pre"
+    build = partial(norm, config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
+    addition = ModuleSpec(
+        module=BranchAdd,
+        params={"norm": build if after else None, "multiplier": section.residual_multiplier},
+    )
+    layer.self_attn_bda = layer.mlp_bda = addition
+    if section.norm_position == "post":
+        layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+    layer.sharded_state_dict_keys_map = {**layer.sharded_state_dict_keys_map, **STORED_NAMES}
+
+
+def use_local_rotation(chunk: Any, section: Any, *, groups: ProcessGroupCollection) -> None:
+    """Give the layers of a GPT chunk that have a window a rotary base of their own."""
+    chunk.rotary_pos_emb = LocalGlobalRotaryEmbedding(
+        chunk.rotary_pos_emb,
+        RotaryEmbedding(
+            kv_channels=chunk.config.kv_channels,
+            rotary_percent=section.rotary_percent,
+            rotary_interleaved=chunk.config.rotary_interleaved,
+            rotary_base=section.rotary_base_local,
+            use_cpu_initialization=chunk.config.use_cpu_initialization,
+            cp_group=groups.cp,
+        ),
+    )
+
+
+def scale_embedding(chunk: Any, factor: float) -> None:
+    """Multiply the embeddings of a GPT chunk that has them."""
+    if hasattr(chunk, "embedding"):
+        # rounded once, as transformers does
+        rounded = torch.tensor(factor, dtype=chunk.config.params_dtype).item()
+        chunk.embedding.register_forward_hook(partial(_scaled_embedding, rounded))
+
+
+def scale_logits(chunk: Any, factor: float, *, cap: float | None) -> None:
+    """Multiply and cap the logits of a GPT chunk that has them.
+
+    Both belong to the output layer, and end when it is replaced, such as by a value head.
+    """
+    if chunk.post_process:
+        chunk.output_layer.register_forward_hook(partial(_scaled_logits, factor, cap))
+
+
+def _scaled_embedding(factor: float, _module: torch.nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    return output * factor
+
+
+def _scaled_logits(
+    factor: float, cap: float | None, _module: torch.nn.Module, _inputs: object, output: Branch
+) -> Branch:
+    logits, bias = output
+    if factor != 1.0:
+        logits = logits * factor
+    return (logits if cap is None else cap * torch.tanh(logits / cap)), bias

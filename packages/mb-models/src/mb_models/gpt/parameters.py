@@ -1,0 +1,152 @@
+"""Parameter count of a GPT by closed formula, without torch and without building the model."""
+
+from mb_models.config import GPTModelConfig
+from mb_models.gpt.variant_fields import LayerVariantFields
+
+UNCOUNTED_FIELDS = frozenset({"moe_latent_size"})
+"""Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
+
+
+def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) -> int:
+    """Return the number of weights of the complete model, over all ranks; a shared weight counts once.
+
+    With h the hidden size, d the head's width, a query heads and g key/value heads, a layer without biases has
+    h d (2 a + 2 g) weights in attention; an MLP of width f has 2 h f, or 3 h f if gated; a norm has h (twice that
+    for LayerNorm). A layer of multi-token prediction is one more such layer with a projection from 2 h to h and three
+    norms. `vocab_size` is the number of rows of the embedding, padding included, and defaults to
+    `config.vocab_size`.
+
+    Raises:
+        ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not cover.
+    """
+    rows = config.vocab_size if vocab_size is None else vocab_size
+    if rows is None:
+        raise ValueError(
+            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
+            "vocab_size."
+        )
+    unknown = sorted(UNCOUNTED_FIELDS & config.transformer.keys())
+    if unknown:
+        raise ValueError(
+            f"model.transformer: {', '.join(unknown)} not supported, because the formula covers plain attention and "
+            "MLPs. Count the parameters of a built model instead."
+        )
+    kinds = expert_layers(config)
+    layers = sum(_layer(config, experts=experts) for experts in kinds)
+    ahead = (
+        min(1, config.mtp_num_layers or 0) if config.mtp_use_repeated_layer else config.mtp_num_layers or 0
+    )
+    if ahead:
+        layers += ahead * _further_token(config, experts=kinds[-1])
+    positions = config.max_position_embeddings or config.seq_length
+    return (
+        rows * config.hidden_size * (1 if config.share_embeddings_and_output_weights else 2)
+        + (positions * config.hidden_size if config.position_embedding_type == "learned_absolute" else 0)
+        + layers
+        + _norm(config, config.hidden_size)
+    )
+
+
+def expert_layers(config: GPTModelConfig) -> list[bool]:
+    """Return for each layer, in order, whether its MLP is a set of experts.
+
+    Raises:
+        ValueError: moe_layer_freq is not positive, or its length is not the number of layers.
+    """
+    if config.num_moe_experts is None:
+        return [False] * config.num_layers
+    if isinstance(config.moe_layer_freq, int):
+        if config.moe_layer_freq < 1:
+            raise ValueError(
+                f"model.moe_layer_freq: is {config.moe_layer_freq}, because every n-th layer has experts. "
+                "Set 1 or more, or one entry per layer."
+            )
+        return [layer % config.moe_layer_freq == 0 for layer in range(config.num_layers)]
+    if len(config.moe_layer_freq) != config.num_layers:
+        raise ValueError(
+            f"model.moe_layer_freq: lists {len(config.moe_layer_freq)} layers of {config.num_layers}, because it "
+            "selects the layers with experts. Set one entry per layer."
+        )
+    return [bool(flag) for flag in config.moe_layer_freq]
+
+
+def _norm(config: GPTModelConfig, width: int) -> int:
+    biased = (
+        not isinstance(config, LayerVariantFields) or config.layernorm_bias
+    )  # sections of hybrids lack it
+    return 2 * width if config.normalization == "LayerNorm" and biased else width
+
+
+def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _layer(config: GPTModelConfig, *, experts: bool) -> int:
+    mlp = _experts(config) if experts else _mlp(config, config.ffn_hidden_size or 4 * config.hidden_size)
+    norms = 4 if config.norm_position == "pre_and_post" else 2
+    norms -= config.residual_branches == "parallel_shared_norm"
+    return _attention(config) + mlp + norms * _norm(config, config.hidden_size)
+
+
+def _further_token(config: GPTModelConfig, *, experts: bool) -> int:
+    hidden = config.hidden_size
+    return 2 * hidden * hidden + 3 * _norm(config, hidden) + _layer(config, experts=experts)
+
+
+def _attention(config: GPTModelConfig) -> int:
+    sinks = config.num_attention_heads if config.softmax_type == "learnable" else 0
+    return sinks + (_latent(config) if config.multi_latent_attention else _heads(config))
+
+
+def _latent(config: GPTModelConfig) -> int:
+    hidden, heads, keys = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    queries = heads * (config.qk_head_dim + config.qk_pos_emb_head_dim)
+    down = 0 if config.q_lora_rank is None else hidden * config.q_lora_rank
+    norms = _norm(config, keys + (config.q_lora_rank or 0)) if config.qk_layernorm else 0
+    return (
+        down
+        + (config.q_lora_rank or hidden) * queries
+        + hidden * (keys + config.qk_pos_emb_head_dim)
+        + keys * heads * (config.qk_head_dim + config.v_head_dim)
+        + _linear(heads * config.v_head_dim, hidden, bias=config.add_bias_linear)
+        + norms
+    )
+
+
+def _heads(config: GPTModelConfig) -> int:
+    width = config.kv_channels or config.hidden_size // config.num_attention_heads
+    groups = config.num_query_groups or config.num_attention_heads
+    inner = width * config.num_attention_heads
+    qkv_bias = config.add_bias_linear or config.add_qkv_bias
+    return (
+        _linear(
+            config.hidden_size, inner * (1 + config.attention_output_gate) + 2 * width * groups, bias=qkv_bias
+        )
+        + _linear(inner, config.hidden_size, bias=config.add_bias_linear)
+        + (_head_norms(config, width=width, groups=groups) if config.qk_layernorm else 0)
+    )
+
+
+def _head_norms(config: GPTModelConfig, *, width: int, groups: int) -> int:
+    if not isinstance(config, LayerVariantFields) or config.qk_layernorm_scope == "head":
+        return 2 * _norm(config, width)
+    return _norm(config, width * config.num_attention_heads) + _norm(config, width * groups)
+
+
+def _mlp(config: GPTModelConfig, width: int) -> int:
+    inner = 2 * width if config.gated_linear_unit else width
+    return _linear(config.hidden_size, inner, bias=config.add_bias_linear) + _linear(
+        width, config.hidden_size, bias=config.add_bias_linear
+    )
+
+
+def _experts(config: GPTModelConfig) -> int:
+    experts = config.num_moe_experts or 0
+    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+    shared = config.moe_shared_expert_intermediate_size
+    return (
+        _linear(config.hidden_size, experts, bias=config.add_bias_linear)
+        + experts * _mlp(config, width)
+        + (_mlp(config, shared) if shared else 0)
+        + (config.hidden_size if shared and config.moe_shared_expert_gate else 0)
+    )

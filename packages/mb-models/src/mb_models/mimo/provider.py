@@ -1,0 +1,248 @@
+"""Vision-language models: provider, batches and forward step.
+
+Megatron Core calls its MIMO model experimental. Encoder, projection and language model are on the same ranks.
+
+Shapes: B sequences of a microbatch, each with one image, S tokens of a sequence (all of them, also under context
+parallelism), H pixels of an image's height and width.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.mimo import MimoModel
+from megatron.core.models.mimo import MimoModelConfig as MegatronMimoConfig
+from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
+from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+from megatron.core.models.vision.multimodal_projector import MultimodalProjector
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.enums import AttnMaskType, ModelType
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mb_models.errors import BatchError
+from mb_models.gpt.provider import LayerSpec
+from mb_models.gpt.transformer import transformer_config
+from mb_models.mimo.config import MimoModelConfig, encoder_section, projection_section
+from mb_models.provider import ModelProvider
+from mb_models.training.batches import next_microbatch, to_device
+from mb_models.training.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss
+
+KEYS = ("tokens", "labels", "loss_mask", "position_ids", "images")
+"""Keys of a microbatch."""
+
+VISION, ENCODER = "vision", "patches"
+"""Megatron's names of the modality and of its encoder, which are part of the names of weights."""
+
+
+class PatchEncoder(CLIPViTModel):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's vision encoder with two changes.
+
+    Its position embeddings are initialised like all other weights, and `tp_group` is set, which saving it requires.
+    """
+
+    def __init__(
+        self, transformer_config: TransformerConfig, *, pg_collection: ProcessGroupCollection, **settings: Any
+    ) -> None:
+        super().__init__(transformer_config, pg_collection=pg_collection, **settings)
+        self.tp_group = pg_collection.tp
+        if transformer_config.perform_initialization:
+            transformer_config.init_method(self.position_embeddings.weight)
+
+
+class ColocatedMimoModel(MimoModel):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's MIMO model with all modules on every rank, and the attributes that wrappers and schedules read."""
+
+    def __init__(self, config: MegatronMimoConfig, *, pg_collection: ProcessGroupCollection) -> None:
+        super().__init__(config, cp_group=pg_collection.cp, tp_group=pg_collection.tp)
+        self.pg_collection = pg_collection
+        self.model_type = ModelType.encoder_or_decoder
+        self.pre_process = self.post_process = True
+        self.vp_stage = None
+
+
+class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoModel]):
+    """Builder of a vision-language model under explicit process groups, on one pipeline stage.
+
+    `layer_spec` specifies the layers of both transformers. Initial weights of patches and positions, which are
+    replicated on all ranks, come from torch's generator. `transformer` is the language model's configuration.
+
+    Attributes:
+        encoder: Megatron's configuration of the encoder.
+        projection: Megatron's configuration of the MLP from the encoder to the language model.
+    """
+
+    def _transformer_config(self) -> TransformerConfig:
+        self.encoder = transformer_config(encoder_section(self.config), device=self.device)
+        self.projection = transformer_config(projection_section(self.config), device=self.device)
+        return transformer_config(self.config, device=self.device)
+
+    def _build(
+        self, *, pre_process: bool, post_process: bool, vp_stage: int | None, groups: ProcessGroupCollection
+    ) -> ColocatedMimoModel:
+        with suppress_experimental_warnings():
+            return ColocatedMimoModel(
+                MegatronMimoConfig(
+                    language_model_spec=self.language_spec(groups),
+                    modality_submodules_spec={VISION: self.vision_spec(groups)},
+                    special_token_ids={VISION: self.config.image_token_id},
+                ),
+                pg_collection=groups,
+            )
+
+    def language_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        """Return the specification of the language model under these groups, all ranks of which hold it."""
+        config = self.config
+        return ModuleSpec(
+            GPTModel,
+            params={
+                **self._arguments(pre_process=True, post_process=True, groups=groups),
+                "transformer_layer_spec": self._layers(self.transformer),
+                "max_sequence_length": config.max_position_embeddings or config.seq_length,
+                "position_embedding_type": config.position_embedding_type,
+                "rotary_base": config.rotary_base,
+                "rope_scaling": config.rope_scaling,
+                "rope_scaling_factor": config.rope_scaling_factor,
+                "scatter_embedding_sequence_parallel": False,  # images are inserted before the sequence is split
+            },
+        )
+
+    def vision_spec(self, groups: ProcessGroupCollection) -> ModuleSpec:
+        """Return the specification of encoder and projection under these groups, all ranks of which hold them."""
+        layers = _without_causal_mask(self._layers(self.encoder))
+        encoder = ModuleSpec(
+            PatchEncoder,
+            params={
+                "transformer_config": self.encoder,
+                "transformer_layer_spec": layers,
+                "ln_post_impl": layers.layer_norm,
+                "add_class_token": False,
+                "class_token_len": 0,
+                "patch_dim": self.config.patch_size,
+                "img_h": self.config.image_size,
+                "img_w": self.config.image_size,
+                "model_subtype": "siglip",  # a final norm, none before the layers, and no class token
+                "pg_collection": groups,
+            },
+        )
+        projection = ModuleSpec(
+            MultimodalProjector,
+            params={
+                "config": self.projection,
+                "projector_type": "mlp",
+                "input_size": self.config.vision_hidden_size,
+                "pg_collection": groups,
+            },
+            submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+        )
+        return ModuleSpec(
+            VisionModalitySubmodules,
+            params={"pg_collection": groups},
+            submodules={"encoders": {ENCODER: encoder}, "input_projections": [projection]},
+        )
+
+    def _layers(self, transformer: TransformerConfig) -> TransformerBlockSubmodules:
+        return self._layer_spec(transformer, vp_stage=None, pp_rank=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRows:
+    """Rows of a complete microbatch that the modules of a rank process, as (index of a part, number of equal parts)."""
+
+    text: tuple[int, int]
+    images: tuple[int, int] | None
+    """None: the rank processes no images."""
+
+
+ALL_ROWS = ModuleRows(text=(0, 1), images=(0, 1))
+"""All rows of both modalities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoForwardStep:
+    """Callable forward step; `inspect_loss` receives every microbatch's loss sum, `rows` selects this rank's rows."""
+
+    inspect_loss: Callable[[torch.Tensor], None] | None = None
+    rows: ModuleRows = ALL_ROWS
+
+    def __call__(
+        self,
+        data_iterator: Iterator[Mapping[str, torch.Tensor]] | None,
+        model: torch.nn.Module,
+        return_schedule_plan: bool = False,
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Loss]]:
+        """Run one microbatch: token losses, shape [B, S], and the loss function for them.
+
+        A microbatch holds `tokens`, `labels`, `position_ids` and `loss_mask`, each [B, S], and `images`, [B, 3, H, H].
+        Each sequence holds one `image_token_id` per patch of its image. Under context parallelism the losses are those
+        of this rank's part of each sequence. Synchronises with the device several times, to find and count the image
+        tokens. If the modules are on separate ranks, a rank of the encoder returns its output by the module's name.
+
+        Raises:
+            BatchError: there is no iterator, a key is missing, or `rows` does not divide it.
+            ValueError: `return_schedule_plan` is set.
+            ValueError: the number of patches differs from the number of image tokens, from Megatron Core.
+        """
+        if return_schedule_plan:
+            raise ValueError(NO_SCHEDULE_PLAN.format("a vision-language model"))
+        microbatch = next_microbatch(
+            data_iterator,
+            KEYS,
+            reader="the model reads images and text",
+            remedy="Use a dataset of images with captions.",
+        )
+        parameter = next(model.parameters())
+        own = {key: _part(microbatch[key], self.rows.text) for key in KEYS if key != "images"}
+        images = None
+        if self.rows.images is not None:
+            own["images"] = _part(microbatch["images"], self.rows.images)
+        batch = to_device(own, [*own], device=parameter.device)
+        if self.rows.images is not None:
+            images = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
+        losses, loss_mask = model(
+            batch["tokens"],
+            batch["position_ids"],
+            loss_mask=batch["loss_mask"],
+            labels=batch["labels"],
+            modality_inputs=images,
+        )
+        return losses, partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
+
+
+def _part(tensor: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
+    """Return the rows of one of several equal parts, (index, number of parts), without a copy.
+
+    Raises:
+        BatchError: the rows are not divisible.
+    """
+    number, parts = rows
+    if tensor.size(0) % parts:
+        raise BatchError(
+            f"batch: {tensor.size(0)} rows are not divisible by {parts}, because the replicas of a module share them. "
+            "Set train.micro_batch_size to a multiple."
+        )
+    return tensor.chunk(parts)[number]
+
+
+def _without_causal_mask(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+    """Remove the causal mask from layers of a GPT, in place: their specs are new objects."""
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention
+        attention.params = {**attention.params, "attn_mask_type": AttnMaskType.no_mask}
+    return block
+
+
+@contextmanager
+def suppress_experimental_warnings() -> Iterator[None]:
+    """Suppress Megatron's two warnings that the classes are experimental, which this file's docstring states."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(MimoModel|ModalitySubmodules) is experimental")
+        yield

@@ -1,0 +1,154 @@
+"""Rules on `mb_models.gpt.variant_fields.LayerVariantFields`."""
+
+from mb_models.hybrid.rules import family_rule
+from mb_models.mimo.rules import FAMILY_FIELD
+from mb_schema.rule_kinds import SET, excludes, in_range, other_than, requires
+from mb_schema.rules import Rule
+
+NEUTRAL = {
+    "norm_position": "pre",
+    "residual_branches": "sequential",
+    "layernorm_bias": True,
+    "qk_layernorm_scope": "head",
+    "rotary_base_local": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_multiplier": 1.0,
+}
+"""Fields of the variants, with the values that have no effect."""
+
+
+EXCLUDED_BY_SOFTCAP = (
+    "multi_latent_attention",
+    "apply_query_key_layer_scaling",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "qk_clip",
+    "log_max_attention_logit",
+)
+"""Switches of attention kernels that attention with a soft cap does not have."""
+
+POSITIVE = {
+    "G42": "embedding_multiplier",
+    "G49": "residual_multiplier",
+    "G50": "logits_multiplier",
+    "G51": "attn_logit_softcapping",
+    "G52": "final_logit_softcapping",
+}
+"""Rule -> field that is positive if it is set."""
+
+LEAST = 1e-9
+"""Smallest factor and soft cap."""
+
+
+def _of_images(_vision: int, *values: object) -> str | None:
+    found = zip(NEUTRAL.items(), values, strict=True)
+    given = [f"{name}={value}" for (name, neutral), value in found if value != neutral]
+    return f"does not support {', '.join(given)}" if given else None
+
+
+RULES: tuple[Rule, ...] = (
+    requires(
+        "G40",
+        {"model.rotary_base_local": SET},
+        {
+            "model.window_size": SET,
+            "model.position_embedding_type": "rope",
+            "model.multi_latent_attention": False,
+        },
+        why="it is the rotary base of layers with a window",
+        fix="Set window_size and position_embedding_type=rope, or unset rotary_base_local.",
+        fails=(10000, None, "rope", False),
+        passes=(10000, (511, 0), "rope", False),
+    ),
+    requires(
+        "G41",
+        {"model.attn_logit_softcapping": SET},
+        {
+            "model.attention_backend": other_than("flash", "fused"),
+            "model.softmax_type": "vanilla",
+            **{f"model.{name}": False for name in EXCLUDED_BY_SOFTCAP},
+        },
+        why="no kernel of Transformer Engine caps scores, so that they are computed by unfused attention in the type "
+        "of the activations",
+        fix="Set attention_backend=auto and switch the others off, or unset attn_logit_softcapping.",
+        fails=(50.0, "flash", "vanilla", *[False] * 6),
+        passes=(50.0, "auto", "vanilla", *[False] * 6),
+    ),
+    *(
+        in_range(
+            number,
+            f"model.{name}",
+            LEAST,
+            why="a factor of zero removes a part of the model, and a soft cap is the limit of an absolute value",
+            fix="Set a positive number.",
+            fails=0.0,
+            passes=1.0,
+        )
+        for number, name in POSITIVE.items()
+    ),
+    excludes(
+        "G43",
+        {"model.norm_position": "post", "model.transformer_impl": other_than("local")},
+        why="the linear layers of Transformer Engine contain the norm before them",
+        fix="Set transformer_impl=local.",
+        fails=("post", "transformer_engine"),
+        passes=("post", "local"),
+    ),
+    requires(
+        "G44",
+        {"model.qk_layernorm_scope": "all_heads"},
+        {"model.qk_layernorm": True, "model.normalization": "RMSNorm", "model.multi_latent_attention": False},
+        why="it is an RMSNorm over the heads of queries, and of keys",
+        fix="Set qk_layernorm=true and normalization=RMSNorm, or qk_layernorm_scope=head.",
+        fails=("all_heads", False, "RMSNorm", False),
+        passes=("all_heads", True, "RMSNorm", False),
+    ),
+    requires(
+        "G46",
+        {"model.residual_branches": other_than("sequential")},
+        {
+            "model.norm_position": "pre",
+            "model.num_moe_experts": None,
+            "model.overlap_moe_expert_parallel_comm": False,
+            "model.cuda_graph_impl": "none",
+        },
+        why="these layers have norms before attention and a dense MLP, and are run as a whole",
+        fix="Unset the others, or set residual_branches=sequential.",
+        fails=("parallel", "post", None, False, "none"),
+        passes=("parallel", "pre", None, False, "none"),
+    ),
+    requires(
+        "G47",
+        {"model.layernorm_bias": False},
+        {
+            "model.normalization": "LayerNorm",
+            "model.layernorm_zero_centered_gamma": False,
+            "model.transformer_impl": "local",
+        },
+        why="only a plain LayerNorm has a bias, which Transformer Engine's always has",
+        fix="Set normalization=LayerNorm and transformer_impl=local, or layernorm_bias=true.",
+        fails=(False, "RMSNorm", False, "local"),
+        passes=(False, "LayerNorm", False, "local"),
+    ),
+    excludes(
+        "G48",
+        {"model.residual_branches": "parallel_shared_norm", "model.transformer_impl": other_than("local")},
+        why="Transformer Engine fuses each norm with one linear layer",
+        fix="Set transformer_impl=local.",
+        fails=("parallel_shared_norm", "transformer_engine"),
+        passes=("parallel_shared_norm", "local"),
+    ),
+    family_rule(
+        "M26",
+        (FAMILY_FIELD, *NEUTRAL),
+        _of_images,
+        why="the language model of a vision-language model has Megatron Core's layers",
+        fix="Remove them.",
+        fails=(2, "pre_and_post", *list(NEUTRAL.values())[1:]),
+        passes=(2, *NEUTRAL.values()),
+    ),
+)
+"""Rules on variants of layers, embedding and logits."""

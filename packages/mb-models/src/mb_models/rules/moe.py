@@ -1,0 +1,156 @@
+"""Megatron Core's conditions on experts, router and load balancing."""
+
+from collections.abc import Sequence
+
+from mb_models.rules.model_rule import model_rule
+from mb_schema.rule_kinds import SET, among, excludes, in_range, requires
+from mb_schema.rules import Rule
+
+
+def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> str | None:
+    size = tp if etp is None else etp
+    if experts is None or not bias or size == 1:
+        return None
+    return f"{experts} experts with biases cannot be split over {size} tensor-parallel ranks"
+
+
+def _one_coefficient_per_loss(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
+    if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
+        return None
+    return f"is {weights} for {len(kinds)} types of load balancing"
+
+
+def _capacity(factor: float | None, kinds: str | Sequence[str]) -> str | None:
+    chosen = [kinds] if isinstance(kinds, str) else list(kinds)
+    if factor is None or "sinkhorn" not in chosen:
+        return None
+    return f"is {factor} with moe_router_load_balancing_type=sinkhorn"
+
+
+def _one_expert(topk: int, score: str, pre: bool, kind: str | Sequence[str]) -> str | None:
+    if topk != 1 or score != "softmax" or pre or kind == "sinkhorn":
+        return None
+    return "a softmax over the single selected expert has no gradient"
+
+
+def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | None:
+    if not topk:
+        return None
+    if not groups or not experts:
+        return f"needs moe_router_num_groups={groups} and num_moe_experts={experts} to be set"
+    if experts % groups or topk > groups:
+        return f"cannot select {topk} of {groups} groups of {experts} experts"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    in_range(
+        "K14",
+        "model.num_moe_experts",
+        1,
+        why="a layer with experts needs at least one",
+        fix="Set a positive number, or leave it unset for a dense model.",
+        fails=0,
+        passes=4,
+    ),
+    model_rule(
+        "K15",
+        (
+            "num_moe_experts",
+            "add_bias_linear",
+            "expert_tensor_parallel_size",
+            "tensor_model_parallel_size",
+        ),
+        _expert_bias,
+        why="each rank would add the bias once",
+        fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
+        fails=(4, True, None, 2),
+        passes=(4, True, 1, 2),
+    ),
+    in_range(
+        "K16",
+        "model.moe_shared_expert_intermediate_size",
+        1,
+        why="an expert without width computes nothing",
+        fix="Set a positive width, or leave it unset for no shared expert.",
+        fails=0,
+        passes=64,
+    ),
+    requires(
+        "K17",
+        {"model.moe_shared_expert_overlap": True, "model.moe_shared_expert_intermediate_size": SET},
+        {"model.moe_token_dispatcher_type": among("alltoall", "flex")},
+        why="only these dispatchers overlap computation with the exchange of tokens",
+        fix="Set moe_token_dispatcher_type to alltoall or flex, or moe_shared_expert_overlap=false.",
+        fails=(True, 64, "allgather"),
+        passes=(True, 64, "alltoall"),
+    ),
+    excludes(
+        "G39",
+        {"model.variable_seq_lengths": True, "model.moe_token_dispatcher_type": "allgather"},
+        why="Megatron Core rejects this dispatcher, the default, with lengths that differ between microbatches",
+        fix="Set model.moe_token_dispatcher_type=alltoall, or model.variable_seq_lengths=false.",
+        fails=(True, "allgather"),
+        passes=(True, "alltoall"),
+    ),
+    model_rule(
+        "K18",
+        ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
+        _one_coefficient_per_loss,
+        why="each type of load balancing has its own weight",
+        fix="Give moe_aux_loss_coeff a list of the same length.",
+        fails=(["aux_loss", "seq_aux_loss"], 0.1),
+        passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
+    ),
+    model_rule(
+        "K19",
+        ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
+        _capacity,
+        why="sinkhorn already gives each expert its even share",
+        fix="Unset moe_expert_capacity_factor, or balance by a loss.",
+        fails=(1.0, "sinkhorn"),
+        passes=(1.0, "aux_loss"),
+    ),
+    requires(
+        "K20",
+        {"model.moe_pad_expert_input_to_capacity": True},
+        {"model.moe_expert_capacity_factor": SET},
+        why="there is no capacity to pad to",
+        fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity=false.",
+        fails=(True, None),
+        passes=(True, 1.0),
+    ),
+    requires(
+        "K21",
+        {"model.moe_router_enable_expert_bias": True},
+        {"model.moe_router_score_function": among("sigmoid", "sqrtsoftplus")},
+        why="the bias is added to scores that are independent of each other",
+        fix="Set moe_router_score_function=sigmoid, or moe_router_enable_expert_bias=false.",
+        fails=(True, "softmax"),
+        passes=(True, "sigmoid"),
+    ),
+    model_rule(
+        "K22",
+        (
+            "moe_router_topk",
+            "moe_router_score_function",
+            "moe_router_pre_softmax",
+            "moe_router_load_balancing_type",
+        ),
+        _one_expert,
+        why="the softmax of a single score is always 1",
+        fix="Set moe_router_pre_softmax=true.",
+        fails=(1, "softmax", False, "aux_loss"),
+        passes=(1, "softmax", True, "aux_loss"),
+    ),
+    model_rule(
+        "K23",
+        ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
+        _groups,
+        why="a token selects groups of equal size first, and then experts within them",
+        fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
+        "moe_router_group_topk.",
+        fails=(3, 2, 4),
+        passes=(1, 2, 4),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Megatron Core's conditions on activation recomputation."""
+
+from collections.abc import Mapping, Sequence
+
+from mb_models.rules.model_rule import model_rule
+from mb_schema.rule_kinds import SET, excludes
+from mb_schema.rules import Rule
+
+RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
+"""Modules of any layer that can be recomputed."""
+
+
+def _recompute_modules(
+    modules: Sequence[str] | None, granularity: str | None, latent: bool, extra: Mapping[str, object]
+) -> str | None:
+    if granularity != "selective":
+        return None
+    gated = extra.get("experimental_attention_variant") == "gated_delta_net"
+    known = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
+    wrong = [name for name in modules or () if name not in known]
+    return f"cannot recompute {', '.join(wrong)}, only {', '.join(known)}" if wrong else None
+
+
+def _recompute_expert_activation(
+    modules: Sequence[str] | None, granularity: str | None, gemm: bool
+) -> str | None:
+    if granularity != "selective" or "moe_act" not in (modules or ()) or gemm:
+        return None
+    return "moe_act needs moe_grouped_gemm"
+
+
+def _recompute_shared_experts(
+    modules: Sequence[str] | None, granularity: str | None, overlap: bool, width: int | None
+) -> str | None:
+    if granularity != "selective" or "shared_experts" not in (modules or ()) or not overlap or width is None:
+        return None
+    return "shared_experts is incompatible with moe_shared_expert_overlap"
+
+
+def _recompute_under_delayed_scaling(
+    modules: Sequence[str] | None, granularity: str | None, fp8: str | None, recipe: str | None
+) -> str | None:
+    chosen = {"moe_act", "layernorm"} & {*(modules or ())}
+    if granularity != "selective" or not chosen or not fp8 or recipe != "delayed":
+        return None
+    return f"{', '.join(sorted(chosen))} cannot be recomputed under fp8_recipe=delayed"
+
+
+_RECOMPUTE = ("recompute_modules", "recompute_granularity")
+
+RULES: tuple[Rule, ...] = (
+    excludes(
+        "K01",
+        {"model.recompute_num_layers": SET, "model.recompute_granularity": "selective"},
+        why="selective recomputation selects modules, not layers",
+        fix='Leave it unset, or set recompute_granularity to "full".',
+        fails=(1, "selective"),
+        passes=(None, "selective"),
+    ),
+    model_rule(
+        "K02",
+        (*_RECOMPUTE, "multi_latent_attention", "transformer"),
+        _recompute_modules,
+        why="Megatron Core identifies these modules by name",
+        fix="Use names from the list.",
+        fails=(["mla_up_proj"], "selective", False, {}),
+        passes=(["mlp", "core_attn"], "selective", False, {}),
+    ),
+    model_rule(
+        "K03",
+        (*_RECOMPUTE, "moe_grouped_gemm"),
+        _recompute_expert_activation,
+        why="only grouped experts can recompute their activation separately",
+        fix="Set moe_grouped_gemm=true, or remove moe_act.",
+        fails=(["moe_act"], "selective", False),
+        passes=(["moe_act"], "selective", True),
+    ),
+    model_rule(
+        "K04",
+        (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
+        _recompute_shared_experts,
+        why="they run in parts while tokens are exchanged",
+        fix="Set moe_shared_expert_overlap=false, or remove shared_experts.",
+        fails=(["shared_experts"], "selective", True, 64),
+        passes=(["shared_experts"], "selective", False, 64),
+    ),
+    model_rule(
+        "K05",
+        (*_RECOMPUTE, "fp8", "fp8_recipe"),
+        _recompute_under_delayed_scaling,
+        why="recomputation would enter its values into the history of the scales a second time",
+        fix="Use another fp8_recipe, or remove these modules.",
+        fails=(["layernorm"], "selective", "hybrid", "delayed"),
+        passes=(["mlp"], "selective", "hybrid", "delayed"),
+    ),
+    excludes(
+        "K06",
+        {
+            "model.distribute_saved_activations": True,
+            "model.sequence_parallel": True,
+            "model.recompute_granularity": SET,
+        },
+        why="the inputs are already split over the tensor-parallel ranks",
+        fix="Set distribute_saved_activations=false.",
+        fails=(True, True, "selective"),
+        passes=(False, True, "selective"),
+    ),
+)

@@ -1,0 +1,96 @@
+"""The architecture in the settings of a checkpoint, taken into the model section of a run. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from mb_models.config import ParallelFields
+from mb_models.errors import ModelsError
+from mb_models.hf.adoption import OF_THE_RUN, OriginsLike
+from mb_models.training.weight_shapes import SHAPE_FIELDS
+
+_PARALLEL = frozenset(item.name for item in fields(ParallelFields))
+_EMBEDDING = frozenset({"make_vocab_size_divisible_by"})
+_MEGATRON_ARCHITECTURE = (
+    "mamba_",
+    "linear_",
+    "dsa_",
+    "moe_latent_size",
+    "no_rope_freq",
+    "mrope_section",
+    "glu_",
+)
+"""Beginnings of the names in `model.transformer` that belong to the weights."""
+
+
+class StoredArchitectureError(ModelsError, ValueError):
+    """Settings of the user that exclude loading the weights of the checkpoint."""
+
+
+def adopt_stored_architecture(
+    section: Any, stored: Mapping[str, Any], *, origins: OriginsLike, source: str, parallel: bool = False
+) -> tuple[Any, list[str]]:
+    """Return the model section with the architecture of a checkpoint, and a line for each conflict.
+
+    Layout, precision, kernels and `seq_length` are kept, and so is each field that the user has set. A conflict is such
+    a field whose value differs from the stored one.
+
+    Args:
+        section: section of the run; not modified.
+        stored: values by field, as the settings in the checkpoint have them; unknown names are ignored.
+        origins: origins of the values; receives those of the fields that change.
+        source: the checkpoint, for messages.
+        parallel: take the parallel layout as well.
+
+    Raises:
+        StoredArchitectureError: the checkpoint is of another kind of model, or the user has set fields with which its
+            weights cannot be loaded. The message names all of them.
+    """
+    _reject_other_kind(section, stored, source=source)
+    wanted = {item.name for item in fields(section)} - (OF_THE_RUN - _EMBEDDING) | {"transformer"}
+    if parallel:
+        wanted |= _PARALLEL
+    taken = {name: value for name, value in stored.items() if name in wanted and name != "transformer"}
+    conflicts = {
+        f"model.{name}": (getattr(section, name), value)
+        for name, value in taken.items()
+        if origins.by_user(f"model.{name}") and getattr(section, name) != value
+    }
+    fixed = [path for path in conflicts if path.partition(".")[2] in SHAPE_FIELDS]
+    if fixed:
+        listed = ", ".join(f"{path} is {conflicts[path][0]} and {conflicts[path][1]} there" for path in fixed)
+        raise StoredArchitectureError(
+            f"checkpoint.use_checkpoint_args: {listed}, and the weights of {source} fit only its values. Omit them, or "
+            "set checkpoint.use_checkpoint_args=false and load another checkpoint."
+        )
+    adopted = {name: value for name, value in taken.items() if not origins.by_user(f"model.{name}")}
+    result = replace(section, **adopted, transformer=_transformer(section, stored, origins))
+    for name in adopted:
+        if getattr(result, name) != getattr(section, name):
+            origins.note(f"model.{name}", f"resolve: settings of {source}")
+    return result, [
+        f"{path}: {own} was set and applies; the checkpoint has {other}"
+        for path, (own, other) in conflicts.items()
+    ]
+
+
+def _transformer(section: Any, stored: Mapping[str, Any], origins: OriginsLike) -> dict[str, Any]:
+    """Return Megatron's further fields, with those of the checkpoint that belong to the weights."""
+    taken = {
+        name: value
+        for name, value in (stored.get("transformer") or {}).items()
+        if name.startswith(_MEGATRON_ARCHITECTURE) and not origins.by_user(f"model.transformer.{name}")
+    }
+    return {**(section.transformer or {}), **taken}
+
+
+def _reject_other_kind(section: Any, stored: Mapping[str, Any], *, source: str) -> None:
+    """Reject a checkpoint of another class of model."""
+    own, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
+    is_hybrid = bool(stored.get("hybrid_layer_pattern"))
+    other = name if name.endswith("ModelConfig") else "HybridModelConfig" if is_hybrid else own
+    if other != own:
+        raise StoredArchitectureError(
+            f"checkpoint.use_checkpoint_args: {source} holds a {other}, and the model section is a {own}. Choose a "
+            f"recipe of that kind, or set model._target_={other}."
+        )

@@ -1,0 +1,26 @@
+"""Rules on overlap that are checked before a run starts. Each rule is a function of plain values."""
+
+from mb_overlap.rules import data_parallel as data_parallel_rules
+from mb_overlap.rules import delayed_wgrad as delayed_wgrad_rules
+from mb_overlap.rules import embedding as embedding_rules
+from mb_overlap.rules import environment as environment_rules
+from mb_overlap.rules import expert_overlap as expert_overlap_rules
+from mb_overlap.rules import pipeline as pipeline_rules
+from mb_overlap.rules import tensor as tensor_rules
+from mb_schema.rules import Rule
+
+__all__ = ["CONFLICT_RULES", "RULES", "Rule"]
+
+RULES: tuple[Rule, ...] = (
+    *embedding_rules.RULES,
+    *tensor_rules.RULES,
+    *pipeline_rules.RULES,
+    *expert_overlap_rules.RULES,
+    *delayed_wgrad_rules.RULES,
+    *data_parallel_rules.RULES,
+    *environment_rules.RULES,
+)
+"""Every rule of the section."""
+
+CONFLICT_RULES: tuple[Rule, ...] = (*RULES, environment_rules.FSDP_QUEUES)
+"""`RULES`, and the rule that mb-config also has (O23, V176 there)."""

@@ -1,0 +1,64 @@
+"""Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
+
+from mb_overlap.rules.conditions import Condition, make_rules
+from mb_schema.rules import Rule
+
+DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
+
+
+def _stages(pp: int | None) -> str | None:
+    return f"needs several pipeline stages (pp={pp})" if (pp or 1) < 2 else None
+
+
+def _fusion(fusion: bool | None) -> str | None:
+    return None if fusion else f"needs gradient_accumulation_fusion ({fusion})"
+
+
+def _limit(limit: int | None) -> str | None:
+    return f"needs wgrad_deferral_limit >= 0 ({limit})" if limit is not None and limit < 0 else None
+
+
+_STAGES = Condition(
+    letter="a",
+    fields=("model.pipeline_model_parallel_size",),
+    test=_stages,
+    why="the deferred gradient is computed while the pipeline drains",
+    fix="Set model.pipeline_model_parallel_size=2 or more.",
+    fails=(1,),
+    passes=(2,),
+)
+_FUSION = Condition(
+    letter="b",
+    fields=("model.gradient_accumulation_fusion",),
+    test=_fusion,
+    why="the fused kernel adds the deferred gradient to the gradient buffer",
+    fix="Set model.gradient_accumulation_fusion=true.",
+    fails=(False,),
+    passes=(True,),
+)
+
+
+def _limit_of(section: str, *known: str) -> Condition:
+    return Condition(
+        letter="c",
+        fields=(f"{section}.wgrad_deferral_limit", *known),
+        test=lambda limit, *_: _limit(limit),
+        why="0 already means all microbatches",
+        fix=f"Set {section}.wgrad_deferral_limit=0.",
+        fails=(-1, *(True for _ in known)),
+        passes=(0, *(True for _ in known)),
+    )
+
+
+SECTION_RULES: tuple[Rule, ...] = make_rules(
+    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
+)
+"""Rules on the field of the `comm_overlap` section."""
+
+MODEL_RULES: tuple[Rule, ...] = make_rules(
+    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
+)
+"""Rules on the field of the model section."""
+
+RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
+"""Every rule of this file."""

@@ -1,0 +1,199 @@
+"""Rules on overlapping the expert-parallel all-to-all: the conditions of Megatron Core 0.19's `TransformerConfig`."""
+
+from mb_overlap.rules.conditions import (
+    CUDA_GRAPH_FIELDS,
+    EP_OVERLAP,
+    Condition,
+    captured_modules,
+    is_older,
+    make_rules,
+)
+from mb_schema.rule_kinds import rule
+from mb_schema.rules import Rule
+
+
+def _ranks(ep: int | None) -> str | None:
+    return None if (ep or 1) > 1 else f"needs expert parallelism (expert_model_parallel_size={ep})"
+
+
+def _experts(experts: int | None) -> str | None:
+    return None if (experts or 0) > 1 else f"needs several experts (num_moe_experts={experts})"
+
+
+def _dispatcher(kind: str | None) -> str | None:
+    if kind in ("alltoall", "flex"):
+        return None
+    return f"needs the alltoall or the flex dispatcher (moe_token_dispatcher_type={kind})"
+
+
+def _precision(bf16: bool | None, fp16: bool | None, resolved: bool) -> str | None:
+    if bf16 or fp16 or not resolved:
+        return None
+    return f"needs bfloat16 or float16 (bf16={bf16}, fp16={fp16})"
+
+
+def _torch(version: str) -> str | None:
+    return f"needs torch 2.6.0, not {version}" if is_older(version, 2, 6) else None
+
+
+def _stages(pp: int | None, vp: int | None) -> str | None:
+    if (pp or 1) < 2 or vp is not None:
+        return None
+    return f"needs virtual pipeline stages (pp={pp}, vp={vp})"
+
+
+def _granularity(granularity: str | None) -> str | None:
+    return (
+        "is not supported with full recomputation (recompute_granularity=full)"
+        if granularity == "full"
+        else None
+    )
+
+
+def _method(method: str | None) -> str | None:
+    return (
+        None
+        if method is None
+        else f"is not supported with a recomputation method (recompute_method={method})"
+    )
+
+
+def _layers(layers: int | None) -> str | None:
+    return None if layers is None else f"is not supported with recompute_num_layers={layers}"
+
+
+def _modules(modules: list[str] | None) -> str | None:
+    return (
+        f"is not supported with recomputation of the experts (recompute_modules={modules})"
+        if "moe" in (modules or ())
+        else None
+    )
+
+
+def _shared_experts(overlap: bool | None) -> str | None:
+    return "is not supported with moe_shared_expert_overlap=True" if overlap else None
+
+
+def _mtp(layers: int | None) -> str | None:
+    return (
+        f"supports at most one multi-token prediction layer (mtp_num_layers={layers})"
+        if (layers or 0) > 1
+        else None
+    )
+
+
+def _graphs(impl: object, modules: object) -> str | None:
+    found = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
+    return (
+        f"is not supported with CUDA graphs of {' and '.join(found)} (cuda_graph_modules)" if found else None
+    )
+
+
+CONDITIONS = (
+    Condition(
+        letter="a", fields=("model.expert_model_parallel_size",), test=_ranks,
+        why="without expert parallelism no token leaves its rank",
+        fix="Set model.expert_model_parallel_size=2 or more.",
+        fails=(1,), passes=(2,),
+    ),
+    Condition(
+        letter="b", fields=("model.num_moe_experts",), test=_experts,
+        why="a dense model has no all-to-all",
+        fix="Set model.num_moe_experts.",
+        fails=(None,), passes=(8,),
+    ),
+    Condition(
+        letter="c", fields=("model.moe_token_dispatcher_type",), test=_dispatcher,
+        why="the other dispatchers gather all tokens and have no all-to-all to hide",
+        fix="Set model.moe_token_dispatcher_type=alltoall.",
+        fails=("allgather",), passes=("flex",),
+    ),
+    Condition(
+        letter="d", fields=("model.bf16", "model.fp16", "facts.resolved"), test=_precision,
+        why="its schedule supports 16-bit activations only",
+        fix="Set mixed_precision=bf16_mixed.",
+        fails=(False, False, True), passes=(True, False, True),
+    ),
+    Condition(
+        letter="e", fields=("facts.torch_version",), test=_torch,
+        why="it hangs with older releases",
+        fix="Install torch 2.6 or later.",
+        fails=("2.5.1",), passes=("2.6.0a0+34c6371d24",),
+    ),
+    Condition(
+        letter="f",
+        fields=("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), test=_stages,
+        why="the all-to-all of one model chunk is hidden under the computation of another",
+        fix="Set model.virtual_pipeline_model_parallel_size.",
+        fails=(2, None), passes=(2, 2),
+    ),
+    Condition(
+        letter="g", fields=("model.recompute_granularity",), test=_granularity,
+        why="the schedule runs the parts of a layer one by one and cannot recompute a complete layer",
+        fix="Set model.recompute_granularity=selective or null.",
+        fails=("full",), passes=("selective",),
+    ),
+    Condition(
+        letter="h", fields=("model.recompute_method",), test=_method,
+        why="the method only applies to full recomputation",
+        fix="Set model.recompute_method=null.",
+        fails=("uniform",), passes=(None,),
+    ),
+    Condition(
+        letter="i", fields=("model.recompute_num_layers",), test=_layers,
+        why="this number only applies to full recomputation",
+        fix="Set model.recompute_num_layers=null.",
+        fails=(1,), passes=(None,),
+    ),
+    Condition(
+        letter="j", fields=("model.recompute_modules",), test=_modules,
+        why="recomputing the experts would send their tokens again",
+        fix="Remove moe from model.recompute_modules.",
+        fails=(["moe"],), passes=(["moe_act"],),
+    ),
+    Condition(
+        letter="k", fields=("model.moe_shared_expert_overlap",), test=_shared_experts,
+        why="both hide the same all-to-all",
+        fix="Set model.moe_shared_expert_overlap=false.",
+        fails=(True,), passes=(False,),
+    ),
+    Condition(
+        letter="l", fields=("model.mtp_num_layers",), test=_mtp,
+        why="its schedule supports one such layer",
+        fix="Set model.mtp_num_layers=1 or null.",
+        fails=(2,), passes=(1,),
+    ),
+    Condition(
+        letter="m", fields=CUDA_GRAPH_FIELDS, test=_graphs,
+        why="the schedule interleaves the parts of these modules with other work",
+        fix="Remove moe and mlp from model.cuda_graph_modules.",
+        fails=("transformer_engine", ["moe"]), passes=("transformer_engine", ["attn"]),
+    ),
+)  # fmt: skip
+
+
+def _model_has_field(requested: bool | None, switch: bool | None) -> str | None:
+    return f"needs a model with the field {EP_OVERLAP}" if requested and switch is None else None
+
+
+FIELD_EXISTS = rule(
+    "O08",
+    (f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}"),
+    _model_has_field,
+    why="the model's pipeline schedule must support it",
+    fix=f"Use a Megatron Core release that has it, or set comm_overlap.{EP_OVERLAP}=false.",
+    fails=(True, None),
+    passes=(True, False),
+)
+
+SECTION_RULES: tuple[Rule, ...] = (
+    FIELD_EXISTS,
+    *make_rules("O09", EP_OVERLAP, CONDITIONS, section="comm_overlap"),
+)
+"""Rules on the field of the `comm_overlap` section."""
+
+MODEL_RULES: tuple[Rule, ...] = make_rules("O09", EP_OVERLAP, CONDITIONS, section="model")
+"""Rules on the field of the model section."""
+
+RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)
+"""Every rule of this file."""

@@ -1,0 +1,111 @@
+"""Validation of user-buffer settings before Transformer Engine rejects or misinterprets them."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from mb_overlap.transformer_engine.te_versions import (
+    EXTERNAL,
+    GEMMS,
+    METHODS,
+    NEWEST,
+    OLDEST,
+    REDUCE_SCATTERS,
+    SETTINGS,
+    Release,
+    format_version,
+)
+
+_GATHERING_DGRADS = ("qkv_dgrad", "fc1_dgrad")
+_RING_PAIRS = (("qkv_fprop", "proj_fprop"), ("fc1_fprop", "fc2_fprop"))
+
+
+def setting_problems(settings: Mapping[str, Any], *, release: Release = NEWEST) -> list[str]:
+    """Return the problems of a dictionary for the argument `ub_cfgs` of `initialize_ub`; empty if it is valid.
+
+    Args:
+        settings: name of a GEMM to its entry, a mapping.
+        release: release of Transformer Engine.
+    """
+    if release < OLDEST:
+        return [
+            f"Transformer Engine {format_version(release)} is too old: {format_version(OLDEST)} is the first release "
+            "that does not require MPI"
+        ]
+    return [
+        *(problem for gemm, entry in settings.items() for problem in _entry_problems(gemm, entry, release)),
+        *_cross_entry_problems(settings),
+    ]
+
+
+def _entry_problems(gemm: str, entry: object, release: Release) -> Iterator[str]:
+    if gemm not in GEMMS:
+        near = get_close_matches(str(gemm)[:100], GEMMS, n=1)
+        yield f"{gemm} is not a GEMM of a layer" + (f" (did you mean {near[0]}?)" if near else "")
+    elif GEMMS[gemm] > release:
+        yield f"{gemm} needs Transformer Engine {format_version(GEMMS[gemm])}, not {format_version(release)}"
+    if not isinstance(entry, Mapping):
+        yield f"{gemm} is {entry!r}, not a mapping"
+        return
+    for key, value in entry.items():
+        yield from (f"{gemm}.{key} {problem}" for problem in _setting_problems(key, value, release))
+    yield from _method_problems(gemm, entry, release)
+
+
+def _setting_problems(key: str, value: object, release: Release) -> Iterator[str]:
+    if key not in SETTINGS:
+        near = get_close_matches(str(key)[:100], SETTINGS, n=1)
+        yield "is not a setting" + (f" (did you mean {near[0]}?)" if near else "")
+        return
+    since, kind = SETTINGS[key]
+    if since > release:
+        yield f"needs Transformer Engine {format_version(since)}, not {format_version(release)}"
+    if type(value) is not kind:
+        yield f"is {value!r}, not of type {kind.__name__}"
+
+
+def _method_problems(gemm: str, entry: Mapping[str, object], release: Release) -> Iterator[str]:
+    method = entry.get("method")
+    if not isinstance(method, str):
+        return
+    if method not in METHODS or METHODS[method] > release:
+        known = [name for name, since in METHODS.items() if since <= release]
+        yield f"{gemm}.method {method!r} is not one of {', '.join(known)}"
+    elif (gemm in EXTERNAL) != (method == "external"):
+        yield (
+            f"{gemm}.method cannot be {method}: {' and '.join(EXTERNAL)} require the method external, and no other "
+            "GEMM supports it"
+        )
+    elif method == "pipeline" and gemm not in (*REDUCE_SCATTERS, *_GATHERING_DGRADS):
+        yield f"{gemm}.method cannot be pipeline, because the GEMM gathers its input"
+
+
+def _cross_entry_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    for dgrad in reduce_scatter_dgrads(settings):
+        wgrad = dgrad.replace("dgrad", "wgrad")
+        if wgrad in settings:
+            yield f"{wgrad} cannot be set, because {dgrad} is {settings[dgrad]['method']} and replaces it"
+    for gather, scatter in _RING_PAIRS:
+        atomic = [name for name in (gather, scatter) if _is_atomic_ring(settings.get(name))]
+        if len(atomic) == 1:
+            yield (
+                f"{gather} and {scatter} must both be atomic rings or neither ({atomic[0]} is one), "
+                "because the first permutes the chunks and the second restores their order"
+            )
+
+
+def reduce_scatter_dgrads(settings: Mapping[str, Any]) -> list[str]:
+    """Return the input-gradient GEMMs that reduce-scatter their output, because their method is not bulk."""
+    return [
+        name
+        for name in _GATHERING_DGRADS
+        if isinstance(settings.get(name), Mapping) and settings[name].get("method", "bulk") != "bulk"
+    ]
+
+
+def _is_atomic_ring(entry: object) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and bool(entry.get("atomic_gemm"))
+        and entry.get("method", "ring_exchange") == "ring_exchange"
+    )

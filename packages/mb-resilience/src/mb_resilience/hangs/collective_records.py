@@ -1,0 +1,160 @@
+"""Comparison of the collectives that ranks have called: which ranks miss which collective. No torch.
+
+A record comes from torch's flight recorder, which numbers the collectives of each process group: from its memory
+(`mb_resilience.hangs.flight_record_reader`), or from the file that NCCL's watchdog writes when a collective times out.
+"""
+
+import io
+import json
+import os
+import pickle
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mb_resilience.hangs.flight_recorder import DUMP_FILES
+from mb_resilience.hangs.report import format_ranks
+
+MAX_LINES = 8
+"""Number of process groups in a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCollectives:
+    """Newest collective that a rank has called in a process group."""
+
+    group: str
+    """Name of the group, identical on its ranks."""
+    ranks: tuple[int, ...]
+    """Ranks of the group; empty if they are unknown."""
+    number: int
+    """Number of the collective in the group, from 1."""
+    operation: str
+    """Such as "all_reduce"."""
+    size: str = ""
+    """Shapes of its inputs."""
+    pending: bool = False
+    """Whether it is not complete."""
+
+
+RankCollectives = Mapping[int, Sequence[GroupCollectives]]
+"""Rank to its groups; a rank without a record is missing."""
+
+
+def parse_record(
+    record: Mapping[str, Any], *, group_ranks: Mapping[str, Sequence[int]] | None = None
+) -> tuple[GroupCollectives, ...]:
+    """Return the newest collective of each group in a record of the flight recorder.
+
+    Args:
+        record: as `json.loads` or an unpickling returns it.
+        group_ranks: name of a group in the record -> its ranks; None: those in the record.
+    """
+    configs = {name: config.get("ranks", "[]") for name, config in record.get("pg_config", {}).items()}
+    newest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for entry in record.get("entries", ()):
+        if not entry.get("is_p2p", False):
+            name, description = entry["process_group"]
+            known = newest.get((name, description))
+            if known is None or entry["collective_seq_id"] >= known["collective_seq_id"]:
+                newest[name, description] = entry
+    return tuple(
+        GroupCollectives(
+            group=f"group {name}" if description in ("", "undefined") else f"{description} ({name})",
+            ranks=tuple((group_ranks or {}).get(name) or json.loads(str(configs.get(name, "[]")))),
+            number=entry["collective_seq_id"],
+            operation=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+            size=" ".join("x".join(map(str, shape)) for shape in entry.get("input_sizes", ())),
+            pending=entry.get("state") != "completed" and not entry.get("retired", False),
+        )
+        for (name, description), entry in newest.items()
+    )
+
+
+def as_text(collectives: Sequence[GroupCollectives]) -> str:
+    """Return collectives as JSON, for a store."""
+    return json.dumps([asdict(each) for each in collectives])
+
+
+def from_text(text: str | bytes) -> tuple[GroupCollectives, ...]:
+    """Return the collectives of a text made by `as_text`."""
+    return tuple(GroupCollectives(**{**each, "ranks": tuple(each["ranks"])}) for each in json.loads(text))
+
+
+def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> list[str]:
+    """Return a line for each group in which ranks wait for others: the collective, and which ranks have not called it.
+
+    Args:
+        records: collectives of each rank that has a record.
+        ranks: all ranks of the run.
+    """
+    groups: dict[str, dict[int, GroupCollectives]] = defaultdict(dict)
+    for rank, collectives in records.items():
+        for each in collectives:
+            groups[each.group][rank] = each
+    lines = []
+    for group, found in groups.items():
+        number = max(each.number for each in found.values())
+        waiting = sorted(rank for rank, each in found.items() if each.number == number and each.pending)
+        members = next((each.ranks for each in found.values() if each.ranks), tuple(found))
+        missing = [
+            rank for rank in members if rank in ranks and (rank not in found or found[rank].number < number)
+        ]
+        if waiting and missing:
+            last = found[waiting[0]]
+            size = f" of {last.size}" if last.size else ""
+            lines.append(
+                f"{_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {last.operation}{size}, number {number} "
+                f"of {group}; not called by {', '.join(_last_of(rank, found, records) for rank in missing)}"
+            )
+    return lines[:MAX_LINES]
+
+
+def _last_of(rank: int, found: Mapping[int, GroupCollectives], records: RankCollectives) -> str:
+    if rank not in records:
+        return f"rank {rank} (no record)"
+    if rank not in found:
+        return f"rank {rank} (none yet)"
+    return f"rank {rank} (last: {found[rank].operation}, number {found[rank].number})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler that builds nothing but containers, numbers and strings."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+
+
+def read_dump_files(
+    ranks: Sequence[int], *, environment: Mapping[str, str] | None = None
+) -> dict[int, tuple[GroupCollectives, ...]]:
+    """Return the collectives in the files that the flight recorder has written for these ranks.
+
+    The files hold pickled records; one that holds anything but plain data is rejected.
+
+    Args:
+        ranks: ranks whose files are read; those without a file are left out.
+        environment: variables with the prefix of the files; None: `os.environ`.
+
+    Raises:
+        ValueError: a file is damaged, or holds objects.
+    """
+    environment = os.environ if environment is None else environment
+    prefix = next((environment[name] for name in DUMP_FILES if environment.get(name)), None)
+    found: dict[int, tuple[GroupCollectives, ...]] = {}
+    for rank in ranks if prefix is not None else ():
+        file = Path(f"{prefix}{rank}")
+        if file.is_file():
+            try:
+                found[rank] = parse_record(_PlainUnpickler(io.BytesIO(file.read_bytes())).load())
+            except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}: is no record of the flight recorder ({error}). Remove the file."
+                ) from None
+    return found

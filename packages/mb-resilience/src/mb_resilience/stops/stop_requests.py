@@ -1,0 +1,157 @@
+"""Stop requests of a run before its last step, agreed by all ranks: a signal, or a duration limit. No torch."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Protocol
+
+from mb_resilience.rank_info import RankInfo
+from mb_resilience.stops.agreed_stop import AgreedStop, Watcher
+from mb_resilience.stops.decision_exchange import KeyValueStore
+from mb_resilience.stops.signals import announce_stop, watch_run_signals
+from mb_resilience.stops.watchers import CombinedWatcher, DeadlineWatcher
+
+STORE_TIMEOUT_SECONDS = 600.0
+"""Longest wait for an answer of the store, such as while rank 0 is suspended."""
+
+
+class StopSettings(Protocol):
+    """Settings of the stop of a run, such as Megatron's TrainingConfig."""
+
+    @property
+    def exit_signal(self) -> signal.Signals:
+        """Signal that ends the run after the current step, in addition to Ctrl-C."""
+
+    @property
+    def exit_duration_in_mins(self) -> float | None:
+        """Duration limit of the job in minutes; None: no limit."""
+
+
+class StopRequests:
+    """Stop requests that a loop polls after each step and during evaluations. Identical on all ranks.
+
+    Every rank has one. The ranks agree through the store, so that no step waits for a collective; see `AgreedStop`.
+
+    Args:
+        watcher: source of stop requests on this rank, such as `SignalWatcher`.
+        deadline: duration limit, such as `DeadlineWatcher`; None: no limit.
+        store: store shared by all ranks; None for a single rank.
+        rank: rank of this process.
+        world_size: number of ranks.
+        attempt: name of this start of the run, identical on all ranks and different after each restart.
+        connect: function that returns a connection to the store for one thread, on all ranks or on none. Requests
+            after each step are then exchanged in the background, until `close`. None: in the calls.
+
+    Raises:
+        StopSetupError: several ranks without a store, or invalid numbers.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        *,
+        deadline: Watcher | None = None,
+        store: KeyValueStore | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        attempt: str = "0",
+        connect: Callable[[], KeyValueStore] | None = None,
+    ) -> None:
+        def agreed(source: Watcher, about: str, *, each_step: bool = True) -> AgreedStop:
+            threaded = connect is not None and world_size > 1 and each_step
+            return AgreedStop(
+                source,
+                store=connect() if connect is not None and threaded else store,
+                rank=rank,
+                world_size=world_size,
+                attempt=f"{attempt}/{about}",
+                in_background=threaded,
+            )
+
+        watchers = [watcher] if deadline is None else [watcher, deadline]
+        self.stop_requested = agreed(watcher, "signals")
+        """Called with the number of each step after it: the signal for which all ranks stop after it, or None."""
+        self.duration_stop_requested = None if deadline is None else agreed(deadline, "time")
+        """The same for the duration limit; None without a limit."""
+        self._in_evaluations = agreed(CombinedWatcher(*watchers), "evaluations", each_step=False)
+        self._batches = 0
+        self.evaluation_stopped = False
+        """Whether an evaluation was stopped early."""
+
+    def stop_evaluation(self) -> bool:
+        """Return whether to stop an evaluation, for either reason; called before each of its batches."""
+        if not self.evaluation_stopped:
+            self._batches += 1
+            self.evaluation_stopped = self._in_evaluations(self._batches) is not None
+        return self.evaluation_stopped
+
+    def close(self) -> None:
+        """Publish the last decisions, and end the threads."""
+        self.stop_requested.close()
+        if self.duration_stop_requested is not None:
+            self.duration_stop_requested.close()
+
+
+def _connection_of_thread(store: KeyValueStore) -> KeyValueStore:
+    """Return a connection to a store of torch for one thread; other stores unchanged."""
+    if "torch.distributed" not in sys.modules:
+        return store
+    new_connection = import_module("mb_resilience.store_connection").new_connection
+    connection: KeyValueStore = new_connection(store, timeout_seconds=STORE_TIMEOUT_SECONDS)
+    return connection
+
+
+@contextmanager
+def watch_stop_requests(
+    train: StopSettings,
+    *,
+    world: RankInfo,
+    store: KeyValueStore | None = None,
+    start_time: float | None = None,
+    launched: bool = False,
+    process_ends: bool = False,
+    announce: Callable[[str], object] = announce_stop,
+) -> Iterator[StopRequests]:
+    """Receive Ctrl-C and the exit signal while the block runs, and yield the stop requests of all ranks.
+
+    With several ranks, threads exchange the requests after each step (`AgreedStop(in_background=True)`). The logging
+    rank prints immediately that a signal has arrived.
+
+    Args:
+        train: section with the signal and the duration limit.
+        world: rank of this process.
+        store: store shared by all ranks; None for a single rank.
+        start_time: start of the job in seconds since the epoch; None: no duration limit applies.
+        launched: whether a launcher such as torchrun started this process, which forwards Ctrl-C.
+        process_ends: whether the process ends with the run; the exit signal is then ignored after the block.
+        announce: called on the logging rank, in the handler, with the name of the first signal.
+
+    Raises:
+        StopSetupError: several ranks without a store.
+    """
+    deadline, minutes = None, train.exit_duration_in_mins
+    if minutes is not None and start_time is not None:
+        limit = f"train.exit_duration_in_mins={minutes}"
+        deadline = DeadlineWatcher(minutes, start_time=start_time, what=limit)
+    with watch_run_signals(
+        train.exit_signal,
+        launched=launched,
+        announce=announce if world.is_logging_rank else None,
+        process_ends=process_ends,
+    ) as watcher:
+        requests = StopRequests(
+            watcher,
+            deadline=deadline,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            attempt=world.attempt,
+            connect=None if store is None else partial(_connection_of_thread, store),
+        )
+        try:
+            yield requests
+        finally:
+            requests.close()

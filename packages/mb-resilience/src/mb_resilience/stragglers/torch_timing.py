@@ -1,0 +1,170 @@
+"""CUDA timing, GPU telemetry, and communication between ranks for straggler detection. Needs torch."""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mb_resilience.stragglers.detection import HostStopwatch, Stopwatch
+from mb_resilience.stragglers.report import UNITS
+
+Known = TypeVar("Known")
+Section = tuple[torch.cuda.Event, torch.cuda.Event, float]
+
+
+class RowAllGather:
+    """All-gather of one row of numbers per rank; an `AllGatherRows`. Each call is one collective over the group.
+
+    Args:
+        group: process group; None for all ranks.
+        device: device of the tensors of the collective.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu") -> None:
+        self._group = group
+        self._device = device
+
+    def __call__(self, row: Sequence[float]) -> Sequence[Sequence[float]]:
+        """Return the rows of all ranks, by rank in the group. Synchronizes with the device."""
+        own = torch.tensor(row, dtype=torch.float64, device=self._device)
+        rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(self._group))]
+        torch.distributed.all_gather(rows, own, group=self._group)
+        return [_numbers(each) for each in rows]
+
+
+LOCATION_BYTES = 256
+"""Longest text of a host and device that ranks exchange."""
+
+
+class BroadcastFromRank0:
+    """Broadcast of an object from rank 0 of a group. Each call is one collective of pickled objects over the group.
+
+    Args:
+        group: process group; None for all ranks.
+        device: device of the tensors of the collective; None for torch's default.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | None = None) -> None:
+        self._group = group
+        self._device = device
+
+    def __call__(self, known: Known) -> Known:
+        """Return the object of rank 0; the objects of other ranks are ignored."""
+        box = [known]
+        source = torch.distributed.get_global_rank(self._group, 0) if self._group is not None else 0
+        torch.distributed.broadcast_object_list(box, src=source, group=self._group, device=self._device)
+        return box[0]
+
+
+def gather_locations(device: torch.device) -> list[str]:
+    """Return host and device of each rank of the default process group. Collective over it."""
+    location = socket.gethostname()
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        location += f", GPU {index} ({torch.cuda.get_device_name(index)})"
+    # not all_gather_object, which needs numpy
+    text = location.encode()[:LOCATION_BYTES].ljust(LOCATION_BYTES, b"\0")
+    own = torch.tensor(list(text), dtype=torch.uint8, device=device)
+    found = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(found, own)
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in found]
+
+
+def _numbers(row: Tensor) -> list[float]:
+    return [float(value) for value in row.tolist()]
+
+
+class CudaStopwatch:
+    """Stopwatch for sections on a CUDA stream; a section counts with its host time if that is longer.
+
+    Records two events on the current stream per section. Only `read` synchronizes with the device, up to the end of the
+    last section. Events are reused as soon as the device has passed them.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._free: list[torch.cuda.Event] = []
+        self._open: tuple[torch.cuda.Event, float] | None = None
+        self._in_flight: deque[Section] = deque()
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """Start a section on the current stream."""
+        event = self._open[0] if self._open else self._event()
+        event.record()
+        self._open = event, self._clock()
+
+    def stop(self) -> None:
+        """End the section on the current stream."""
+        if self._open is None:
+            return
+        begin, began = self._open
+        end = self._event()
+        end.record()
+        self._open = None
+        self._in_flight.append((begin, end, self._clock() - began))
+        while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
+            self._settle()
+
+    def read(self) -> float:
+        """Return the seconds of all sections that ended, and reset to 0. Synchronizes with the end of the last one."""
+        if self._in_flight:
+            self._in_flight[-1][1].synchronize()
+        while self._in_flight:
+            self._settle()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _event(self) -> torch.cuda.Event:
+        return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def _settle(self) -> None:
+        begin, end, on_host = self._in_flight.popleft()
+        self._seconds += max(begin.elapsed_time(end) / 1000, on_host)
+        self._free += [begin, end]
+
+
+def make_stopwatch(device: torch.device) -> Stopwatch:
+    """Return a stopwatch for a device."""
+    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+
+
+def gpu_telemetry() -> Mapping[str, float]:
+    """Return temperature, power, utilization and clock of the current GPU, through NVML.
+
+    Empty without a GPU or without NVML (package nvidia-ml-py). Values that the GPU does not provide are omitted.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    queries = (
+        lambda: float(torch.cuda.temperature()),
+        lambda: torch.cuda.power_draw() / 1000,
+        lambda: float(torch.cuda.utilization()),
+        lambda: float(torch.cuda.clock_rate()),
+    )
+    return {
+        name: value
+        for name, query in zip(UNITS, queries, strict=True)
+        if (value := _query(query)) is not None
+    }
+
+
+def _query(query: Callable[[], float]) -> float | None:
+    try:
+        return query()
+    except (RuntimeError, ModuleNotFoundError):  # raised by torch for an old NVML, and without NVML
+        return None
+    except Exception as error:
+        if (
+            type(error).__module__ != "pynvml"
+        ):  # NVML's own errors have no name that can be imported without it
+            raise
+        return None

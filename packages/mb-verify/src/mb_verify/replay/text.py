@@ -1,0 +1,121 @@
+"""Result of a replay as tables for people and as data for programs. No torch."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mb_verify.replay.step import Replay
+
+SHOWN = 10
+"""Tensors that are listed without `full`."""
+_KINDS = {
+    "weights": "weight",
+    "gradients": "gradient",
+    "outputs": "output",
+    "output_gradients": "gradient of output",
+}
+_PREFIX = re.compile(r"^(module\.)+")
+
+
+def replay_as_data(replay: Replay) -> dict[str, object]:
+    """Return a replay as JSON can hold it."""
+    return {
+        "step": replay.plan.step,
+        "from_step": replay.plan.start,
+        "equal": not replay.differences,
+        "compared": list(replay.names),
+        "differences": [
+            {
+                "step": each.step,
+                "name": each.name,
+                "recorded": each.recorded,
+                "replayed": each.replayed,
+            }
+            for each in replay.differences
+        ],
+        "tensor_norms": [replay.tensor_norms[step] for step in sorted(replay.tensor_norms)],
+    }
+
+
+def replay_as_text(replay: Replay, *, full: bool = False) -> str:
+    """Return the verdict, and the norms of the tensors by layer, those that changed most first.
+
+    Args:
+        replay: The result.
+        full: List all tensors in the order of the model, instead of those that changed most.
+    """
+    return "\n".join([*verdict_lines(replay), *norm_lines(replay, full=full)])
+
+
+def verdict_lines(replay: Replay) -> Iterator[str]:
+    """Yield the losses of the step, and whether the replay is the recorded run."""
+    plan = replay.plan
+    losses = ", ".join(
+        f"{name} {value}"
+        for name, value in plan.recorded[plan.step].items()
+        if "loss" in name and name != "loss-scale"
+    )
+    yield f"step {plan.step}: {losses}"
+    first, count = plan.start + 1, plan.step - plan.start
+    steps = f"step {plan.step}" if count == 1 else f"{count} steps ({first} to {plan.step})"
+    if replay.differences:
+        yield f"different from the run: {steps} in {replay.seconds:.0f} s; first in"
+        yield f"  {replay.differences[0]}"
+    else:
+        yield f"equal to the run, bit for bit: {steps} in {replay.seconds:.0f} s; {', '.join(replay.names)}"
+
+
+def norm_lines(replay: Replay, *, full: bool) -> Iterator[str]:
+    """Yield a table of the step's tensors, with the factor to the step before where that was measured too."""
+    step = replay.plan.step
+    if step not in replay.tensor_norms:
+        return
+    rows = list(_rows(replay.tensor_norms[step], replay.tensor_norms.get(step - 1)))
+    bad = [name for kind, name, _, _, count in rows if count and kind == "output"]
+    if bad:
+        yield f"NaN or infinite elements first in the output of {bad[0]} ({len(bad)} outputs)"
+    shown = rows if full else sorted(rows, key=_change, reverse=True)[:SHOWN]
+    compared = step - 1 in replay.tensor_norms
+    yield ""
+    title = "all tensors" if full else "tensors that changed most" if compared else "tensors"
+    yield f"{title} of step {step}: L2 norm of weights and gradients, root mean square of outputs"
+    yield f"{'value':>12}  {f'x step {step - 1}' if compared else '':>10}  {'':<18}  tensor"
+    for kind, name, value, factor, count in shown:
+        note = f"  {count:,} not finite" if count else ""
+        yield f"{_number(value):>12}  {'' if factor is None else f'{factor:.3g}':>10}  {kind:<18}  {name}{note}"
+    if len(shown) < len(rows):
+        yield f"{len(rows) - len(shown):,} more: --full lists all by layer, --json prints them"
+
+
+def _rows(
+    now: Mapping[str, Any], before: Mapping[str, Any] | None
+) -> Iterator[tuple[str, str, float, float | None, int]]:
+    """Yield kind, name, value, factor to the step before, and elements that are not finite."""
+    for key, kind in _KINDS.items():
+        for name, entry in now[key].items():
+            value, count = _value(entry)
+            factor = None
+            if before is not None and name in before[key]:
+                previous, _ = _value(before[key][name])
+                factor = value / previous if previous else None
+            yield kind, _PREFIX.sub("", name), value, factor, count
+
+
+def _value(entry: object) -> tuple[float, int]:
+    """Return the norm of a tensor, or the root mean square of an output with its elements that are not finite."""
+    if isinstance(entry, dict):
+        return float(entry["rms"]), int(entry["non_finite"])
+    return float(entry), 0  # type: ignore[arg-type]
+
+
+def _change(row: tuple[str, str, float, float | None, int]) -> tuple[bool, float]:
+    """Return the sort key: tensors that are not finite first, then the largest factor up or down."""
+    _, _, value, factor, count = row
+    finite = value == value and abs(value) != float("inf")
+    if factor is None or factor <= 0 or not finite:
+        return bool(count) or not finite, 0.0
+    return bool(count), max(factor, 1 / factor)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

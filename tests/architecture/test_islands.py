@@ -36,11 +36,15 @@ def test_a_package_imports_only_what_it_declares(package: Package):
     assert {path: names for path, names in found.items() if names} == {}
 
 
+ALLOWED = {*sys.stdlib_module_names, "mb_schema"}
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.module)
 def test_config_and_rules_import_only_the_standard_library(package: Package):
-    files = [package.source / "config.py", package.source / "rules.py"]
-    names = {name for path in files if path.exists() for name in imported_modules(path)}
-    assert names <= {*sys.stdlib_module_names, package.module, "mb_schema"}
+    patterns = ("config.py", "*_config.py", "rules.py", "*_rules.py", "rules/*.py")
+    files = [path for pattern in patterns for path in package.source.rglob(pattern)]
+    found = {str(path): {*imported_modules(path)} - ALLOWED - {package.module} for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_a_planted_bridge_between_islands_is_found(tmp_path):

@@ -1,1 +1,5 @@
-"""torch."""
+"""Checkpoints of any PyTorch loop, without Megatron Core.
+
+`checkpointer.py` saves and loads; `state.py` and `parts.py` collect what a run consists of, `optimizer.py` names the
+state of its optimizers, and `tensors.py` describes sharded tensors.
+"""

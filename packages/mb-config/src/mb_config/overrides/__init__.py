@@ -1,1 +1,5 @@
-"""overrides."""
+"""From a command line to a configuration: a recipe, files and `KEY=VALUE`, each value with its origin.
+
+`request.py` is the sequence; `registration.py` finds recipes, `hydra_grammar.py` parses overrides, `apply.py` sets
+them, and `provenance.py` remembers who set what.
+"""

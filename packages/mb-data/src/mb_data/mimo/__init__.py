@@ -1,1 +1,1 @@
-"""mimo."""
+"""Generated images with captions, for vision-language models: the section and the dataset."""

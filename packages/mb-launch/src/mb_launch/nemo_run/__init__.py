@@ -1,1 +1,1 @@
-"""nemo_run."""
+"""Runs through the executors of NeMo-Run (extra `nemo-run`)."""

@@ -1,1 +1,1 @@
-"""slurm."""
+"""Runs on Slurm: options of a job, its script, its queue, and defaults for each cluster."""

@@ -1,1 +1,1 @@
-"""maintenance."""
+"""Work between steps: checkpoints that are due, garbage collection on a schedule, checks of replicas."""

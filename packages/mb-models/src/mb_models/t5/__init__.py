@@ -1,1 +1,1 @@
-"""t5."""
+"""T5 models: section, rules, provider with forward step, parameter count."""

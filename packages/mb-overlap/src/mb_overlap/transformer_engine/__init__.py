@@ -1,1 +1,1 @@
-"""transformer_engine."""
+"""Transformer Engine's user buffers: their settings, the arguments for its versions, and their start."""

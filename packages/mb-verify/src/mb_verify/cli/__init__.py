@@ -1,1 +1,1 @@
-"""cli."""
+"""Program `mb-verify` (extra `cli`), and the commands that trainers mount."""

@@ -1,1 +1,1 @@
-"""compare."""
+"""Comparison of two records, bit for bit, and its verdict."""

@@ -1,1 +1,1 @@
-"""replay."""
+"""One recorded step again, from the checkpoint before it."""

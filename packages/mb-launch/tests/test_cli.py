@@ -10,8 +10,9 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch.cli.app import app, launched_program, set_program
-from mb_launch.cli.app import app as cli
+from mb_launch.cli import app as cli
+from mb_launch.cli import launched_program
+from mb_launch.cli.app import app, set_program
 from mb_launch.cli.launched_program import LaunchedProgram, option_value, recipe_name, with_run_folder
 
 TRAINER = LaunchedProgram(name="train", module="trainer", default_recipe="small")

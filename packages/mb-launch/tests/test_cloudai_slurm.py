@@ -11,7 +11,8 @@ pytest.importorskip("typer", reason="needs mb-launch[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_launch.cli.app import app, launched_program, set_program
+from mb_launch.cli import launched_program
+from mb_launch.cli.app import app, set_program
 from mb_launch.cli.launched_program import LaunchedProgram
 from mb_launch.cloudai.command import BARE, FLAGS, NEVER
 from mb_launch.cloudai.definition import MegatronBridgeTestDefinition

@@ -63,7 +63,7 @@ def _run(command: str, *arguments: Any, **options: Any) -> None:
     """Run a command, "module:function", which returns the exit code."""
     module, _, function = command.partition(":")
     with exit_codes():
-        raise typer.Exit(getattr(import_module(f"mb_data.cli.app.{module}"), function)(*arguments, **options))
+        raise typer.Exit(getattr(import_module(f"mb_data.cli.{module}"), function)(*arguments, **options))
 
 
 @app.command(

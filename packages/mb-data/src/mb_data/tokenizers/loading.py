@@ -188,7 +188,7 @@ def _import_adapter(name: str) -> Any:
     """Import an adapter module on demand, so that a library is required only by the tokenizers that use it."""
     library, extra = _ADAPTERS[name]
     try:
-        return import_module(f"mb_data.tokenizers.base.{name}")
+        return import_module(f"mb_data.tokenizers.{name}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != library:
             raise

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from mb_config import ConfigReadError, PlanError
-from mb_config.cli.errors import PackageError, message_of
+from mb_config.cli.errors import message_of
 from mb_loop import LossShapeError, UnknownEventError
 from mb_loop.errors import ParallelSetupError
 from mb_loop.step.schedule import ScheduleError
@@ -14,6 +14,7 @@ from mb_models.errors import ModelConfigError
 from mb_models.gpt.value_head import HeadError
 from mb_models.training.freezing import FreezingError
 from mb_resilience.errors import StopOrderError, StopSetupError
+from mb_schema.errors import PackageError
 from mb_trainer.commands.errors import reported
 from mb_trainer.errors import TrainerError
 
@@ -33,15 +34,10 @@ PACKAGES = (
 
 
 def bases(package: str) -> set[type]:
-    """Return the base classes in a package's `errors.py`: those that define `bad_input` as False."""
+    """Return the base classes in a package's `errors.py`."""
     name = f"mb_{package}.errors"
     found = vars(import_module(name)).values() if find_spec(name) is not None else ()
-    classes = {each for each in found if isinstance(each, type) and vars(each).get("bad_input") is False}
-    return {
-        cls
-        for cls in classes
-        if cls.__module__ == name and not any(map(classes.__contains__, cls.__mro__[1:]))
-    }
+    return {each for each in found if isinstance(each, type) and PackageError in each.__bases__}
 
 
 def test_each_base_class_is_mapped_to_exit_codes() -> None:

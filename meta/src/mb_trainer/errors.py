@@ -1,15 +1,10 @@
 """Errors of the trainer itself: one base class, which records whether the request could be read."""
 
-from typing import ClassVar
+from mb_schema.errors import PackageError
 
 
-class TrainerError(Exception):
+class TrainerError(PackageError):
     """Base class of the trainer's errors: either bad input (exit code 2) or a failure (exit code 1)."""
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong: a command prints the traceback."""
 
 
 class RunFolderError(TrainerError, ValueError):

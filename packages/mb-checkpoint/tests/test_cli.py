@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from mb_checkpoint import CheckpointFolderError
 from mb_checkpoint.cli.app import app
-from mb_checkpoint.cli.errors import exit_codes
 from mb_checkpoint.cli.text import format_bytes, layout_lines
 from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest, open_staging
 from mb_checkpoint.state.train_state import encode_train_state
+from mb_schema.commands import exit_codes
 
 
 @pytest.fixture

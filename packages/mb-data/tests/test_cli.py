@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from mb_data import IndexedWriter, IndexRequest, SampleCounts, TokenizerConfig, train_bpe
 from mb_data.cli.app import app, set_request_reader
-from mb_data.cli.errors import exit_codes
 from mb_data.cli.index import read_request_from_files
 from mb_data.errors import PairExistsError, SectionFileError
+from mb_schema.commands import exit_codes
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog " * 3, "again " * 40] * 10
 

@@ -1,51 +1,9 @@
-"""Base class of the errors, and the message of the program where its extra is not installed."""
+"""Message of the program where its extra is not installed."""
 
-import ast
-import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import mb_data
-from mb_data import DataError
-
-SOURCE = Path(mb_data.__file__).parent
-
-
-def error_classes():
-    """Yield module and name of each public error class of the package, without importing the modules."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        module = ".".join(("mb_data", *file.relative_to(SOURCE).with_suffix("").parts))
-        for node in ast.parse(file.read_text()).body:
-            is_error = isinstance(node, ast.ClassDef) and any(
-                ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases
-            )
-            if is_error and not node.name.startswith("_"):
-                yield module, node.name
-
-
-def test_every_public_error_derives_from_the_base():
-    found = {name: getattr(importlib.import_module(module), name) for module, name in error_classes()}
-    assert {"ConfigError", "TokenizerError", "WorkerError"} <= {*found}
-    assert [name for name, error in found.items() if not issubclass(error, DataError)] == []
-
-
-def test_errors_are_bad_input_or_failures():
-    bad_input = {
-        name for module, name in error_classes() if getattr(importlib.import_module(module), name).bad_input
-    }
-    assert {name for _, name in error_classes()} - bad_input == {
-        "ConfigError",
-        "DataError",
-        "NotEnoughSamplesError",
-        "OpenFilesError",
-        "NothingToIndexError",
-        "PairExistsError",
-        "ValidationDataError",
-        "WorkerError",
-    }
 
 
 @pytest.mark.parametrize("missing", ["typer", "yaml"])

@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 
 from mb_metrics import BaselineConfiguration, ReportTooLargeError, RunNotFoundError
 from mb_metrics.cli.app import app, set_baseline_finder
-from mb_metrics.cli.errors import exit_codes
 from mb_metrics.cli.report import default_target, read_configuration
 from mb_metrics.cli.watch import can_encode_braille
+from mb_schema.commands import exit_codes
 
 STEP_TIME = "Step Time : 0.50s GPU utilization: 1.0TFLOP/s/GPU\n"
 

@@ -4,9 +4,10 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 
-from mb_config.cli.errors import INTERRUPTED, exit_code
+from mb_config.cli.errors import message_of
 from mb_launch import report_failure
 from mb_launch.ranks.failures import ERROR_FOLDER, FAILED
+from mb_schema.exit_codes import INTERRUPTED, exit_code
 
 
 def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None = None) -> int:
@@ -27,7 +28,9 @@ def reported(work: Callable[[], int], *, environment: Mapping[str, str] | None =
 
     try:
         return exit_code(
-            recorded_work, lambda text, code: report_failure(text, exit_code=code, environment=variables)
+            recorded_work,
+            lambda text, code: report_failure(text, exit_code=code, environment=variables),
+            message=message_of,
         )
     except Exception:
         if ERROR_FOLDER not in variables:

@@ -1,29 +1,15 @@
 """Program `mb-checkpoint`, also run as `python -m mb_checkpoint`."""
 
-import sys
 import warnings
-from importlib import import_module
 
-_MODULES_OF_EXTRA = frozenset({"click", "rich", "typer"})
-_BAD_INPUT = 2
+from mb_schema.exit_codes import run_program
 
 
 def main() -> None:
-    """Run the command line; without the extra `cli`, print the command that installs it and exit with 2."""
-    warnings.filterwarnings(
-        "ignore", message="Failed to initialize NumPy"
-    )  # torch without numpy; not needed here
-    try:
-        import_module("mb_checkpoint.cli.app").app()
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _MODULES_OF_EXTRA:
-            raise
-        print(
-            f'mb-checkpoint: needs {missing}, which is not installed. Install it: pip install "mb-checkpoint[cli]"',
-            file=sys.stderr,
-        )
-        sys.exit(_BAD_INPUT)
+    """Run the command line, which requires the extra `cli`."""
+    # torch without numpy, which is not needed here
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    run_program("mb-checkpoint", "mb_checkpoint.cli.app:app")
 
 
 if __name__ == "__main__":

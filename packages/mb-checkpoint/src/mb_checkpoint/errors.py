@@ -6,20 +6,16 @@ from pathlib import PurePath
 from pickle import UnpicklingError
 from typing import ClassVar
 
+from mb_schema.errors import PackageError
 from mb_schema.rules import RuleError
 
 
-class CheckpointError(Exception):
+class CheckpointError(PackageError):
     """Base class of the errors of this package: either bad input or a failure.
 
     `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure. The program
     `mb-checkpoint` also exits with 2 if there is no checkpoint where the user named one.
     """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class CheckpointFolderError(CheckpointError, OSError):

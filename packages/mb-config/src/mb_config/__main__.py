@@ -1,25 +1,11 @@
 """Program `mb-config`, also run as `python -m mb_config`."""
 
-import sys
-from importlib import import_module
-
-_MODULES_OF_EXTRA = frozenset({"click", "rich", "typer"})
-_BAD_INPUT = 2
+from mb_schema.exit_codes import run_program
 
 
 def main() -> None:
-    """Run the command line; without the extra `cli`, print the command that installs it and exit with 2."""
-    try:
-        import_module("mb_config.cli.app").run()
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _MODULES_OF_EXTRA:
-            raise
-        print(
-            f'mb-config: needs {missing}, which is not installed. Install it: pip install "mb-config[cli]"',
-            file=sys.stderr,
-        )
-        sys.exit(_BAD_INPUT)
+    """Run the command line, which requires the extra `cli`."""
+    run_program("mb-config", "mb_config.cli.app:run")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mb_config.cli.check import CommandInput
-from mb_config.cli.errors import DONE, REJECTED
 from mb_config.cli.listing import counted
 from mb_config.cli.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.cli_prediction import MEANINGS, print_prediction
@@ -30,6 +29,7 @@ from mb_config.preflight.module_layouts import has_parallelism_per_module, modul
 from mb_config.preflight.problems import ConfigError
 from mb_config.preflight.run import missing_sections
 from mb_config.run_estimate import RunEstimate, estimate_run
+from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "total")
@@ -97,7 +97,7 @@ def plan(
     for note in (unpredicted,) if speed is None else speed.notes:
         if note:
             print(f"note: {note}", file=sys.stderr)
-    return REJECTED if result.errors or fits is False else DONE
+    return FAILURE if result.errors or fits is False else DONE
 
 
 def _estimate(

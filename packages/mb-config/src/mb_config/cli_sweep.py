@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mb_config.cli.check import CommandInput
-from mb_config.cli.errors import DONE, REJECTED
 from mb_config.cli.program import ConfigProgram, check_request
 from mb_config.cli_sweep_report import (
     SweepReport,
@@ -33,6 +32,7 @@ from mb_config.preflight.run import effective_dist
 from mb_config.run_estimate import estimate_run
 from mb_config.sweep import Axis, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
+from mb_schema.exit_codes import DONE, FAILURE
 
 DEFAULT_NODE = 8
 """GPUs of a node where the GPU is not known."""
@@ -108,7 +108,7 @@ def sweep(
         print(json.dumps(found.to_dict(), indent=2))
     else:
         print_report(found)
-    return DONE if any(not point.rejected for point in points) else REJECTED
+    return DONE if any(not point.rejected for point in points) else FAILURE
 
 
 def _resolve_points(

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate, truncate_repr
+from mb_schema.errors import PackageError
 from mb_schema.secrets import leaf, masked, masked_text
 
 
-class ConfigurationError(Exception):
-    """Base class of the errors of this package: either bad input or a failure.
-
-    `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure.
-    """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the input of the user is malformed, such as a file that is not YAML; otherwise the operation failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
+class ConfigurationError(PackageError):
+    """Base class of the errors of this package: either bad input or a failure."""
 
 
 class ConfigReadError(ConfigurationError, ValueError):

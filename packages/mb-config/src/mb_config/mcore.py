@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import ParamGroupOverride, ParamKey, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from mb_config.errors import ConfigurationError
 from mb_config.rules.precision import DTYPES
 from mb_config.schedules.learning_rate import SchedulerSteps, weight_decays
 from mb_config.sections import ddp, optimizer
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-class DroppedFieldError(TypeError):
+class DroppedFieldError(ConfigurationError, TypeError):
     """A section sets a field that the installed version of Megatron Core does not have."""
 
 

@@ -1,23 +1,19 @@
 """Exceptions of this package. Standard library only."""
 
 import re
-from typing import ClassVar
+
+from mb_schema.errors import PackageError
 
 _OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process .*\n[\w.]+: (.*)", re.DOTALL)
 """Text with which torch raises an error of a worker process again: the traceback there, and the message last."""
 
 
-class DataError(Exception):
+class DataError(PackageError):
     """Base class of the errors of this package: either bad input or a failure.
 
     `bad_input` selects the exit code of the command line: 2 for bad input, 1 for a failure. An error in a worker of a
     `DataLoader` has the same message as in this process.
     """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
     def __init__(self, *arguments: object) -> None:
         found = _OF_WORKER.fullmatch(arguments[0]) if arguments and isinstance(arguments[0], str) else None

@@ -2,14 +2,14 @@
 
 from typing import ClassVar
 
+from mb_schema.errors import PackageError
 
-class GuardError(RuntimeError):
+
+class GuardError(PackageError, RuntimeError):
     """Base class of the errors of this package."""
 
     bad_input: ClassVar[bool] = True
     """The request or the configuration is at fault, so that a program exits with 2."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class UnknownFaultError(GuardError, KeyError):

@@ -1,20 +1,14 @@
 """Base class of the errors that the user of the package can cause."""
 
-from typing import ClassVar
-
+from mb_schema.errors import PackageError
 from mb_schema.rules import RuleError
 
 
-class MetricsError(Exception):
+class MetricsError(PackageError):
     """Base class of the errors of this package: either bad input or a failure.
 
     `bad_input` selects the exit code of the command line: 2 for bad input, 1 for a failure.
     """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class ReportWriteError(MetricsError, OSError):

@@ -1,21 +1,13 @@
 """Errors of the package, and their base class. No torch."""
 
 from collections.abc import Iterable
-from typing import ClassVar
 
+from mb_schema.errors import PackageError
 from mb_schema.rules import Problem
 
 
-class ModelsError(Exception):
-    """Base class of the errors of this package: either bad input or a failure.
-
-    `bad_input` selects the exit code of a command line: 2 for bad input, 1 for a failure.
-    """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
+class ModelsError(PackageError):
+    """Base class of the errors of this package: either bad input or a failure."""
 
 
 class ModelConfigError(ModelsError, ValueError):

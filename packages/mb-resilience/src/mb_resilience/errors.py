@@ -1,20 +1,11 @@
 """Exceptions of this package: one base class; each also subclasses the builtin exception that a caller would catch."""
 
-from typing import ClassVar
-
+from mb_schema.errors import PackageError
 from mb_schema.rules import RuleError
 
 
-class ResilienceError(Exception):
-    """Base class of the errors of this package: either bad input or a failure.
-
-    `bad_input` selects the exit code of a program: 2 for bad input, 1 for a failure.
-    """
-
-    bad_input: ClassVar[bool] = False
-    """If True, the request could not be read; otherwise it was read, and was rejected or failed."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
+class ResilienceError(PackageError):
+    """Base class of the errors of this package: either bad input or a failure."""
 
 
 class SectionError(ResilienceError, RuleError):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_schema.errors import PackageError as PackageError
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.lazy import MissingExtraAttributeError as MissingExtraAttributeError
     from mb_schema.lazy import MissingExtraError as MissingExtraError
@@ -37,6 +38,7 @@ _HOMES = {
     "FieldTypeError": "value_types",
     "MissingExtraAttributeError": "lazy",
     "MissingExtraError": "lazy",
+    "PackageError": "errors",
     "Problem": "rules",
     "Rule": "rules",
     "RuleError": "rules",

@@ -2,17 +2,14 @@
 
 from typing import ClassVar
 
+from mb_schema.errors import PackageError
 
-class VerificationError(RuntimeError):
+
+class VerificationError(PackageError, RuntimeError):
     """A run of the proof failed, ended early or recorded nothing, so that there is nothing to compare.
 
     Base class of the errors of this package.
     """
-
-    bad_input: ClassVar[bool] = False
-    """False: the request was read and failed, so that a program exits with 1, not with 2."""
-    internal: ClassVar[bool] = False
-    """If True, the calling code is wrong or an invariant is broken: a program prints the traceback."""
 
 
 class InterruptionError(VerificationError, ValueError):

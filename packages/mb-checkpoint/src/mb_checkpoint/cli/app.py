@@ -3,27 +3,17 @@
 Each command imports its implementation, and with it torch, when it is called, so that `--help` is fast.
 """
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from mb_checkpoint.cli.errors import BAD_INPUT, FAILURE, exit_codes
+from mb_checkpoint.errors import CheckpointNotFoundError, DamagedCheckpointError
 from mb_checkpoint.formats.trust import trusted
-
-
-class CommandWithExample(TyperCommand):
-    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of the command."""
-        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = arguments
+from mb_schema.commands import CommandWithExample, exit_codes
+from mb_schema.exit_codes import BAD_INPUT, FAILURE, message_of
 
 
 def trust_folders(context: typer.Context, folders: list[Path] | None) -> list[Path] | None:
@@ -66,12 +56,18 @@ app = typer.Typer(
 )
 
 
+def _message_of(error: Exception, *, damage: int) -> tuple[str, int] | None:
+    if isinstance(error, DamagedCheckpointError):
+        return str(error), damage
+    return (str(error), BAD_INPUT) if isinstance(error, CheckpointNotFoundError) else message_of(error)
+
+
 def _run(command: str, *arguments: Any, **options: Any) -> None:
     """Run a command of `cli_commands`, which returns the exit code.
 
     The exit code of damage is 1, except in `diff`, where 1 means that there is a difference.
     """
-    with exit_codes(damage=BAD_INPUT if command == "diff" else FAILURE):
+    with exit_codes(partial(_message_of, damage=BAD_INPUT if command == "diff" else FAILURE)):
         raise typer.Exit(getattr(import_module("mb_checkpoint.cli.commands"), command)(*arguments, **options))
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from mb_config.cli.errors import DONE, REJECTED
 from mb_config.cli.listing import Colours, counted, listing, processes_text
 from mb_config.cli.program import ConfigProgram, Examination, examine
 from mb_config.container.display import show as show_text
@@ -21,6 +20,7 @@ from mb_config.plan.resource_plan import make_plan
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.problems import ConfigError
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
+from mb_schema.exit_codes import DONE, FAILURE
 
 
 class UnknownSectionError(ConfigReadError, LookupError):
@@ -67,7 +67,7 @@ def check(program: ConfigProgram, given: CommandInput, *, target: TargetMachine,
         for note in notes(program, found, unread=len(unread)):
             print(note, file=sys.stderr)
     raise_errors(unread)
-    return REJECTED if found.result.errors else DONE
+    return FAILURE if found.result.errors else DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mb_config.cli.errors import DONE
 from mb_config.container.yaml_file import dump_yaml
 from mb_config.megatron_lm.conversion import Conversion, convert
 from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags
 from mb_config.megatron_lm.script import ScriptWords, read_words
+from mb_schema.exit_codes import DONE
 
 
 def import_args(

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from mb_schema.exit_codes import BAD_INPUT, exit_code
+
 if TYPE_CHECKING:
-    from mb_config.cli.errors import ExitCodes
     from mb_config.cli.program import ConfigProgram
-
-
-_BAD_INPUT = 2
 
 
 _MOUNT = "mb_config.cli.program"
@@ -31,8 +29,10 @@ class MountedProgram:
     )
     """Function that returns the recipes, rules and facts."""
 
-    exit_codes: "ExitCodes" = field(
-        default_factory=lambda: lambda work: import_module("mb_config.cli.errors").exit_code(work)
+    exit_codes: Callable[[Callable[[], int]], int] = field(
+        default_factory=lambda: (
+            lambda work: exit_code(work, message=import_module("mb_config.cli.errors").message_of)
+        )
     )
     """Function that runs a command, and prints its errors."""
 
@@ -99,7 +99,7 @@ class OverridesWithDashes(TyperGroup):
         try:
             return super().main(args, *more, **settings)
         except SystemExit as end:
-            bad = end.code == _BAD_INPUT
+            bad = end.code == BAD_INPUT
             line = import_module("mb_config.overrides.shell_line").without_dashes(words) if bad else None
             if line is not None:
                 print(f"error: an override has no dashes in front. Write {self.name} {line}", file=sys.stderr)

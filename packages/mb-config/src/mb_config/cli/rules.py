@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from mb_config.cli.errors import DONE, REJECTED
 from mb_config.cli.listing import counted
 from mb_config.cli.program import ConfigProgram
 from mb_config.errors import ConfigReadError
 from mb_config.preflight.problems import RuleLike
 from mb_config.preflight.problems import explain as explanation
+from mb_schema.exit_codes import DONE, FAILURE
 
 
 class UnknownRuleError(ConfigReadError, LookupError):
@@ -68,7 +68,7 @@ def rules(
         print(json.dumps([_to_dict(owner, rule) for owner, rule in found], indent=2))
     if not found:
         print(f"no rule matches; `{program.name} rules` lists all", file=sys.stderr)
-        return REJECTED
+        return FAILURE
     if as_json:
         return DONE
     width = max((len(rule.id) for _, rule in found), default=0)

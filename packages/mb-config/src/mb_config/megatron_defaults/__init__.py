@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from mb_config.errors import ConfigurationError
+
 CLASSES: Mapping[str, str] = {
     "OptimizerConfig": "megatron.core.optimizer.optimizer_config",
     "DistributedDataParallelConfig": "megatron.core.distributed.distributed_data_parallel_config",
@@ -33,7 +35,7 @@ CLASSES: Mapping[str, str] = {
 """Class in the data files to its module in Megatron."""
 
 
-class UnknownMegatronError(LookupError):
+class UnknownMegatronError(ConfigurationError, LookupError):
     """There is no data for the class or version of Megatron Core."""
 
 

@@ -8,26 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from mb_data.cli.errors import exit_codes
+from mb_schema.commands import CommandWithExample, exit_codes
 
 if TYPE_CHECKING:
     from mb_data.cli.index import IndexRequestReader
 
 _REQUEST_READER = "mb_data.request_reader"
-
-
-class CommandWithExample(TyperCommand):
-    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of the command."""
-        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = arguments
 
 
 Prefix = Annotated[

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mb_data.cli.errors import BAD_INPUT, FAILURE
 from mb_data.cli.progress import print_result, progress_bar
 from mb_data.errors import DataPathError
 from mb_data.megatron.blend import blend_from_path
 from mb_data.text.reader import IndexedReader, examine_prefix
 from mb_data.text.stats import PrefixStats, blend_stats
 from mb_data.tokenizers.loading import load_tokenizer
+from mb_schema.exit_codes import BAD_INPUT, FAILURE
 
 _MAX_SHOWN = 64
 """Maximum number of token ids of a document that are printed; `--json` prints all."""

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from mb_launch.cli.errors import exit_codes
 from mb_launch.cli.launched_program import LaunchedProgram, LaunchSize, launch_command, run_folder
 from mb_launch.errors import ExtraMissingError, JobNotFoundError, SlurmJobError
 from mb_launch.nemo_run.executor_file import KINDS, read_executor
@@ -25,6 +23,7 @@ from mb_launch.slurm.options import job_options, option
 from mb_launch.slurm.queue import cancel as cancel_jobs
 from mb_launch.slurm.queue import log_files, read_jobs, read_status, submit
 from mb_launch.slurm.script import sbatch_script
+from mb_schema.commands import CommandWithExample, exit_codes
 
 _MOUNT = "mb_launch.program"
 
@@ -32,18 +31,6 @@ _MOUNT = "mb_launch.program"
 def set_program(context: typer.Context, program: LaunchedProgram) -> None:
     """Set the trainer for the commands below `context`. A program that mounts them calls it in its callback."""
     context.meta[_MOUNT] = program
-
-
-class CommandWithExample(TyperCommand):
-    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of the command."""
-        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = arguments
 
 
 app = typer.Typer(

@@ -5,32 +5,19 @@ Each command imports its module when it is called, so that `--help` is fast.
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from mb_metrics.cli.errors import exit_codes
 from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
+from mb_schema.commands import CommandWithExample, exit_codes
 
 if TYPE_CHECKING:
     from mb_metrics.cli.bench import CommandMaker
     from mb_metrics.cli.report import BaselineFinder
 
 _FIND_BASELINE, _BENCH_COMMAND = "mb_metrics.find_baseline", "mb_metrics.bench_command"
-
-
-class CommandWithExample(TyperCommand):
-    """Command whose epilog contains the arguments of an example; help prints them after the name of the program."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of the command."""
-        arguments, self.epilog = self.epilog, f"Example: {ctx.command_path} {self.epilog}"
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = arguments
 
 
 app = typer.Typer(

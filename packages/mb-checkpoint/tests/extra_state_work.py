@@ -1,7 +1,10 @@
 """Work of the ranks in test_extra_state.py: a norm with extra state, as modules of Transformer Engine have."""
 
+import io
 import os
 import pickle
+import struct
+from pathlib import Path
 
 import torch
 from rank_work import new_run
@@ -127,6 +130,20 @@ def save_scales(section, code):
     _norm(run).kept = scales | ({"amax": Code(code)} if code else {})
     run.train(1)
     run.save()
+
+
+def reasons_against_scales():
+    """Return why scales of either version of Transformer Engine are left out that declare more than they have."""
+    from mb_checkpoint.extra_state import reject_code
+
+    deep = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+    inner = b"\x80\x02ctorch.storage\n_load_from_bytes\nB" + struct.pack("<I", len(deep)) + deep + b"\x85R."
+    values = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in (deep, inner)] + [
+        io.BytesIO(deep)
+    ]
+    entries = {f"{number}._extra_state": value for number, value in enumerate(values)}
+    kept, reasons = reject_code({"model": entries}, Path("/elsewhere"))
+    return [value.numel() for value in kept["model"].values()], reasons
 
 
 def load_scales(section):

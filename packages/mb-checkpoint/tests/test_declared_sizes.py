@@ -2,8 +2,6 @@
 
 import io
 import pickle
-import pickletools
-import struct
 import subprocess
 import sys
 import zipfile
@@ -13,10 +11,10 @@ from pathlib import PosixPath
 import complete_checkpoint
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
+from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
 from mb_checkpoint import diff_checkpoints
 from mb_checkpoint.errors import (
@@ -25,64 +23,13 @@ from mb_checkpoint.errors import (
     TrainStateError,
     UnsafeCheckpointError,
 )
-from mb_checkpoint.formats.declared_sizes import check_archive, check_pickle, pickle_in_archive
 from mb_checkpoint.formats.stored_arguments import read_common_state
 from mb_checkpoint.load.select import read_tensor_index
-from mb_checkpoint.state.train_state import encode_train_state, read_train_state
+from mb_checkpoint.state.train_state import read_train_state
+from mb_checkpoint.formats.unpickling import load_object, weights_only
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
-)
-
-
-@given(VALUES, st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_every_pickle_of_the_standard_library_passes(value, protocol):
-    check_pickle(pickle.dumps(value, protocol=protocol))
-
-
-@given(VALUES, st.integers(0, pickle.HIGHEST_PROTOCOL), st.integers(0), st.integers(0, 255))
-def test_a_changed_byte_is_no_other_error_than_in_pickle(value, protocol, position, byte):
-    """A pickle that pickletools and pickle read passes, unless it numbers more objects than it has bytes."""
-    content = bytearray(pickle.dumps(value, protocol=protocol))
-    content[position % len(content)] = byte
-    content = bytes(content)
-    try:
-        check_pickle(content)
-    except pickle.UnpicklingError as error:
-        if "numbered objects" not in str(error):
-            with pytest.raises(Exception):  # noqa: B017, PT012
-                pickletools.dis(content, io.StringIO())  # takes a mark for an object, which pickle does not
-                pickle.loads(content)
-
-
-LEVELS = {
-    "tuples among lists": b"\x85]0",
-    "tuples in the memo": b"\x85q\x00h\x000",
-    "tuples with a mark": b"(N1\x85",
-    "frozen sets": b"\x85q\x000(h\x00\x91",
-    "calls": b"\x85q\x000cbuiltins\nslice\nh\x00R",
-}
-"""Opcodes that put the object on the stack into another one, which no run of equal opcodes shows."""
-BOMBS = {
-    "numbered object": b"\x80\x02Nr\xff\xff\xff\x7f.",
-    "numbered object in text": b"Np2147483647\n.",
-    "length": b"\x80\x04\x8d" + struct.pack("<Q", 6 * 10**9) + b"x.",
-    "long number": b"\x80\x04\x8b" + struct.pack("<i", 2**31 - 1) + b"x.",
-    "negative length": b"\x80\x04\x8b" + struct.pack("<i", -5) + b"x.",
-    "depth": b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
-    **{f"depth of {name}": b"\x80\x02})" + levels * 200_000 + b"Ns." for name, levels in LEVELS.items()},
-    "missing object": b"\x80\x02h\x00.",
-    "missing item": b"\x80\x02\x85.",
-    "cut": b"\x80\x04",
-    "unknown": b"\x80\x04\xff.",
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_pickle_does_not_declare_more_than_it_has(name):
-    with pytest.raises(pickle.UnpicklingError):
-        check_pickle(BOMBS[name])
+DEEP = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+"""Tuples in each other in so many levels that their hash overflows the stack of the process."""
 
 
 def test_a_bytearray_is_not_made_from_a_number(tmp_path):
@@ -175,27 +122,54 @@ def test_a_compressed_archive_is_not_expanded(tmp_path):
 
 
 def test_a_pickle_that_is_no_archive_is_no_train_state(tmp_path):
-    (tmp_path / "train_state.pt").write_bytes(BOMBS["depth"])
+    (tmp_path / "train_state.pt").write_bytes(DEEP)
     with pytest.raises(TrainStateError, match="cannot be read as a train state"):
         read_train_state(tmp_path / "train_state.pt")
 
 
-def test_an_archive_has_entries_that_are_stored_and_fit(tmp_path):
-    content = encode_train_state({"step": 1})
-    check_archive(io.BytesIO(content))
-    check_archive(io.BytesIO(b"no archive"))
-    with pytest.raises(pickle.UnpicklingError, match="compressed entries"):
-        check_archive(io.BytesIO(archive(b"x" * 100, compression=zipfile.ZIP_DEFLATED)))
-    with pytest.raises(pickle.UnpicklingError, match="no readable directory"):
-        check_archive(io.BytesIO(content[:-30]))
-    entry = archive(b"x" * 1000)
-    directory = entry.index(b"PK\x01\x02")
-    larger = bytearray(entry)
-    larger[directory + 20 : directory + 28] = struct.pack("<II", 10**9, 10**9)
-    with pytest.raises(pickle.UnpicklingError, match="larger than the file"):
-        check_archive(io.BytesIO(bytes(larger)))
-    with pytest.raises(pickle.UnpicklingError, match=r"no archive of torch\.save"):
-        pickle_in_archive(io.BytesIO(b"no archive"))
+OBJECTS = {
+    "depth": (archive(DEEP), "more than 100 levels"),
+    "depth before torch 1.6": (
+        b"".join(pickle.dumps(each, protocol=2) for each in (MAGIC_NUMBER, PROTOCOL_VERSION, {})) + DEEP,
+        "more than 100 levels",
+    ),
+    "compression": (archive(b"N.", compression=zipfile.ZIP_DEFLATED), "compressed entries"),
+    "bytearray": (archive(b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R."), "makes a bytearray"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_declares_no_more_than_it_has(tmp_path, name):
+    content, problem = OBJECTS[name]
+    with pytest.raises(pickle.UnpicklingError, match=problem):
+        load_object(io.BytesIO(content), path=tmp_path)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_libraries_read_no_object_that_declares_more(tmp_path, name):
+    content, problem = OBJECTS[name]
+    dcp.save({"counters": "two"}, checkpoint_id=tmp_path, no_dist=True)
+    (tmp_path / "object").write_bytes(content)
+    index = pickle.loads((tmp_path / ".metadata").read_bytes())
+    (piece,) = index.storage_data.values()
+    vars(piece).update(relative_path="object", offset=0, length=len(content))
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(DamagedCheckpointError, match=problem), weights_only(tmp_path):
+        dcp.load({"counters": ""}, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(pickle.UnpicklingError, match=problem), weights_only(tmp_path):
+        torch.load(tmp_path / "object")
+    assert torch.load.__module__ == "torch.serialization"
+
+
+def test_files_of_torch_are_read_in_the_block(tmp_path):
+    value = {"step": 3, "states": [torch.arange(3.0)], "tuple": (1, "x")}
+    torch.save(value, tmp_path / "now.pt")
+    torch.save(value, tmp_path / "before.pt", _use_new_zipfile_serialization=False)
+    with weights_only(tmp_path):
+        for name in ("now.pt", "before.pt"):
+            assert str(torch.load(tmp_path / name)) == str(value)
+            with (tmp_path / name).open("rb") as stream:
+                assert str(load_object(stream, path=tmp_path)) == str(value)
 
 
 @pytest.mark.parametrize(

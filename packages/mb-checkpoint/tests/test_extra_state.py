@@ -37,6 +37,12 @@ def test_scales_that_are_pickles_of_numbers_are_resumed_without_a_permission_tha
     assert one_rank.run(work.load_scales, section) == [([2.0, 8.0], (), [])]
 
 
+def test_scales_declare_no_more_than_they_have(one_rank):
+    ((sizes, reasons),) = one_rank.run(work.reasons_against_scales)
+    assert (sizes, len(reasons)) == ([0, 0, 0], 3)
+    assert all("more than 100 levels" in each for each in reasons)
+
+
 def test_scales_that_name_code_start_fresh_unless_they_are_trusted(one_rank, tmp_path):
     section, made = {"save": str(tmp_path), "load": str(tmp_path)}, tmp_path / "made by a pickle"
     one_rank.run(work.save_scales, section, str(made))

@@ -179,6 +179,22 @@ def test_a_file_that_is_no_array_is_rejected(tmp_path, content):
         build(section(tmp_path, packed_train_data_path=str(tmp_path / "a.npy")))
 
 
+DEEP = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+"""Tuples in each other in so many levels that their hash overflows the stack of the process."""
+LARGE = (
+    b"\x80\x02cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nJ\xff\xff\xff\x7f\x85"
+    + b"\x8c\x01O\x87R."
+)
+
+
+@pytest.mark.parametrize(("content", "problem"), [(DEEP, "more than 100 levels"), (LARGE, "has no pack")])
+def test_a_file_declares_no_more_than_it_has(tmp_path, content, problem):
+    rows = save(tmp_path / "a.npy", [ROW]).read_bytes()
+    (tmp_path / "a.npy").write_bytes(rows[: rows.index(b"\n") + 1] + content)
+    with pytest.raises((BadDocumentError, NotEnoughSamplesError), match=problem):
+        build(section(tmp_path, packed_train_data_path=str(tmp_path / "a.npy")))
+
+
 def test_a_file_without_packs_is_rejected(tmp_path):
     with pytest.raises(NotEnoughSamplesError, match=r"a\.npy: has no pack"):
         build(section(tmp_path, packed_train_data_path=str(save(tmp_path / "a.npy", []))))

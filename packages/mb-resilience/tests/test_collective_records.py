@@ -72,6 +72,13 @@ def test_files_of_the_flight_recorder_are_read_as_plain_data(tmp_path):
     (tmp_path / "_dump_0").write_bytes(pickle.dumps(Path("anything")))
     with pytest.raises(ValueError, match=r"_dump_0: is no record of the flight recorder \(pathlib"):
         read_dump_files(range(2), environment=prefix)
+    (tmp_path / "_dump_0").write_bytes(
+        b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+    )  # its hash overflows the stack
+    with pytest.raises(
+        ValueError, match=r"flight recorder \(has objects in each other in more than 100 levels"
+    ):
+        read_dump_files(range(2), environment=prefix)
 
 
 def free_port():

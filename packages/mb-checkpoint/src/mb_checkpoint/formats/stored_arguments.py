@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mb_checkpoint.formats.declared_sizes import pickle_in_archive
 from mb_checkpoint.formats.layout import LEGACY_FILE, TENSOR_INDEX, legacy_ranks
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS
 from mb_checkpoint.formats.unpickling import FrozenCall, read_metadata, read_piece, reject_change
+from mb_schema.declared_sizes import pickle_in_archive
 
 _ENTRY = "common_state/shard_0_1"
 _FILE = "common.pt"

@@ -17,7 +17,7 @@ import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path, PosixPath, PurePosixPath
@@ -31,9 +31,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from mb_checkpoint.errors import DamagedCheckpointError, UnsafeCheckpointError
-from mb_checkpoint.formats.declared_sizes import check_archive, check_pickle
 from mb_checkpoint.formats.layout import TENSOR_INDEX
 from mb_checkpoint.formats.trust import is_trusted
+from mb_schema.declared_sizes import check_pickle, check_saved
 from mb_schema.file_names import checked_name, path_inside
 
 _LARGEST = 2**63
@@ -149,7 +149,8 @@ def _unpickled(stream: BinaryIO, path: Path) -> Any:
     if is_trusted(path):
         return pickle.load(stream)
     content = stream.read()
-    check_pickle(content)
+    if _checked.get(path) != _identity(os.fstat(stream.fileno())):
+        check_pickle(content)
     return _Restricted(content, path).load()
 
 
@@ -159,10 +160,12 @@ def load_object(stream: BinaryIO, *, path: Path) -> Any:
     Raises:
         UnsafeCheckpointError: It holds more than tensors, builtins and classes registered with torch as safe.
     """
+    if is_trusted(path):
+        return torch.load(stream, map_location="cpu", weights_only=False)
     start = stream.tell()
     try:
-        check_archive(stream)
-        return torch.load(stream, map_location="cpu", weights_only=not is_trusted(path))
+        check_object(stream)
+        return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         stream.seek(start)
         if names := unsafe_names(stream):
@@ -170,12 +173,24 @@ def load_object(stream: BinaryIO, *, path: Path) -> Any:
         raise
 
 
+def check_object(stream: BinaryIO) -> None:
+    """Check the sizes that a file of torch.save declares, before torch reads it with `weights_only=True`.
+
+    Raises:
+        pickle.UnpicklingError: It declares sizes that it does not have.
+    """
+    pickles = check_saved(stream)
+    if any(b"%s\nbytearray\n" % module in pickles for module in (b"builtins", b"__builtin__")):
+        raise pickle.UnpicklingError("makes a bytearray, whose size may be any number")
+
+
 @contextmanager
 def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
     """Make every torch.load of this process reject code within the block, even with `weights_only=False`.
 
-    The index in the folder `path` is checked first, so that a library may unpickle it. The setting is an environment
-    variable: it applies to all threads of this process.
+    It checks the sizes that a file declares, too. The index in the folder `path` is checked first, so that a library
+    may unpickle it. All threads of this process are affected: torch reads an environment variable, and libraries find
+    `torch.load` in its module.
 
     Args:
         path: Folder of the checkpoint.
@@ -189,8 +204,9 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
         yield
         return
     _check_index(path)
-    previous = os.environ.get(_FORCE)
+    previous, load = os.environ.get(_FORCE), torch.load
     os.environ[_FORCE] = "1"
+    torch.load = _checked_load
     try:
         with torch.serialization.safe_globals(list(classes)):
             try:
@@ -206,10 +222,21 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
                     ) from error
                 raise
     finally:
+        torch.load = load
         if previous is None:
             del os.environ[_FORCE]
         else:
             os.environ[_FORCE] = previous
+
+
+_load = torch.load
+
+
+def _checked_load(f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check the sizes that a file declares, then read it."""
+    with Path(f).open("rb") if isinstance(f, str | os.PathLike) else nullcontext(f) as stream:
+        check_object(stream)
+    return _load(f, *args, **kwargs)
 
 
 _checked: dict[Path, tuple[int, ...]] = {}
@@ -293,7 +320,7 @@ def reject_code(path: Path) -> None:
 def unsafe_names(stream: BinaryIO) -> list[str]:
     """Return the classes and functions in a file of torch.save that `weights_only=True` rejects."""
     with suppress(Exception):  # damaged files have no readable names
-        check_archive(stream)
+        check_saved(stream)
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
     return []
 

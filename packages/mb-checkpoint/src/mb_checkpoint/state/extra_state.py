@@ -11,6 +11,7 @@ nothing but tensors and recipes is permitted while weights are loaded, and any o
 
 import io
 import os
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from megatron.core.safe_globals import SafeUnpickler, safe_load_from_bytes
 
 from mb_checkpoint import mcore
 from mb_checkpoint.formats.trust import is_trusted
-from mb_checkpoint.formats.unpickling import unsafe_names
+from mb_checkpoint.formats.unpickling import check_object, unsafe_names
+from mb_schema.declared_sizes import check_pickle
 
 _PERMIT = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 """Environment variable that Transformer Engine reads at each load of a module's extra state."""
@@ -65,13 +67,18 @@ def count_nonempty(left: Mapping[str, Mapping[str, Any]]) -> int:
     return sum(value is not None and value.numel() > 0 for value in values)
 
 
+def _load_from_bytes(content: bytes) -> Any:
+    check_object(io.BytesIO(content))
+    return safe_load_from_bytes(content)
+
+
 class _ScalesUnpickler(SafeUnpickler):  # type: ignore[misc]  # Megatron Core has no types
     """Megatron Core's unpickler of 8-bit scales, and of the storage of a tensor, which is a pickle in the pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a pickle names, if it is in Megatron Core's list."""
         if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return safe_load_from_bytes
+            return _load_from_bytes
         return super().find_class(module, name)
 
 
@@ -100,13 +107,19 @@ def reject_code(
 def _code_in(value: Any) -> str | None:
     """Return why extra state cannot be read without executing code; None if it can."""
     if isinstance(value, io.BytesIO):  # Transformer Engine 1: a file of torch.save
+        try:
+            check_object(value)
+        except pickle.UnpicklingError as error:
+            return str(error)
         names = unsafe_names(value)
         value.seek(0)
         return f"names {names[0]}" if names else None
     if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or not value.numel():
         return None
     try:
-        _ScalesUnpickler(io.BytesIO(value.numpy(force=True).tobytes())).load()
+        content = value.numpy(force=True).tobytes()
+        check_pickle(content)
+        _ScalesUnpickler(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001  # damaged bytes raise anything
         return str(error).strip() or type(error).__name__
     return None

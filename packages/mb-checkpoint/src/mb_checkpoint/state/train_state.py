@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mb_checkpoint.errors import TrainStateError
-from mb_checkpoint.formats.declared_sizes import pickle_in_archive
+from mb_schema.declared_sizes import pickle_in_archive
 
 FLOPS = "floating_point_operations_so_far"
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}

@@ -5,6 +5,7 @@ A row has `input_ids`, the concatenated samples of a pack; `seq_start_id`, the p
 """
 
 import hashlib
+import io
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from mb_data.finetuning.samples import (
 )
 from mb_data.megatron.cache_dir import load_or_build
 from mb_data.text.document_rows import arrow_library, read_rows
+from mb_schema.declared_sizes import check_pickle
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
 
@@ -212,6 +214,11 @@ def _require_limits(
         )
 
 
+def _empty_array(*_arguments: object) -> np.ndarray[Any, Any]:
+    """Return an array that gets its content later, as NumPy writes one, in place of one of any size."""
+    return np.empty(0, dtype=object)
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler of arrays of plain dictionaries and lists, which rejects anything that could execute code."""
 
@@ -219,6 +226,8 @@ class _ArrayUnpickler(pickle.Unpickler):
         """Return a function or class of NumPy that arrays consist of."""
         if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+        if name == "_reconstruct":
+            return _empty_array
         return super().find_class(module, name)
 
 
@@ -226,7 +235,9 @@ def _read_npy(file: Path) -> list[Any]:
     try:
         with file.open("rb") as stream:
             _skip_header(stream)
-            found = _ArrayUnpickler(stream).load()
+            content = stream.read()
+        check_pickle(content)
+        found = _ArrayUnpickler(io.BytesIO(content)).load()
         rows: list[Any] = found.tolist()
     except (pickle.UnpicklingError, ValueError, EOFError, AttributeError, IndexError, TypeError) as error:
         raise BadDocumentError(

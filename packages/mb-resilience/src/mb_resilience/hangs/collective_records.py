@@ -16,6 +16,7 @@ from typing import Any
 
 from mb_resilience.hangs.flight_recorder import DUMP_FILES
 from mb_resilience.hangs.report import format_ranks
+from mb_schema.declared_sizes import check_pickle
 
 MAX_LINES = 8
 """Number of process groups in a report."""
@@ -152,7 +153,9 @@ def read_dump_files(
         file = Path(f"{prefix}{rank}")
         if file.is_file():
             try:
-                found[rank] = parse_record(_PlainUnpickler(io.BytesIO(file.read_bytes())).load())
+                content = file.read_bytes()
+                check_pickle(content)
+                found[rank] = parse_record(_PlainUnpickler(io.BytesIO(content)).load())
             except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{file}: is no record of the flight recorder ({error}). Remove the file."

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 psutil = pytest.importorskip("psutil")
 
 LAUNCHER = """
-import os, signal, sys, time, traceback
+import atexit, os, signal, sys, time, traceback
 from mb_launch import ForkedProgram, launch_local, report_failure
 from mb_launch.ranks.left_ranks import at_work
 
@@ -27,6 +27,9 @@ def work():
         time.sleep(120)
     with at_work(os.environ):
         time.sleep(0.5)
+        if HOW == "at exit":
+            atexit.register(os._exit, 0)
+            return
         if rank == "1" or HOW.endswith("(0) # all"):
             exec(HOW)
         time.sleep(0.3 if HOW.endswith("(7)") else 60)  # a collective may notice at once, or never
@@ -95,10 +98,18 @@ def test_the_rank_that_ended_first_is_named(launch, how, cause, kind):
 
 
 @pytest.mark.slow
-def test_ranks_that_all_end_with_0_at_work_have_failed(launch):
-    printed, _ = launch("os._exit(0) # all", "interpreters").communicate(timeout=240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_all_end_with_0_at_work_have_failed(launch, kind):
+    printed, _ = launch("os._exit(0) # all", kind).communicate(timeout=240)
     assert " ended with exit code 0 in the middle of its work" in printed
     assert printed.startswith("1 rank ")
+
+
+@pytest.mark.slow
+def test_forked_ranks_that_end_with_0_after_their_work_have_not_failed(launch):
+    """As with a library whose exit function calls os._exit; torch elastic waits for their results for ever."""
+    printed, _ = launch("at exit", "forked").communicate(timeout=240)
+    assert printed == "0 None\n"
 
 
 @pytest.fixture

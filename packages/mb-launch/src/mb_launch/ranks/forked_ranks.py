@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mb_launch.ranks.left_ranks import at_work
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedProgram:
@@ -55,7 +57,8 @@ def run_forked_rank(program: ForkedProgram) -> None:
     atexit._clear()
     sys.argv = [*program.argv]
     try:
-        program.main()
+        with at_work(os.environ):
+            program.main()
     finally:
         atexit._run_exitfuncs()
 

@@ -4,8 +4,12 @@ A launcher sees a rank that ends with exit code 0 as one that has done its work,
 therefore marks that it is at work (`at_work`), and a thread of the launcher watches the processes that do. Torch
 elastic may reap a rank that ended with 0 before the thread looks, and keeps no exit code of it: a process that is gone
 while its mark exists has ended at work all the same.
+
+Torch elastic waits for the result of each forked rank, for ever if that ended without one. The thread therefore ends
+ranks that wait for such a rank, and interrupts the launcher if none is left.
 """
 
+import _thread
 import os
 import signal
 import threading
@@ -21,7 +25,8 @@ from mb_launch.world import read_world
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
-"""Time in which the launcher, which sees an exit code other than 0, ends the other ranks."""
+"""Time in which the launcher, which sees an exit code other than 0, ends the other ranks, and itself."""
+INTERRUPTION = signal.SIGQUIT
 
 
 @contextmanager
@@ -56,12 +61,18 @@ class _End:
 class LeftRanks:
     """Watch the ranks at work while the block runs; if one has ended, end the others, which would wait for it.
 
+    If all ranks have ended and the block has not, its thread, the main one, gets `INTERRUPTION`.
+
     Args:
         folder: Folder with the marks of the ranks.
+        ranks: Number of ranks; None: the block is not interrupted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ranks: int | None = None) -> None:
         self._folder = folder
+        self._ranks = ranks
+        self.interrupted = False
+        """Whether the block got `INTERRUPTION`."""
         self._processes: dict[int, int] = {}
         self._ended: dict[int, _End] = {}
         self._stopped = threading.Event()
@@ -102,15 +113,25 @@ class LeftRanks:
         self._thread.join()
 
     def _watch(self) -> None:
+        all_ended: float | None = None
         while not self._stopped.wait(POLL_SECONDS):
-            at_work = self._look()
-            if any(rank in self._ended for rank in at_work) and self._is_overdue():
-                for rank in at_work.keys() - self._ended.keys():
+            self._look()
+            running = [process for process in self._processes.values() if is_running(process)]
+            if self._ended and self._is_overdue():
+                for process in running:
                     with suppress(ProcessLookupError):
-                        os.kill(at_work[rank], signal.SIGKILL)
+                        os.kill(process, signal.SIGKILL)
+            if running or len(self._processes) != self._ranks:
+                all_ended = None
+            elif all_ended is None:
+                all_ended = time.monotonic()
+            elif time.monotonic() - all_ended > GRACE_SECONDS:
+                self.interrupted = True
+                _thread.interrupt_main(INTERRUPTION)
+                return
 
-    def _look(self) -> dict[int, int]:
-        """Note the ranks that have ended at work; return the processes of those that are marked as working."""
+    def _look(self) -> None:
+        """Note the ranks that have ended at work."""
         at_work = self._at_work()
         self._processes |= at_work
         codes = {rank: exit_code(process) for rank, process in at_work.items() if rank not in self._ended}
@@ -120,7 +141,6 @@ class LeftRanks:
             survivors = frozenset(rank for rank, process in self._processes.items() if is_running(process))
             for rank in ended & still_marked.keys():
                 self._ended[rank] = _End(time=time.time(), code=codes[rank], survivors=survivors)
-        return at_work
 
     def _is_overdue(self) -> bool:
         return time.time() - min(end.time for end in self._ended.values()) > GRACE_SECONDS

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -28,7 +28,7 @@ from mb_launch.hardware.numa import BINDING, set_numa_environment
 from mb_launch.ranks.failures import ERROR_FOLDER, FORWARDED_MARK, Failure, read_failures
 from mb_launch.ranks.first_cause import FORWARDED_SIGNALS, common_rerun_code, first_failure
 from mb_launch.ranks.forked_ranks import ForkedProgram, can_fork_ranks, run_forked_rank
-from mb_launch.ranks.left_ranks import LeftRanks
+from mb_launch.ranks.left_ranks import INTERRUPTION, LeftRanks
 from mb_launch.ranks.local_environment import keep_collectives_local, set_omp_threads
 from mb_launch.ranks.loopback import LOOPBACK, new_run_id, register_backend
 
@@ -88,7 +88,7 @@ def launch_local(
         if program is not None:
             program.preload()
         config = _launch_config(processes=processes, port=port, folder=folder)
-        left = LeftRanks(Path(folder))
+        left = LeftRanks(Path(folder), ranks=processes)
         try:
             with left:
                 if program is not None:
@@ -97,6 +97,9 @@ def launch_local(
                     elastic_launch(config, sys.executable)(*dying_with_launcher(arguments))
         except ChildFailedError as error:
             return _failed_launch(error, Path(folder), left)
+        except SignalException:
+            if not left.interrupted:
+                raise
         failure = left.failure({})
         return LaunchResult(exit_code=0 if failure is None else failure.exit_code, failure=failure)
 
@@ -176,7 +179,7 @@ def _launch_config(*, processes: int, port: int | None, folder: str) -> LaunchCo
         rdzv_endpoint=f"{LOOPBACK}:{port or 0}",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
-        signals_to_handle="SIGQUIT",  # the others are forwarded, or ignored
+        signals_to_handle=INTERRUPTION.name,  # the others are forwarded, or ignored
         start_method="fork",  # of functions; an interpreter is started as a new process
     )
 

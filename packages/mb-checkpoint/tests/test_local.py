@@ -75,6 +75,12 @@ def test_a_local_checkpoint_is_selected_unless_a_shared_one_is_newer_or_named(
     assert (source, step, values, skipped) == (taken[0], taken[1], [taken[2]], passed)
 
 
+def test_the_line_about_a_local_checkpoint_names_the_folder_on_each_node(one_rank, tmp_path):
+    assert one_rank.run(tiny_work.message_of_local_save, tmp_path) == [
+        f"successfully saved checkpoint from iteration      12 to {tmp_path}/on each node"
+    ]
+
+
 def test_a_load_that_is_not_strict_takes_the_weights_of_a_local_checkpoint(one_rank, tmp_path):
     found = one_rank.run(tiny_work.load_with_local_store, tmp_path, [10], [12], {}, {"strict": False})
     assert found == [("resumed", 12, [12.0], ["iter_0000010"])]

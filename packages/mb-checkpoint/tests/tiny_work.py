@@ -260,6 +260,17 @@ def save_local_without_nvrx(folder, step):
         return save_local(folder, step)
 
 
+def message_of_local_save(folder):
+    """Save in memory; return the line about it."""
+    from tiny_state import MemoryLocalStore
+
+    from mb_checkpoint import CheckpointConfig
+    from mb_checkpoint.local import save_local
+
+    config = CheckpointConfig(save_rng=False, non_persistent_local_ckpt_dir=str(folder / "on each node"))
+    return save_local(run_of(folder, 12).to_save(), config, MemoryLocalStore()).message
+
+
 def lose_a_node(folder, section, lost):
     """Save a shared and two local checkpoints, delete a node's folder, load; return the selection."""
     import shutil

@@ -27,6 +27,22 @@ def rule(name, *fields, test, severity="error"):
     )  # fmt: skip
 
 
+def test_a_long_sweep_reports_its_progress(capsys):
+    """Ten points of two seconds each: 6, 12 and 18 seconds have passed."""
+    pytest.importorskip("rich")  # of the extra cli
+    from mb_config.cli_sweep import with_progress
+
+    clock = itertools.chain([0.0], itertools.count(0.0, 2.0))
+    assert [*with_progress([(index,) for index in range(10)], 10, clock=lambda: next(clock))] == [
+        (index,) for index in range(10)
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "3 of 10 points are planned, 14.00 s left",
+        "6 of 10 points are planned, 8.00 s left",
+        "9 of 10 points are planned, 2.00 s left",
+    ]
+
+
 def test_passing_points_and_reasons_for_the_rejected_ones():
     axes = [Axis(path=TP, values=(1, 2, 3)), Axis(path=PP, values=(1, 16))]
     sweep = run_sweep({"model": MODEL}, axes, RULES, facts=WORLD8)

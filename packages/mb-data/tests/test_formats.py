@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -149,6 +150,22 @@ def test_a_truncated_or_other_file_is_named(tmp_path, suffix, content):
     (tmp_path / f"a.jsonl{suffix}").write_bytes(content or complete[: len(complete) * 3 // 4])
     with pytest.raises(BadDocumentError, match=rf"a\.jsonl{suffix}: cannot be decompressed"):
         documents(tmp_path, tmp_path / f"a.jsonl{suffix}")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path, name):
+    with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wb") as stream:
+        stream.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(256):
+            stream.write(b"x" * (1 << 20))
+        stream.write(b'"}\n')
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadDocumentError, match=rf"{name}:2: the line has more than 64 MiB"):
+            [*read_chunks([tmp_path / name], chunk_bytes=1)]
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])

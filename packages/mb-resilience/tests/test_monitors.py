@@ -242,8 +242,11 @@ def test_the_switch_of_rank_0_is_logged_with_its_token(group, tmp_path):
         token_file = tmp_path / "a token"
         switch = open_switch(stack, section, on=True, rank=0, token_file=token_file, log=lines.append)
         assert token_file.read_text() == switch.token
-    usage = f"$(cat '{token_file}')\" 127.0.0.1:0"
-    assert lines == [f'straggler timer: switch with curl -H "Authorization: Bearer {usage}']
+        usage, _, port = lines[0].rpartition(":")
+        socket.create_connection(("127.0.0.1", int(port))).close()
+    assert usage == (
+        f"straggler timer: switch with curl -H \"Authorization: Bearer $(cat '{token_file}')\" 127.0.0.1"
+    )
 
 
 def test_a_port_in_use_is_logged_and_the_run_continues_without_a_switch(group):

@@ -132,7 +132,8 @@ def test_finalize_checks_the_section_of_the_detector():
     [
         ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": 61000}, []),
         ({"log_straggler": True, "straggler_ctrlr": True, "disable_straggler_on_startup": True}, []),
-        ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": 0}, ["R31"]),
+        ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": 0}, []),
+        ({"log_straggler": True, "straggler_ctrlr": True, "straggler_ctrlr_port": -1}, ["R31"]),
         ({"log_straggler": True, "straggler_ctrlr_port": 61000}, ["R36"]),
         ({"log_straggler": True, "straggler_ctrlr_host": ""}, ["R36"]),
         ({"log_straggler": True, "disable_straggler_on_startup": True}, ["R37"]),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mb_config.cli.check import CommandInput
 from mb_config.cli.program import ConfigProgram, check_request
+from mb_config.cli_prediction import duration
 from mb_config.cli_sweep_report import (
     SweepReport,
     SweptPoint,
@@ -30,10 +32,11 @@ from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist
 from mb_config.run_estimate import estimate_run
-from mb_config.sweep import Axis, SweepResult, run_sweep
+from mb_config.sweep import Axis, Index, SweepResult, run_sweep
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_schema.exit_codes import DONE, FAILURE
 
+PROGRESS_SECONDS = 5.0
 DEFAULT_NODE = 8
 """GPUs of a node where the GPU is not known."""
 NOTHING_VARIES = (
@@ -121,11 +124,25 @@ def _resolve_points(
 ) -> list[SweptPoint]:
     """Resolve and plan the points that pass; beyond the limit only while no resolved point has passed."""
     points: list[SweptPoint] = []
-    for index in result.passing:
+    number = len(result.passing) if limit is None else min(limit, len(result.passing))
+    for index in with_progress(result.passing, number):
         if limit is not None and len(points) >= limit and not all(point.rejected for point in points):
             break
         points.append(_estimate_point(program, swept, result, index, targets=targets))
     return points
+
+
+def with_progress(
+    indices: Iterable[Index], number: int, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Index]:
+    """Yield the points of a sweep; report every `PROGRESS_SECONDS` on stderr how many are done and the time left."""
+    began = reported = clock()
+    for done, index in enumerate(indices):
+        now = clock()
+        if done and now - reported >= PROGRESS_SECONDS:
+            reported, left = now, (now - began) / done * max(0, number - done)
+            print(f"{done:,} of {number:,} points are planned, {duration(left)} left", file=sys.stderr)
+        yield index
 
 
 def best_points(points: Sequence[SweptPoint], number: int | None) -> list[SweptPoint]:

@@ -42,7 +42,7 @@ class StragglerDetectionConfig(StrictFields):
     """Measure the speed of each rank and report it at the log interval."""
 
     straggler_ctrlr_port: int = 65535
-    """TCP port on rank 0 that switches the timer on and off, if `straggler_ctrlr` is set."""
+    """TCP port on rank 0 that switches the timer on and off, if `straggler_ctrlr` is set; 0: any free port."""
 
     straggler_minmax_count: int = 1
     """Number of slowest and fastest ranks in a report."""

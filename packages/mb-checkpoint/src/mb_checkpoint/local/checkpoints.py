@@ -92,7 +92,7 @@ def save_local(
     except RanksFailedError as error:
         raise CheckpointSaveError(describe_failure(local_root(config), step, str(error))) from error
     return SavedCheckpoint(
-        path=iteration_directory(path, step),
+        path=iteration_directory(local_root(config), step),  # that of this rank is of no use on other nodes
         step=step,
         seconds=clock() - began,
         total_bytes=sum(gather(_local_bytes(path, step))),

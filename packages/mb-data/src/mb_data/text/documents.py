@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.text.compressed import content_suffix, decompressed, strip_compression
@@ -12,6 +12,9 @@ from mb_data.text.document_rows import is_table, read_rows, reject_unsupported
 
 CHUNK_BYTES = 1 << 20
 """Size at which a chunk is closed, in bytes. Documents are never split, so a larger document is a chunk by itself."""
+
+LONGEST_LINE = 1 << 26
+"""Bytes of the longest JSON line. Parsing and tokenizing one takes some 18 times its size in memory."""
 
 _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
@@ -139,6 +142,21 @@ def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
     yield from filter(None, texts)
 
 
+def read_line(stream: BinaryIO, *, location: str) -> bytes:
+    """Return the next line of a file of JSON lines; empty at the end.
+
+    Raises:
+        BadDocumentError: The line is longer than `LONGEST_LINE`; its rest is not read.
+    """
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise BadDocumentError(
+            f"{location}: the line has more than {LONGEST_LINE >> 20} MiB; it would take {18 * LONGEST_LINE >> 30} GiB "
+            "of memory and more. Write each document as a JSON object on a line of its own, and split longer ones."
+        )
+    return line
+
+
 def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
     """Parse a line of a file of JSON lines. Return None for an empty line.
 
@@ -194,7 +212,7 @@ def reject_json_lines(content: bytes, path: Path, *, json_key: str | None = None
         BadDocumentError: The first line is such an object.
     """
     first = content.lstrip(_BYTE_ORDER_MARK).partition(b"\n")[0]
-    if not first.startswith(b"{"):
+    if not first.startswith(b"{") or len(first) > LONGEST_LINE:
         return
     try:
         values = parse_object(first, location=str(path))
@@ -212,7 +230,7 @@ def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
     lines: list[bytes] = []
     size, first, position = 0, 1, 0
     with path.open("rb") as raw, decompressed(raw, path) as stream:
-        for line in stream:
+        while line := read_line(stream, location=f"{path}:{first + len(lines)}"):
             lines.append(line)
             size += len(line)
             if size >= chunk_bytes:

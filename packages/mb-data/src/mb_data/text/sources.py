@@ -15,6 +15,7 @@ from mb_data.text.compressed import content_suffix, decompressed
 from mb_data.text.document_rows import DELIMITERS, is_table, reject_unsupported
 from mb_data.text.documents import (
     LINE_SUFFIXES,
+    LONGEST_LINE,
     DocumentChunk,
     decode_texts,
     is_json,
@@ -266,7 +267,7 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
     if not (is_json(path) or is_table(path)):
         return False
     with path.open("rb") as raw, decompressed(raw, path) as stream:
-        first = stream.readline()
+        first = stream.readline(LONGEST_LINE)
     try:
         if is_json(path):
             values = parse_object(first, location=str(path))

@@ -174,7 +174,8 @@ def open_switch(
             switch = stack.enter_context(StragglerSwitch(port=port, on=on, host=host, token_file=token_file))
             key = switch.token if token_file is None else f"$(cat {shlex.quote(str(token_file))})"
             line = (
-                f'straggler timer: switch with curl -H "Authorization: Bearer {key}" {host or "RANK0"}:{port}'
+                f'straggler timer: switch with curl -H "Authorization: Bearer {key}" '
+                f"{host or 'RANK0'}:{switch.port}"
             )
         except SwitchPortError as error:
             line = f"warning: straggler.straggler_ctrlr_port: {error}"

@@ -6,7 +6,7 @@ from mb_schema.rules import Rule
 
 
 def _timer_settings_valid(on: bool, opened: bool, port: int, count: int) -> str | None:
-    if on and opened and not 1 <= port <= 65535:
+    if on and opened and not 0 <= port <= 65535:
         return f"straggler_ctrlr_port={port} is not a valid port"
     return f"straggler_minmax_count={count} is not a positive number of ranks" if on and count < 1 else None
 
@@ -16,7 +16,7 @@ _R31 = rule(
     within("straggler", "log_straggler straggler_ctrlr straggler_ctrlr_port straggler_minmax_count"),
     _timer_settings_valid,
     why="rank 0 listens on the port, and each report lists at least the slowest and the fastest rank",
-    fix="Set a port between 1 and 65535 that is free on the machine of rank 0, and at least 1 rank.",
+    fix="Set a port up to 65535 that is free on the machine of rank 0, or 0 for any free one, and at least 1 rank.",
     fails=(True, True, 70000, 1),
     passes=(True, True, 65535, 1),
 )

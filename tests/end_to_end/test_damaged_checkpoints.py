@@ -110,6 +110,13 @@ def test_a_named_step_is_used_until_a_newer_one_is_saved(words, base, tmp_path, 
     assert train_here(arguments, out).step == 4
     assert yaml.safe_load((out / "run_config.yaml").read_text())["checkpoint"]["ckpt_step"] is None
     assert train_here(arguments, out).reason == "finished"
+    files = (
+        out / "run_config.yaml",
+        out / LAST / "run_config.yaml",
+    )  # a run with these settings starts there, too
+    assert [yaml.safe_load(each.read_text())["checkpoint"]["load"] for each in files] == [
+        str(base / "checkpoints")
+    ] * 2
     assert (
         "checkpoint.ckpt_step=2: this run started from that step and has saved step 4 since"
         in capsys.readouterr().out

@@ -136,10 +136,14 @@ def endless(overrides, out):
     return [*words, f"--out={out}"]
 
 
+RANKS = pytest.mark.parametrize("ranks", [[], ["--nproc", "2"]], ids=["one rank", "two ranks"])
+
+
 @pytest.mark.slow
-def test_ctrl_c_on_a_terminal_saves(overrides, terminal, tmp_path):
+@RANKS
+def test_ctrl_c_on_a_terminal_saves(overrides, terminal, tmp_path, ranks):
     out = tmp_path / "run"
-    opened = terminal(endless(overrides, out))
+    opened = terminal([*endless(overrides, out), *ranks])
     opened.read_until(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 5)
     opened.press_ctrl_c()
     opened.read_until(lambda: opened.process.poll() is not None)
@@ -148,10 +152,11 @@ def test_ctrl_c_on_a_terminal_saves(overrides, terminal, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_within_a_second_ends_at_once(overrides, terminal, tmp_path):
+@RANKS
+def test_a_second_ctrl_c_within_a_second_ends_at_once(overrides, terminal, tmp_path, ranks):
     """A step takes many seconds here: a press that counts for nothing lets it end, and the run save."""
     out = tmp_path / "run"
-    opened = terminal([*endless(overrides, out), "train.global_batch_size=4000"])
+    opened = terminal([*endless(overrides, out), "train.global_batch_size=4000", *ranks])
     opened.read_until(lambda: (out / "metrics.jsonl").exists())
     opened.press_ctrl_c()
     opened.read_until(lambda: "stopping after this step" in opened.printed)

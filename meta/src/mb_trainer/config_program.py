@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import release_ckpt_step
 from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate
 from mb_config.cli.program import ConfigProgram
 from mb_config.overrides.request import ConfigRequest
@@ -13,7 +12,7 @@ from mb_config.preflight.problems import explain_equivalent
 from mb_data.errors import DataError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
-from mb_metrics import model_flops_per_token, read_event_rows
+from mb_metrics import model_flops_per_token
 from mb_metrics.run.folder import RunFolder
 from mb_models.training.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
@@ -22,7 +21,7 @@ from mb_trainer.machine import target_facts
 from mb_trainer.preflight import RULES, all_checks, all_rules
 from mb_trainer.pretrained import take_checkpoint_settings
 from mb_trainer.request_reader import READER
-from mb_trainer.run_folder import set_run_paths
+from mb_trainer.run_folder import release_start, set_run_paths
 
 
 def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
@@ -30,7 +29,7 @@ def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
     folder = RunFolder.named(out, name=request.name)
     set_run_paths(request.config, folder, request.provenance)
     if not request.config.validation.skip_train:
-        release_ckpt_step(request.config.checkpoint, events=read_event_rows(folder.events))
+        release_start(request.config, folder)
     take_checkpoint_settings(request.config, request.provenance)
 
 

@@ -9,11 +9,13 @@ import mb_config.rules.local_paths
 import mb_data.rules
 import mb_metrics.rules
 import mb_resilience.rules
+from mb_checkpoint import release_ckpt_step
 from mb_checkpoint.formats.foreign import is_same_folder
 from mb_checkpoint.formats.layout import checkpoints_in, why_not_a_checkpoint
 from mb_config import Provenance, SavedSettings
 from mb_config.container.home_directory import expand_home_in
 from mb_config.overrides.provenance import remember_resolved
+from mb_metrics import read_event_rows
 from mb_metrics.run.folder import CONFIG, RunFolder
 from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
@@ -82,6 +84,18 @@ def forget_paths_of_other_run(config: ConfigContainer, provenance: Provenance) -
 def _is_saved(origin: str) -> bool:
     """Return whether a value is from a run_config.yaml."""
     return Path(origin.rpartition(":")[0]).name == CONFIG
+
+
+def release_start(config: ConfigContainer, folder: RunFolder) -> str | None:
+    """Resume from the run's own checkpoints if it has saved since it started elsewhere; return the message, or None.
+
+    Files keep the folder that it has started from, for other runs with these settings.
+    """
+    given = config.checkpoint.load
+    message = release_ckpt_step(config.checkpoint, events=read_event_rows(folder.events))
+    if (own := config.checkpoint.load) != given:
+        remember_resolved(config, "checkpoint.load", own, rule=RUN_PATHS, of_run=True, written=given)
+    return message
 
 
 def saved_settings(folder: RunFolder) -> SavedSettings:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import ResumeStatus, check_writable, release_ckpt_step, resume_status
+from mb_checkpoint import ResumeStatus, check_writable, resume_status
 from mb_checkpoint.save.commit import unwritable_reason
 from mb_config import Provenance
 from mb_config.overrides.saved_settings import changed_settings_message
 from mb_config.preflight.run import PreflightResult
 from mb_launch import World, read_local_world_size, read_world
-from mb_metrics import read_event_rows
 from mb_metrics.run.event_log import changed_code
 from mb_metrics.run.folder import RunFolder
 from mb_models.mimo.layout_rules import stored_optimizer_error
@@ -24,7 +23,7 @@ from mb_trainer.data_checks import verify_data
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.preflight import settle
 from mb_trainer.pretrained import take_checkpoint_settings
-from mb_trainer.run_folder import saved_settings, set_run_paths
+from mb_trainer.run_folder import release_start, saved_settings, set_run_paths
 from mb_trainer.tokenizer_assets import where_tokenizer
 from mb_trainer.user_code import NO_CODE, UserCode
 
@@ -80,9 +79,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     known = Provenance.of(config) if options.provenance is None else options.provenance
     set_run_paths(config, folder, known)
     evaluate_only = config.validation.skip_train
-    note = (
-        None if evaluate_only else release_ckpt_step(config.checkpoint, events=read_event_rows(folder.events))
-    )
+    note = None if evaluate_only else release_start(config, folder)
     conflicts = take_checkpoint_settings(config, known)
     settled = settle(
         config,

@@ -167,9 +167,11 @@ class ConfigContainer(Section):
         `checkpoint.trust`, are left out. Pass `defaults=False` to write a configuration that is to be resolved later.
         """
         data = self.to_dict(defaults=defaults)
-        for name in paths_of_run(self):
+        for name, written in paths_of_run(self).items():
             section, _, key = name.rpartition(".")
             data.get(section, {}).pop(key, None)
+            if written is not None:
+                data[section][key] = written
         for section, key in consents(self):
             data.get(section, {}).pop(key, None)
         text = dump_yaml(data)

@@ -74,9 +74,12 @@ class _ResolvedValue:
     value: object
     rule: str
     of_run: bool = False
+    written: object = None
 
 
-def remember_resolved(config: object, path: str, value: object, *, rule: str, of_run: bool = False) -> None:
+def remember_resolved(
+    config: object, path: str, value: object, *, rule: str, of_run: bool = False, written: object = None
+) -> None:
     """Record in the configuration that resolving set a field, for sections that do not record it themselves.
 
     Args:
@@ -86,20 +89,24 @@ def remember_resolved(config: object, path: str, value: object, *, rule: str, of
         rule: Name of the rule.
         of_run: The value is that of a single run, such as a path in its folder, and is not written to a file: the file
             is a configuration for other runs as well.
+        written: What a file has instead; None: nothing.
     """
     if hasattr(config, "__dict__"):
         object.__setattr__(
-            config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule, of_run)}
+            config, "_resolved", {**_resolved(config), path: _ResolvedValue(value, rule, of_run, written)}
         )
 
 
-def paths_of_run(config: object) -> list[str]:
-    """Return the fields whose values are those of a single run (see `remember_resolved`) and are unchanged since."""
-    return [
-        path
+def paths_of_run(config: object) -> dict[str, object]:
+    """Return the fields whose values are those of a single run and are unchanged since, with what a file has instead.
+
+    See `remember_resolved`.
+    """
+    return {
+        path: resolved.written
         for path, resolved in _resolved(config).items()
         if resolved.of_run and _is_unchanged(config, path, resolved.value)
-    ]
+    }
 
 
 def given_paths(config: object) -> dict[str, str]:

@@ -134,7 +134,7 @@ def save_scales(section, code):
 
 def reasons_against_scales():
     """Return why scales of either version of Transformer Engine are left out that declare more than they have."""
-    from mb_checkpoint.extra_state import reject_code
+    from mb_checkpoint.state.extra_state import reject_code
 
     deep = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
     inner = b"\x80\x02ctorch.storage\n_load_from_bytes\nB" + struct.pack("<I", len(deep)) + deep + b"\x85R."

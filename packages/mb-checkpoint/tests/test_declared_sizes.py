@@ -24,9 +24,9 @@ from mb_checkpoint.errors import (
     UnsafeCheckpointError,
 )
 from mb_checkpoint.formats.stored_arguments import read_common_state
+from mb_checkpoint.formats.unpickling import load_object, weights_only
 from mb_checkpoint.load.select import read_tensor_index
 from mb_checkpoint.state.train_state import read_train_state
-from mb_checkpoint.formats.unpickling import load_object, weights_only
 
 DEEP = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
 """Tuples in each other in so many levels that their hash overflows the stack of the process."""

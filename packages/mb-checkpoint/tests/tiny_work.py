@@ -265,7 +265,7 @@ def message_of_local_save(folder):
     from tiny_state import MemoryLocalStore
 
     from mb_checkpoint import CheckpointConfig
-    from mb_checkpoint.local import save_local
+    from mb_checkpoint.local.checkpoints import save_local
 
     config = CheckpointConfig(save_rng=False, non_persistent_local_ckpt_dir=str(folder / "on each node"))
     return save_local(run_of(folder, 12).to_save(), config, MemoryLocalStore()).message

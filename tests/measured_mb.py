@@ -17,7 +17,7 @@ from typing import Any
 HANGS = 60
 """Seconds after which a command is killed."""
 PRELOADED = (
-    "mb_trainer.cli",
+    "mb_trainer.cli.app",
     "mb_host",
     "mb_checkpoint.cli.commands",
     "mb_metrics.cli.report",
@@ -82,7 +82,7 @@ def in_a_fork(words: list[str], directory: str) -> dict[str, Any]:
 
 def measured(words: list[str]) -> dict[str, Any]:
     """Run one command in this process."""
-    app, runner = import_module("mb_trainer.cli").app, import_module("typer.testing").CliRunner()
+    app, runner = import_module("mb_trainer.cli.app").app, import_module("typer.testing").CliRunner()
     before = resource.getrusage(resource.RUSAGE_SELF)
     done = runner.invoke(app, words)
     after = resource.getrusage(resource.RUSAGE_SELF)

@@ -13,17 +13,17 @@ import mb_data.cli.app
 import mb_guard.cli
 import mb_launch.cli.app
 import mb_metrics.cli.app
-import mb_trainer.cli
+import mb_trainer.cli.app
 import mb_verify.cli.app
 
 APPS = {
-    "mb": mb_trainer.cli,
-    "mb-config": mb_config.cli.app,
-    "mb-data": mb_data.cli.app,
-    "mb-checkpoint": mb_checkpoint.cli.app,
-    "mb-metrics": mb_metrics.cli.app,
-    "mb-launch": mb_launch.cli.app,
-    "mb-verify": mb_verify.cli.app,
+    "mb": mb_trainer.cli.app.app,
+    "mb-config": mb_config.cli.app.app,
+    "mb-data": mb_data.cli.app.app,
+    "mb-checkpoint": mb_checkpoint.cli.app.app,
+    "mb-metrics": mb_metrics.cli.app.app,
+    "mb-launch": mb_launch.cli.app.app,
+    "mb-verify": mb_verify.cli.app.app,
     "mb-guard": mb_guard.cli.app,
 }
 

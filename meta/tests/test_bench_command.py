@@ -5,7 +5,7 @@ import sys
 from typer.testing import CliRunner
 
 from mb_metrics.bench.request import BenchRequest
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.commands.bench import bench_command
 
 

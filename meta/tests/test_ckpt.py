@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from mb_checkpoint.inspect.inspection import NAME_A_FOLDER
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 
 def test_the_commands_of_mb_checkpoint_are_mounted(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.recipes import RECIPES
 
 COMMANDS = [["pretrain"], ["bench"], ["sample"], ["report"], ["watch"], ["recipes"], ["data", "build"]]
@@ -36,7 +36,7 @@ def test_help_names_every_command():
 
 def test_the_version_is_printed_without_loading_torch():
     code = (
-        "import sys; from typer.testing import CliRunner; from mb_trainer.cli import app;"
+        "import sys; from typer.testing import CliRunner; from mb_trainer.cli.app import app;"
         "print(CliRunner().invoke(app, ['--version']).stdout, end=''); sys.exit('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -193,7 +193,7 @@ def test_data_build_writes_what_the_trainer_reads(empty_folder):
 
 def test_bad_input_is_reported_without_loading_torch():
     code = (
-        "import sys; from typer.testing import CliRunner; from mb_trainer.cli import app;"
+        "import sys; from typer.testing import CliRunner; from mb_trainer.cli.app import app;"
         "CliRunner().invoke(app, ['pretrain', 'train.global_batch_size=7']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

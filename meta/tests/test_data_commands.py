@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_data import train_bpe
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog " * 3, "again " * 40] * 10
 

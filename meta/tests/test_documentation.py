@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from mb_metrics import names
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.config import ConfigContainer
 
 ROOT = Path(__file__).parents[2]

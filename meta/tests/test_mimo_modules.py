@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mb_config.preflight.module_layouts import one_replica
 from mb_models.mimo.parameters import mimo_parameter_count
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.errors import RunFolderError
 from mb_trainer.recipes import gpt_tiny, mimo_tiny
 from mb_trainer.request_reader import read_request

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 
 def test_without_weights_it_is_refused_by_a_rule(tmp_path, monkeypatch):

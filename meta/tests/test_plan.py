@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_models import parameter_count
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.request_reader import read_request
 
 

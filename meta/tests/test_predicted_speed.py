@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mb_config.predict.published import published_data, published_runs
 from mb_metrics import model_flops_per_token
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
 H100 = ("--gpu", "h100", "--te", "2.20")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mb_config import ConfigError
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import preflight
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS, settle
 from mb_trainer.registry import REGISTRY

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 TP, MICRO = "model.tensor_model_parallel_size", "train.micro_batch_size"
 

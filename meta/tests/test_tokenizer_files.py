@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_trainer import trainer
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 BROKEN = {
     "HuggingFaceTokenizer": "is not a tokenizer",

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 TINY = [
     *("gpt_tiny", "model.num_layers=1", "model.hidden_size=32", "model.ffn_hidden_size=64"),

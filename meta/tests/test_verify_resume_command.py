@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.commands.train import recording_callbacks
 from mb_trainer.commands.verify_resume import start_command, start_overrides
 from mb_verify import RunStart

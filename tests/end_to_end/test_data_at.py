@@ -8,7 +8,7 @@ import torch
 from runs import train_here
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 
 class Recorder:

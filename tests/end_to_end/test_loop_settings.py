@@ -12,7 +12,7 @@ from mb_data import ByteTokenizer, IndexedWriter
 from mb_data.errors import ValidationDataError
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 from mb_trainer.config import DatasetProvider, GPTDatasetConfig
 from mb_trainer.request_reader import read_request
 

@@ -7,7 +7,7 @@ import pytest
 from runs import train_here
 from typer.testing import CliRunner
 
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 
 def mb(*words):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mb_data import IndexedWriter
 from mb_data.errors import IndexedFormatError
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 
 class Payload:

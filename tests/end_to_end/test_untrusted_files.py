@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mb_checkpoint import UnsafeCheckpointError
 from mb_checkpoint.formats.manifest import encode_manifest, hash_file, read_manifest
 from mb_checkpoint.formats.unpickling import read_metadata
-from mb_trainer.cli import app
+from mb_trainer.cli.app import app
 
 LAST = "checkpoints/iter_0000002"
 

@@ -1,5 +1,5 @@
 """Entry point of `python -m mb_trainer`, identical to `mb`, for launchers that require a module."""
 
-from mb_trainer.cli import main
+from mb_trainer.cli.app import main
 
 main()

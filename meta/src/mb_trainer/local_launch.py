@@ -41,4 +41,4 @@ def preload() -> None:
 
 def run_mb() -> None:
     """Run the command line in `sys.argv`."""
-    import_module("mb_trainer.cli").main()
+    import_module("mb_trainer.cli.app").main()

@@ -1,6 +1,7 @@
-"""Command line `mb`: parses arguments and returns exit codes. `mb_trainer.commands` implements the commands.
+"""Program `mb`: its own commands, and those of the packages that it mounts.
 
-Each command imports its module when it is called, so that `mb --help` starts fast and `mb recipes` needs no torch.
+Each command imports its implementation when it is called, so that `mb --help` starts fast and `mb recipes` needs no
+torch.
 """
 
 import sys
@@ -19,10 +20,12 @@ from mb_config.cli.mounted_program import OverridesWithDashes, set_program
 from mb_config.cli.options import add_import_option
 from mb_config.cli.versions import version_option
 from mb_launch.cli.launched_program import LaunchedProgram
-from mb_trainer.cli_config import TRAINER, configs
-from mb_trainer.cli_options import command
-from mb_trainer.cli_runs import runs
-from mb_trainer.cli_train import train
+from mb_trainer.cli.configs import TRAINER, configs
+from mb_trainer.cli.options import command
+from mb_trainer.cli.proof import proof
+from mb_trainer.cli.text import text
+from mb_trainer.cli.train import train
+from mb_trainer.cli.weights import weights
 
 app = typer.Typer(
     name="mb",
@@ -34,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (train, runs, configs, mb_guard.cli.diagnosis):
+for part in (train, proof, text, mb_metrics.cli.app.app, weights, configs, mb_guard.cli.diagnosis):
     app.add_typer(part)
 app.add_typer(mb_data.cli.app.app, name="data")
 app.add_typer(mb_checkpoint.cli.app.app, name="ckpt")

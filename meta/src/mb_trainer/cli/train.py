@@ -1,4 +1,4 @@
-"""Command line for training: `mb pretrain`, `finetune`, `tune`, `verify-resume`, `drill`, `replay`."""
+"""Commands that train: `mb pretrain`, `finetune` and `tune`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from mb_checkpoint.cli.app import Trust
 from mb_config.cli.options import AllowOom, common_options
-from mb_trainer.cli_options import (
+from mb_trainer.cli.options import (
     ConfigFiles,
     NoNumaBinding,
     Out,
@@ -17,7 +17,6 @@ from mb_trainer.cli_options import (
     ResumeWithChanges,
     command,
 )
-from mb_verify.cli.run_commands import add_run_commands
 
 train = typer.Typer()
 
@@ -124,13 +123,3 @@ def tune(run: TuneArguments) -> None:
         out=run.out,
     )
     raise typer.Exit(code)
-
-
-add_run_commands(
-    train,
-    start_runs=lambda *run, **files: command("verify_resume").start_runs(*run, **files),
-    replay_run=lambda *run: command("replay").replay(*run),
-    recipe=Recipe,
-    files=ConfigFiles,
-    common_options=common_options,
-)

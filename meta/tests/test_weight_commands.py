@@ -1,15 +1,13 @@
-"""The commands `import-hf` and `export-hf` in the program of a trainer."""
+"""The commands `import-hf` and `export-hf`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import pytest
+from typer.testing import CliRunner
 
-typer = pytest.importorskip("typer")
-testing = pytest.importorskip("typer.testing")
-
-from mb_models.hf.commands import add_weight_commands  # noqa: E402 - requires the extra cli
-from mb_models.hf.export_part import WHOLE, ExportPart  # noqa: E402 - as above
+from mb_models.hf.export_part import WHOLE, ExportPart
+from mb_trainer.cli.app import app
+from mb_trainer.commands import weights
 
 
 class Conversions:
@@ -28,27 +26,18 @@ class Conversions:
         return 7
 
 
-def program(conversions):
-    def reported(work):
-        try:
-            return work()
-        except OSError as error:
-            print(error)
-            return 1
-
-    app = typer.Typer()
-    trust = Annotated[list[Path] | None, typer.Option("--trust")]
-    add_weight_commands(app, converter=lambda: conversions, reported=reported, read_folder=Path, trust=trust)
-    return app
-
-
-def run(*words):
+@pytest.fixture
+def run(monkeypatch):
     conversions = Conversions()
-    answer = testing.CliRunner().invoke(program(conversions), [str(word) for word in words])
-    return answer, conversions.calls
+    monkeypatch.setattr(weights, "converter", lambda: conversions)
+
+    def call(*words):
+        return CliRunner().invoke(app, [str(word) for word in words]), conversions.calls
+
+    return call
 
 
-def test_a_folder_is_imported(tmp_path):
+def test_a_folder_is_imported(run, tmp_path):
     answer, calls = run("import-hf", "llama", "--out", tmp_path)
     assert (answer.exit_code, calls) == (0, [(Path("llama"), tmp_path)])
     assert f"1.5 M parameters in {tmp_path / 'checkpoints'}" in answer.stdout
@@ -68,7 +57,7 @@ DEFAULTS = {"adapters": False, "merge": False, "model_type": None, "part": WHOLE
          {"part": ExportPart(index=1, count=4), "shard_bytes": 2**29}, "part 1/4 of the weights of step 7"),
     ],
 )  # fmt: skip
-def test_a_run_is_exported(flags, options, text, tmp_path):
+def test_a_run_is_exported(run, flags, options, text, tmp_path):
     answer, calls = run("export-hf", "runs/a", "--out", tmp_path, *flags)
     assert (answer.exit_code, calls) == (0, [(Path("runs/a"), tmp_path, DEFAULTS | options)])
     assert f"{text} in {tmp_path}" in answer.stdout
@@ -82,24 +71,24 @@ def test_a_run_is_exported(flags, options, text, tmp_path):
         (["--part", "0/2", "--adapters"], "excludes --adapters"),
     ],
 )
-def test_a_part_is_two_numbers_of_weights(flags, message, tmp_path):
+def test_a_part_is_two_numbers_of_weights(run, flags, message, tmp_path):
     answer, calls = run("export-hf", "runs/a", "--out", tmp_path, *flags)
     assert (answer.exit_code, calls) == (2, [])
     assert message in " ".join(answer.output.split())
 
 
-def test_merged_weights_and_adapters_alone_exclude_each_other(tmp_path):
+def test_merged_weights_and_adapters_alone_exclude_each_other(run, tmp_path):
     answer, calls = run("export-hf", "runs/a", "--out", tmp_path, "--merge", "--adapters")
     assert (answer.exit_code, calls) == (2, [])
     assert "excludes --adapters" in answer.output
 
 
 @pytest.mark.parametrize("command", ["import-hf", "export-hf"])
-def test_an_output_folder_with_files_is_rejected(command, tmp_path):
+def test_an_output_folder_with_files_is_rejected(run, command, tmp_path):
     (tmp_path / "file").touch()
     answer, calls = run(command, "runs/a", "--out", tmp_path)
     assert (answer.exit_code, calls) == (1, [])
     assert (
         f"--out: {tmp_path} holds files, which would be mixed with the new ones. Name another."
-        in answer.stdout
+        in answer.stderr
     )

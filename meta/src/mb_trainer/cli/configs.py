@@ -6,7 +6,7 @@ import typer
 
 import mb_config.cli.app
 from mb_config.cli.mounted_program import MountedProgram
-from mb_trainer.cli_options import RECIPE_ARGUMENTS, command
+from mb_trainer.cli.options import RECIPE_ARGUMENTS, command
 
 configs = typer.Typer()
 configs.add_typer(mb_config.cli.app.checks)

@@ -1,0 +1,75 @@
+"""`mb import-hf` and `mb export-hf`: weights between Hugging Face folders and checkpoints."""
+
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mb_host
+from mb_models.hf.errors import OutputExistsError
+from mb_models.hf.export_part import ExportPart
+from mb_trainer.commands.errors import reported
+
+
+def converter() -> Any:
+    """Return the module that converts weights on the CPU, which imports megatron."""
+    mb_host.install(force=True)  # before megatron is imported
+    return import_module("mb_trainer.hugging_face")
+
+
+def import_hf(folder: Path, out: Path) -> int:
+    """Write checkpoint and configuration from a Hugging Face folder, and return the exit code."""
+
+    def work() -> int:
+        require_new(out)
+        parameters = converter().import_folder(folder, out)
+        print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
+        print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
+        return 0
+
+    return reported(work)
+
+
+def export_hf(
+    run: Path,
+    out: Path,
+    *,
+    adapters: bool,
+    merge: bool,
+    model_type: str | None,
+    part: ExportPart,
+    shard_bytes: int,
+) -> int:
+    """Write the newest checkpoint of a run as a Hugging Face folder, and return the exit code."""
+
+    def work() -> int:
+        if part.count == 1:
+            require_new(out)
+        step = converter().export_run(
+            run,
+            out,
+            adapters=adapters,
+            merge=merge,
+            model_type=model_type,
+            part=part,
+            shard_bytes=shard_bytes,
+            log=partial(print, file=sys.stderr),
+        )
+        share = "" if part.count == 1 else f"part {part.index}/{part.count} of the "
+        print(f"{share}{'adapters' if adapters else 'weights'} of step {step} in {out}")
+        return 0
+
+    return reported(work)
+
+
+def require_new(out: Path) -> None:
+    """Reject an output folder with files.
+
+    Raises:
+        OutputExistsError: the output folder has files, which would be mixed with the new ones.
+    """
+    if out.is_dir() and any(out.iterdir()):
+        raise OutputExistsError(
+            f"--out: {out} holds files, which would be mixed with the new ones. Name another."
+        )

@@ -46,6 +46,7 @@ LIGHT_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 LIGHT = [
     "mb-schema",
     "mb-config",
+    "mb-plan",
     "mb-overlap",
     "mb-metrics",
     "mb-resilience",

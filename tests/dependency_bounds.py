@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOWEST_OF_ALL = (
     "mb-schema",
     "mb-config",
+    "mb-plan",
     "mb-overlap",
     "mb-metrics",
     "mb-resilience",

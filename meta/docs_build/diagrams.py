@@ -96,7 +96,8 @@ def packages() -> None:
         kind="main",
     )
     parts = (
-        ("mb-config", "typed configuration", "rules, plan, sweep"),
+        ("mb-config", "typed configuration", "overrides, rules"),
+        ("mb-plan", "memory, step time", "best layouts"),
         ("mb-data", "text to tokens to samples", "exact position"),
         ("mb-models", "Megatron Core models", "adapters, weights"),
         ("mb-loop", "step, evaluation, exits", "callbacks"),

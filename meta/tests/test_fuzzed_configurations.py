@@ -17,21 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
-from mb_config import (
-    Axis,
-    ConfigError,
-    ConfigReadError,
-    PlanError,
-    Provenance,
-    apply_overrides,
-    run_sweep,
-    smallest_world,
-)
+from mb_config import ConfigError, ConfigReadError, Provenance, apply_overrides, smallest_world
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import rules_per_point
 from mb_config.preflight.run import effective_dist, preflight
-from mb_config.run_estimate import estimate_run
 from mb_metrics import model_flops_per_token
+from mb_plan import Axis, PlanError, run_sweep
+from mb_plan.time.run_estimate import estimate_run
 from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import embedding_rows
@@ -188,7 +180,7 @@ def examine(chance: random.Random, config: ConfigContainer) -> str:
     smallest_world(config.model)
     json.dumps(
         estimate_run(
-            config,
+            config.sections(),
             world_size=world_size,
             vocab_size=embedding_rows(config),
             count_flops=model_flops_per_token,

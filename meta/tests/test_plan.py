@@ -164,7 +164,7 @@ def test_work_that_is_not_known_is_left_out_with_a_note():
     ("number", "text"), [(12.0, "12 FLOP"), (2.5e13, "25 TFLOP"), (1e26, "100,000 ZFLOP")]
 )
 def test_numbers_of_operations_have_prefixes(number, text):
-    from mb_config.cli_plan import format_flops
+    from mb_plan.cli.plan_report import format_flops
 
     assert format_flops(number) == text
 

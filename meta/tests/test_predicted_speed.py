@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mb_config.predict.published import published_data, published_runs
 from mb_metrics import model_flops_per_token
+from mb_plan.time.published import published_data, published_runs
 from mb_trainer.cli.app import app
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"

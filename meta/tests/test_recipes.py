@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from mb_config import Provenance, make_plan
+from mb_config import Provenance
 from mb_config.cli.program import examine
-from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import preflight
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
 from mb_models.hf.config_json import config_of
+from mb_plan import make_plan
+from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_trainer.config_program import program
 from mb_trainer.machine import target_facts
 from mb_trainer.preflight import CHECKS

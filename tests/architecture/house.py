@@ -37,6 +37,7 @@ class Package:
 PACKAGES = [
     Package(module="mb_schema", import_budget_seconds=0.05),
     Package(module="mb_config", import_budget_seconds=0.3),
+    Package(module="mb_plan"),
     Package(module="mb_data"),
     Package(module="mb_loop"),
     Package(module="mb_overlap"),

@@ -41,6 +41,8 @@ ALLOWED = {
     "mb_checkpoint.save.shards.ShardSavePlanner.plan.directory": "torch's planner interface; the plan names no folder",
     "mb_checkpoint.save.shards.ShardSavePlanner.plan.metadata": "torch's planner interface; shards carry the metadata",
     "mb_checkpoint.save.shards.ShardSavePlanner.plan.validate": "torch's planner interface; shards are validated here",
+    "mb_config.container.container.ConfigContainer.memory_facts.facts": "the base class, which plans nothing",
+    "mb_config.container.container.ConfigContainer.memory_facts.vocab_size": "the base class, which plans nothing",
     "mb_config.overrides.request.PlainReader.read.unread": "documented: a file is read completely or rejected",
     "mb_host.hybrid.host_hybrid_spec.pp_rank": SPEC,
     "mb_host.hybrid.host_hybrid_spec.vp_stage": SPEC,

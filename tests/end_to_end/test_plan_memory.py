@@ -1,6 +1,8 @@
 """Planned gradient and optimizer bytes are those of Megatron's wrapper and optimizers, built for every rank in turn."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 
 import pytest
 import torch
@@ -9,8 +11,12 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_config import make_plan
+from mb_config import ConfigContainer, SchedulerConfig, TrainingConfig, runtime_config_update
+from mb_config import DistributedDataParallelConfig as DdpConfig
+from mb_config import OptimizerConfig as OptimizerSection
 from mb_models.training.wrap import wrap_ddp
+from mb_plan import make_plan
+from mb_plan.memory.parameter_storage import parameter_storage
 
 # every tensor is a multiple of 128, so that Megatron pads nothing
 EVEN = {**MODERN, "hidden_size": 128, "ffn_hidden_size": 128, "vocab_size": 512}
@@ -71,3 +77,48 @@ def state(optimizer) -> Iterator[torch.Tensor]:
 
 def size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.parametrize(
+    ("precision", "in_the_optimizer"),
+    [
+        ("bf16_mixed", True),
+        ("bf16_with_fp8_delayed_scaling_mixed", True),
+        ("bf16_with_fp8_current_scaling_mixed", False),
+    ],
+)
+def test_main_weights_are_counted_where_megatron_keeps_them(precision, in_the_optimizer):
+    config = ConfigContainer(
+        mixed_precision=precision,
+        train=TrainingConfig(train_iters=100, global_batch_size=8, micro_batch_size=2),
+        model=dict(MODERN),
+        optimizer=OptimizerSection(
+            lr=1e-3, use_precision_aware_optimizer=True, use_distributed_optimizer=True
+        ),
+        ddp=DdpConfig(use_distributed_optimizer=True),
+        scheduler=SchedulerConfig(lr_warmup_iters=10),
+        dataset=None,
+        logger=None,
+        tokenizer=None,
+        checkpoint=None,
+    )
+    runtime_config_update(config, world_size=1, rules=())
+    section = config.optimizer
+    megatron = OptimizerConfig.__new__(OptimizerConfig)  # its constructor needs Transformer Engine
+    for each in fields(OptimizerConfig):
+        setattr(megatron, each.name, None if each.default is MISSING else each.default)
+    for name in (
+        "optimizer",
+        "bf16",
+        "fp8_recipe",
+        "use_precision_aware_optimizer",
+        "use_distributed_optimizer",
+    ):
+        setattr(megatron, name, getattr(section, name))
+    with contextlib.suppress(RuntimeError):
+        megatron.__post_init__()
+    assert megatron.use_precision_aware_optimizer_no_fp8_or_ds_fp8 is in_the_optimizer
+    storage = parameter_storage(config.model, optimizer=section, ddp=config.ddp)
+    assert (
+        storage.optimizer == (2 if in_the_optimizer else 4) + 8
+    )  # remainders of 16 bits, or float32; two moments

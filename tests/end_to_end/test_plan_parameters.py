@@ -11,8 +11,6 @@ import torch
 from any_rank import DENSE, EP, ETP, MLA, MODERN, MOE, PP, SHARED, SP, TIED, TP, VP, build, standing_in
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from mb_config import make_plan
-from mb_config.plan.hybrid_pattern import layers_of
 from mb_host.hybrid import host_hybrid_spec
 from mb_host.layers import host_block_spec
 from mb_models import (
@@ -26,6 +24,8 @@ from mb_models import (
     mimo_parameter_count,
 )
 from mb_models.mimo.config import module_ranks
+from mb_plan import make_plan
+from mb_plan.shape.hybrid_pattern import layers_of
 
 LEARNED = {"position_embedding_type": "learned_absolute"}
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from mb_config import ConfigReadError, PlanError
+from mb_config import ConfigReadError
 from mb_config.cli.errors import message_of
 from mb_loop import LossShapeError, UnknownEventError
 from mb_loop.errors import ParallelSetupError
@@ -13,6 +13,7 @@ from mb_loop.step.schedule import ScheduleError
 from mb_models.errors import ModelConfigError
 from mb_models.gpt.value_head import HeadError
 from mb_models.training.freezing import FreezingError
+from mb_plan import PlanError
 from mb_resilience.errors import StopOrderError, StopSetupError
 from mb_schema.errors import PackageError
 from mb_trainer.commands.errors import reported

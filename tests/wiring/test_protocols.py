@@ -18,7 +18,7 @@ import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
 from mb_config.overrides.request import PlainReader, RecipeLike, RecipeReader, RequestReader
 from mb_config.preflight.run import ViolationLike
-from mb_config.run_estimate import CountFlops, FlopsLike
+from mb_plan.time.run_estimate import CountFlops, FlopsLike
 from mb_trainer.config import ConfigContainer
 
 RULES: Iterable[RuleLike] = (

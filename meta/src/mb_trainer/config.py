@@ -1,10 +1,11 @@
 """Configuration of the trainer: the sections of all packages in one namespace, and the typed container of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
 import mb_config
+import mb_plan
 from mb_checkpoint import CheckpointConfig as CheckpointConfig
 from mb_config import DistributedDataParallelConfig as DistributedDataParallelConfig
 from mb_config import DistributedInitConfig as DistributedInitConfig
@@ -98,3 +99,9 @@ class ConfigContainer(mb_config.ConfigContainer):
         """Return the rules of every package."""
         rules: Iterable[RuleLike] = import_module("mb_trainer.preflight").RULES  # avoids an import cycle
         return rules
+
+    def memory_facts(
+        self, facts: Mapping[str, object], *, vocab_size: int | None = None
+    ) -> Mapping[str, object]:
+        """Return facts about the memory of a resolved run on a GPU, from its plan; empty if it is not planned."""
+        return mb_plan.memory_facts(self.sections(), facts, vocab_size=vocab_size)

@@ -1,4 +1,4 @@
-"""The trainer as the commands of mb-config use it: recipes, rules, facts, run folders and FLOPs. No torch."""
+"""The trainer as the commands of mb-config use it: recipes, rules, facts, and run folders. No torch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,6 @@ from mb_config.preflight.problems import explain_equivalent
 from mb_data.errors import DataError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
-from mb_metrics import model_flops_per_token
 from mb_metrics.run.folder import RunFolder
 from mb_models.training.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
@@ -75,7 +74,6 @@ def program() -> ConfigProgram:
         world_size=1,
         place=place_in_run_folder,
         embedding_rows=embedding_rows,
-        count_flops=model_flops_per_token,
         verify_data=data_problem,
         machine_notes=lambda: tuple(gpu_lines()),
         explain_other=lambda name: explain_equivalent(explain_coverage(name), RULES),

@@ -11,6 +11,7 @@ import mb_loop.rules
 import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
+import mb_plan.memory.rules
 import mb_resilience.rules
 from mb_config import Provenance, RuleLike
 from mb_config.preflight.facts import TargetMachine
@@ -24,6 +25,7 @@ from mb_trainer.registry import REGISTRY
 
 RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
     "mb-config": mb_config.RULES,
+    "mb-plan": mb_plan.memory.rules.RULES,
     "mb-models": mb_models.rules.RULES,
     "mb-data": mb_data.rules.RULES,
     "mb-loop": mb_loop.rules.RULES,

@@ -14,7 +14,6 @@ import psutil
 
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
 from mb_checkpoint.save.exported_weights import hugging_face_copies
-from mb_config.predict.prediction import predicted_speed
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
 from mb_launch.ranks.failures import stop_was_requested
@@ -38,6 +37,7 @@ from mb_metrics.run.rank_console import RankConsole
 from mb_metrics.run.summary import location_lines
 from mb_models.families import ForwardStep
 from mb_models.training.setup import TrainingModel
+from mb_plan.time.prediction import predicted_speed
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
 from mb_resilience.restarts.arguments import restart_fields
@@ -295,7 +295,7 @@ class Run:
         changes = {path: list(values) for path, values in job.changed_settings.items()}
         code = {"code": self.code.names} if self.code.names else {}
         speed = predicted_speed(
-            job.config,
+            job.config.sections(),
             gpu=first_gpu(job.options.environment),
             world_size=job.world.world_size,
             vocab_size=self.training_model.vocab_size,

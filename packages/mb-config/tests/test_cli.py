@@ -261,7 +261,7 @@ def test_settings_that_are_rejected_are_named_where_resolving_stops(run):
 
 
 def test_more_processes_on_a_machine_than_in_the_run_are_wrong_usage(run):
-    for command in ("check", "plan", "show"):
+    for command in ("check", "show"):
         assert run(command, "--nproc", "4", "--world-size", "2")[0] == 2
     assert run("check", "--nproc", "2", "--world-size", "4")[0] == 0
 
@@ -295,10 +295,9 @@ def test_the_environment_is_not_printed(run, monkeypatch):
             "whatever: is not a rule. Rules look like V242. `mb-config rules` lists all.",
         ),
         (("rules", "--package", "mb-data"), "mb-data: has no rules. Packages with rules: mb-config."),
-        (("plan", "train.lr=1"), "train.lr: no such field"),
+        (("show", "train.lr=1"), "train.lr: no such field"),
         (("show", "--section", "trian"), "trian: is no section. Nearest: train."),
         (("show", "--section", "xyz"), "xyz: is no section. The sections are "),
-        (("sweep", "train.micro_batch_size=interval(0,1)"), "has no finite list of values"),
     ],
 )
 def test_unreadable_input_has_exit_code_two(run, arguments, message):
@@ -331,19 +330,6 @@ def test_wrong_usage_has_exit_code_two(arguments):
     assert mb_config(*arguments)[0] == 2
 
 
-PLANNED = (
-    "+model.vocab_size=64",
-    "+model.hidden_size=64",
-    "+model.seq_length=16",
-    "+model.max_position_embeddings=16",
-)
-
-
-def test_a_file_without_access_is_exit_code_two(run, tmp_path):
-    code, _, err = run("plan", *PLANNED, "--chart", tmp_path / "run.yaml" / "p.svg")
-    assert (code, f"{tmp_path / 'run.yaml'}: cannot be used (" in err) == (2, True)
-
-
 def test_show_with_origin_masks_secrets(run):
     code, out, _ = run("show", "--origin", "rng.seed=3")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -356,102 +342,6 @@ def test_show_with_origin_masks_secrets(run):
 def test_explain(run):
     code, out, _ = run("explain", "v137")
     assert (code, out.splitlines()[0]) == (0, "V137 (error)")
-
-
-def test_a_plan_without_a_function_for_flops(run):
-    code, out, err = run("plan", *PLANNED, "--world-size", "2", "--json")
-    plan = json.loads(out)
-    assert (code, plan["data_parallel_size"], plan["flops_per_token"]) == (0, 2, None)
-    assert "note: floating-point operations are not counted" in err
-    assert "run on 1 process (dp 1); memory of one rank in MiB" in run("plan", *PLANNED)[1]
-
-
-def test_a_model_without_sizes_cannot_be_planned(run):
-    code, out, err = run("plan", "--world-size", "2")
-    assert (code, out, err.startswith("error: model.")) == (1, "", True)
-
-
-@pytest.mark.parametrize(
-    ("text", "missing"),
-    [
-        ("model: {num_layers: 4}", "sections train, optimizer, scheduler"),
-        (VALID.replace("model:", "logger:").replace("logger: {c", "dataset: {c"), "section model"),
-        (  # rules on the other sections do not hide what is missing
-            "train: {}\nscheduler: {}\nddp: {use_distributed_optimizer: true}\n"
-            "optimizer: {use_distributed_optimizer: false}",
-            "section model",
-        ),
-    ],
-    ids=["three", "one", "rules"],
-)
-def test_a_plan_names_the_sections_that_the_file_lacks(tmp_path, text, missing):
-    (tmp_path / "part.yaml").write_text(text)
-    message = f"error: the run cannot be planned, because the file has no {missing}. Add what is missing.\n"
-    assert mb_config("plan", tmp_path / "part.yaml") == (1, "", message)
-
-
-def test_a_point_that_cannot_be_planned_has_a_reason(tmp_path):
-    (tmp_path / "part.yaml").write_text(
-        "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: [1, 2]}\n"
-    )
-    out = mb_config("sweep", tmp_path / "part.yaml")[1].splitlines()
-    assert out[-3:] == [
-        "2 points: 2 pass the rules as written, 0 rejected by them",
-        "2 points resolved, 2 shown",
-        "not planned: the file has no sections model, optimizer, scheduler",
-    ]
-
-
-def test_the_best_points_of_a_sweep(run):
-    code, out, _ = run("sweep", "train.micro_batch_size=4,1,2", *PLANNED, "--top", "2", "--json")
-    found = json.loads(out)
-    assert (code, found["passing"], found["resolved"]) == (0, 3, 3)
-    assert [point["values"]["train.micro_batch_size"] for point in found["shown"]] == [1, 2]
-    lines = run("sweep", "train.micro_batch_size=4,1,2", *PLANNED, "--top", "1")[1].splitlines()
-    assert lines[-2:] == [
-        "3 points: 3 pass the rules as written, 0 rejected by them",
-        "3 points resolved, 1 shown",
-    ]
-
-
-def test_top_resolves_all_points_and_limit_some(run):
-    values = ",".join(f"{number}e-3" for number in range(1, 23))
-    for options, resolved, shown in [
-        ((), 20, 20),
-        (("--top", "1"), 22, 1),
-        (("--top", "2", "--limit", "3"), 3, 2),
-    ]:
-        found = json.loads(run("sweep", f"optimizer.lr={values}", *PLANNED, *options, "--json")[1])
-        assert (found["resolved"], len(found["shown"])) == (resolved, shown)
-
-
-def test_one_point_is_singular(run):
-    out = run("sweep", *PLANNED)[1].splitlines()
-    assert out[-2:] == [
-        "1 point: 1 pass the rules as written, 0 rejected by them",
-        "1 point resolved, 1 shown",
-    ]
-
-
-def test_all_layouts_are_swept_over_but_for_sizes_that_are_set(run):
-    machine = ("--world-size", "4", "--gpu", "h100", "--limit", "0", "--json")
-    code, out, err = run("sweep", *PLANNED, "--layouts", "model.pipeline_model_parallel_size=1", *machine)
-    found = json.loads(out)
-    points = [each["values"] for each in found["shown"]]
-    assert (code, {"model.pipeline_model_parallel_size"} & points[0].keys()) == (0, set())
-    assert {each["model.tensor_model_parallel_size"] for each in points} > {1}
-    assert all(
-        each["model.sequence_parallel"] for each in points if each["model.tensor_model_parallel_size"] > 1
-    )
-    assert "resolving and planning" in err
-
-
-def test_a_sweep(run):
-    code, out, _ = run("sweep", "train.micro_batch_size=1,3", "--json")
-    found = json.loads(out)
-    assert (code, found["points"], found["passing"]) == (0, 2, 1)
-    assert [(group["count"], group["rules"]) for group in found["rejected"]] == [(1, ["V242"])]
-    assert run("sweep", "train.micro_batch_size=3,5")[0] == 1
 
 
 def test_files_are_laid_over_the_file(run, tmp_path):
@@ -532,19 +422,6 @@ def test_an_interrupt_is_exit_code_130(run, monkeypatch):
     assert run("check") == (130, "", "interrupted\n")
 
 
-def test_the_path_of_a_chart_is_printed(run, tmp_path):
-    for option in ("--chart", "--picture"):
-        file = tmp_path / option / "memory.svg"
-        code, _, err = run("plan", *PLANNED, option, file)
-        assert (code, file.read_text()[:4]) == (0, "<svg")
-        assert f"memory chart written to {file}" in err.splitlines()
-    assert "--picture" not in run("plan", "--help")[1]
-
-
-def test_a_chart_is_svg(run):
-    assert run("plan", "--chart", "p.png")[0] == run("plan", "--picture", "p.png")[0] == 2
-
-
 @pytest.mark.parametrize("folder", ["", "s3://bucket/run"])
 def test_a_run_folder_is_a_local_path(folder):
     program = typer.Typer()
@@ -557,11 +434,7 @@ def test_a_run_folder_is_a_local_path(folder):
     assert mb_config("check", "run.yaml", "--out", folder, program=program)[0] == 2
 
 
-def test_a_world_size_to_sweep_over_is_positive(run):
-    assert run("sweep", "--world-size", "0")[0] == 2
-
-
-@pytest.mark.parametrize("command", ["check", "plan", "show"])
+@pytest.mark.parametrize("command", ["check", "show"])
 def test_the_file_of_the_readme_is_valid(tmp_path, command):
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     (tmp_path / "run.yaml").write_text(readme.partition("```yaml\n")[2].partition("```")[0])

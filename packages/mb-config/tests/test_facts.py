@@ -1,9 +1,11 @@
 """Facts about this machine and about others."""
 
+import os
+
 import pytest
 
 from mb_config.preflight import facts
-from mb_config.preflight.facts import TargetMachine, machine_facts, short_name_of_first
+from mb_config.preflight.facts import ALLOW_OOM, TargetMachine, machine_facts, short_name_of_first
 
 
 def known(gpus=(), environment=None, **target):
@@ -66,3 +68,20 @@ def test_the_version_of_a_package():
     assert facts.installed_version("yaml", "pyyaml") is not None
     assert facts.installed_version("no_such_module", "no-such-module") is None
     assert facts.installed_version("mb_config", "no-such-distribution") is None
+
+
+def test_the_option_reaches_the_processes_that_are_started(monkeypatch):
+    pytest.importorskip("typer", reason="needs mb-config[cli]")
+    from mb_config.cli.options import set_allow_oom
+
+    monkeypatch.delenv(ALLOW_OOM, raising=False)
+    assert (set_allow_oom(False), ALLOW_OOM in os.environ) == (False, False)
+    assert (set_allow_oom(True), os.environ[ALLOW_OOM]) == (True, "1")
+    monkeypatch.delenv(ALLOW_OOM)
+
+
+def test_the_variable_is_a_fact():
+    facts = machine_facts(
+        TargetMachine(world_size=1), gpus=lambda _: ["NVIDIA H100"], environment={ALLOW_OOM: "1"}
+    )
+    assert facts["allow_oom"] is True

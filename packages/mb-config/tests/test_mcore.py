@@ -1,9 +1,8 @@
 """Comparison of the sections with the installed Megatron Core."""
 
-import contextlib
 import copy
 import math
-from dataclasses import MISSING, fields
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer  # noqa: E402
 
 import mb_config  # noqa: E402
 from mb_config import (  # noqa: E402
@@ -39,7 +37,6 @@ from mb_config.mcore import (  # noqa: E402
 from mb_config.mcore_defaults import drift, drift_from_data, installed_version  # noqa: E402
 from mb_config.mcore_defaults import main as mcore_defaults  # noqa: E402
 from mb_config.megatron_defaults import MegatronField, versions  # noqa: E402
-from mb_config.plan.parameter_storage import parameter_storage  # noqa: E402
 from mb_config.rules.precision import DTYPES  # noqa: E402
 
 
@@ -325,37 +322,3 @@ def test_lengths_passed_to_megatrons_scheduler(train, scheduler, expected):
     steps = scheduler_steps(TrainingConfig(global_batch_size=8, **train), section)
     real, _ = built(section, OptimizerConfig(lr=1.0), steps)
     assert (real.lr_decay_steps, real.lr_warmup_steps, real.wd_incr_steps) == expected
-
-
-@pytest.mark.parametrize(
-    ("precision", "in_the_optimizer"),
-    [
-        ("bf16_mixed", True),
-        ("bf16_with_fp8_delayed_scaling_mixed", True),
-        ("bf16_with_fp8_current_scaling_mixed", False),
-    ],
-)
-def test_main_weights_are_counted_where_megatron_keeps_them(make, precision, in_the_optimizer):
-    config = make(mixed_precision=precision)
-    config.optimizer.use_precision_aware_optimizer = True
-    config.optimizer.use_distributed_optimizer = config.ddp.use_distributed_optimizer = True
-    mb_config.runtime_config_update(config, world_size=1, rules=())
-    section = config.optimizer
-    megatron = MegatronOptimizer.__new__(MegatronOptimizer)  # its constructor needs Transformer Engine
-    for each in fields(MegatronOptimizer):
-        setattr(megatron, each.name, None if each.default is MISSING else each.default)
-    for name in (
-        "optimizer",
-        "bf16",
-        "fp8_recipe",
-        "use_precision_aware_optimizer",
-        "use_distributed_optimizer",
-    ):
-        setattr(megatron, name, getattr(section, name))
-    with contextlib.suppress(RuntimeError):
-        megatron.__post_init__()
-    assert megatron.use_precision_aware_optimizer_no_fp8_or_ds_fp8 is in_the_optimizer
-    storage = parameter_storage(config.model, optimizer=section, ddp=config.ddp)
-    assert (
-        storage.optimizer == (2 if in_the_optimizer else 4) + 8
-    )  # remainders of 16 bits, or float32; two moments

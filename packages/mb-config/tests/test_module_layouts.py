@@ -2,8 +2,13 @@
 
 import pytest
 
-from mb_config import Axis, Rule, run_sweep
-from mb_config.preflight.module_layouts import has_parallelism_per_module, one_replica, rules_per_point
+from mb_config.preflight.module_layouts import (
+    ParallelSizeError,
+    has_parallelism_per_module,
+    one_replica,
+    rules_per_point,
+    smallest_world,
+)
 
 TP, OFFSET = "tensor_model_parallel_size", "language_rank_offset"
 
@@ -30,22 +35,14 @@ def test_modules_count_as_one_replica():
     assert one_replica({**sizes, OFFSET: 2}, {}) == {}
 
 
-def test_points_of_a_sweep_can_differ_in_their_modules():
-    def rule(number, fact):
-        def test(size, processes):
-            return f"{processes}" if processes != 2 else None
-
-        fields = (f"model.{TP}", f"facts.{fact}")
-        return Rule(id=number, fields=fields, test=test, why="w", fix="F.", fails={}, passes={})
-
-    model = {OFFSET: 0, TP: 1, "vision_tensor_model_parallel_size": None}
-    rules = rules_per_point([rule("W", "world_size"), rule("A", "all_processes")], model)
-    axes = [Axis(path=f"model.{OFFSET}", values=(0, 1)), Axis(path="facts.world_size", values=(2, 3))]
-    result = run_sweep({"model": model}, axes, rules)
-    assert result.passing == ((0, 0),)
-    assert [(group.count, group.rules) for group in result.rejected] == [(2, ("W",)), (1, ("W", "A"))]
-
-
 def test_rules_of_a_model_of_one_module_are_unchanged():
     rules = (object(),)
     assert rules_per_point(rules, {TP: 2}) == [*rules]
+
+
+def test_experts_can_require_more_processes_than_the_dense_part():
+    experts = {"num_moe_experts": 16, "expert_model_parallel_size": 4, TP: 2}
+    assert smallest_world({**experts, "context_parallel_size": 2}) == 8
+    assert smallest_world({**experts, "expert_tensor_parallel_size": 1, "context_parallel_size": 3}) == 12
+    with pytest.raises(ParallelSizeError, match="context_parallel_size: must be an integer of at least 1"):
+        smallest_world({"context_parallel_size": 0})

@@ -197,18 +197,21 @@ def test_experts_use_grouped_products_and_exchange_their_tokens(make_fast):
     assert found["model.moe_token_dispatcher_type"] == "alltoall"
 
 
-@pytest.mark.parametrize(
-    ("layers", "recompute"),
-    [(4, None), (400, "full")],  # the second does not fit with all activations
-)
-def test_recomputation_of_a_recipe_ends_if_the_plan_has_room(make_fast, layers, recompute):
+@pytest.mark.parametrize(("need", "recompute"), [(67 * 2**30, None), (68 * 2**30, "full"), (None, "full")])
+def test_recomputation_of_a_recipe_ends_if_the_plan_has_room(make_fast, monkeypatch, need, recompute):
+    """85 % of 79.1 GiB are 67.2."""
+
+    def planned(self, facts):
+        assert (self.model.recompute_granularity, facts["gpu"]) == (None, "h100")
+        return {} if need is None else {"memory_of_tensors": need, "memory_of_gpu": int(79.1 * 2**30)}
+
     config = make_fast(
         perf="h100",
-        num_layers=layers,
         recompute_granularity="full",
         recompute_method="uniform",
         recompute_num_layers=1,
     )
+    monkeypatch.setattr(type(config), "memory_facts", planned)
     recipe = ("granularity", "method", "num_layers")
     provenance = Provenance({f"model.recompute_{name}": "recipe mine" for name in recipe})
     changed(config, provenance=provenance, world_size=4)

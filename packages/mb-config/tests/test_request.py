@@ -8,7 +8,6 @@ import pytest
 
 from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
 from mb_config.overrides.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
-from mb_config.run_estimate import estimate_run
 
 
 @pytest.fixture
@@ -94,42 +93,6 @@ def test_a_plain_file(tmp_path):
     assert request.plain.unchecked() == {"model": "mb-models"}
     with pytest.raises(UnknownKeyError, match="no such field"):
         PlainReader().read([str(file), "train.nothing=2"])
-
-
-SIZES = {
-    "num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 64, "seq_length": 4,
-    "ffn_hidden_size": 16,
-}  # fmt: skip
-
-
-def cannot_count(model, *, seq_length, vocab_size):
-    raise ValueError("unknown layers")
-
-
-@pytest.mark.parametrize(
-    ("count", "flops", "note"),
-    [
-        (None, None, "floating-point operations are not counted, because no function for them is installed"),
-        (cannot_count, None, "unknown layers"),
-        (
-            lambda model, *, seq_length, vocab_size: SimpleNamespace(
-                total=float(seq_length), parts={"mlp": 4.0}
-            ),
-            4.0,
-            None,
-        ),
-    ],
-    ids=["no function", "not counted", "counted"],
-)
-def test_operations_are_counted_by_a_function(make, count, flops, note):
-    config = make()
-    config.model, config.dataset = SIZES, {}
-    config.train.global_batch_size, config.train.micro_batch_size = 2, 1
-    estimate = estimate_run(config, world_size=1, vocab_size=64, count_flops=count)
-    assert (estimate.flops and estimate.flops.total) == flops
-    assert estimate.flops_per_step == (None if flops is None else flops * 2 * 4)
-    assert note is None or note in estimate.notes
-    assert estimate.to_dict()["flops_per_token"] == (None if flops is None else {"total": 4.0, "mlp": 4.0})
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,8 +21,6 @@ from mb_config import (
     show,
     to_dict,
 )
-from mb_config.sweep import Axis
-from mb_config.variations import Variation
 from mb_schema.rules import Rule
 from mb_schema.secrets import MASK, is_secret, masked, masked_argument, masked_text
 
@@ -227,13 +224,3 @@ def test_a_rule_on_the_text_of_a_secret_prints_none():
 def test_a_value_without_secrets_is_passed_as_it_is():
     options = {"a": {1, 2}, "eos_token": "x"}
     assert rule(lambda _given: "x").check(options).values["checkpoint.storage_options"] is options
-
-
-def test_a_sweep_prints_no_secret():
-    variations = [Variation(path="checkpoint.storage_options", values=({"secret": "S3CRET"},))]
-    axes = (Axis(path="checkpoint.storage_options", values=({"secret": "S3CRET"},)),)
-    result = SimpleNamespace(axes=axes)
-    report = pytest.importorskip("mb_config.cli_sweep_report", reason="needs mb-config[cli]")
-    assert report.values_as_written(result, variations, [0]) == {
-        "checkpoint.storage_options": {"secret": MASK}
-    }

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from mb_config import (
-    Axis,
     ConfigReadError,
     DistributedDataParallelConfig,
     OverrideError,
@@ -15,7 +14,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.variations import to_hydra_text
+from mb_config.overrides.variations import to_hydra_text
 
 
 @dataclass(kw_only=True)
@@ -111,9 +110,9 @@ def test_values_are_converted_to_the_type_of_the_field():
         Variation(path="ddp.grad_reduce_in_fp32", values=(True,)),
     ]
     assert to_axes(Run(), variations) == (
-        Axis(path="model.tp", values=(1, 2)),
-        Axis(path="model.extra.x", values=("it's", [1.5, None])),
-        Axis(path="ddp.grad_reduce_in_fp32", values=(True,)),
+        Variation(path="model.tp", values=(1, 2)),
+        Variation(path="model.extra.x", values=("it's", [1.5, None])),
+        Variation(path="ddp.grad_reduce_in_fp32", values=(True,)),
     )
 
 

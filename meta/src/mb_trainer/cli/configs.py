@@ -7,9 +7,11 @@ import typer
 import mb_config.cli.app
 from mb_config.cli.mounted_program import MountedProgram
 from mb_trainer.cli.options import RECIPE_ARGUMENTS, command
+from mb_trainer.cli.plans import plans
 
 configs = typer.Typer()
 configs.add_typer(mb_config.cli.app.checks)
+configs.add_typer(plans)
 configs.add_typer(mb_config.cli.app.configurations, name="config")
 
 TRAINER = MountedProgram(

@@ -45,15 +45,11 @@ if TYPE_CHECKING:
     from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
     from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
     from mb_config.overrides.saved_settings import difference_lines as difference_lines
-    from mb_config.plan.errors import PlanError as PlanError
-    from mb_config.plan.gpu_memory import GPU_MEMORY as GPU_MEMORY
-    from mb_config.plan.gpu_memory import GpuMemory as GpuMemory
-    from mb_config.plan.memory_chart import render_memory_chart as render_memory_chart
-    from mb_config.plan.model_shape import smallest_world as smallest_world
-    from mb_config.plan.resource_plan import RankBytes as RankBytes
-    from mb_config.plan.resource_plan import ResourcePlan as ResourcePlan
-    from mb_config.plan.resource_plan import StagePlan as StagePlan
-    from mb_config.plan.resource_plan import make_plan as make_plan
+    from mb_config.overrides.variations import Variation as Variation
+    from mb_config.overrides.variations import read_variations as read_variations
+    from mb_config.overrides.variations import split_yaml as split_yaml
+    from mb_config.overrides.variations import to_axes as to_axes
+    from mb_config.preflight.module_layouts import smallest_world as smallest_world
     from mb_config.preflight.problems import ConfigError as ConfigError
     from mb_config.preflight.problems import RuleLike as RuleLike
     from mb_config.preflight.problems import check as check
@@ -82,19 +78,11 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
-    from mb_config.sweep import Axis as Axis
-    from mb_config.sweep import SweepResult as SweepResult
-    from mb_config.sweep import run_sweep as run_sweep
-    from mb_config.variations import Variation as Variation
-    from mb_config.variations import read_variations as read_variations
-    from mb_config.variations import split_yaml as split_yaml
-    from mb_config.variations import to_axes as to_axes
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Problem as Problem
     from mb_schema.rules import Rule as Rule
 
 _HOMES = {
-    "Axis": "sweep",
     "Change": "resolve.resolver",
     "ConfigContainer": "container.container",
     "ConfigError": "preflight.problems",
@@ -104,8 +92,6 @@ _HOMES = {
     "ConfigReadError": "errors",
     "DistributedDataParallelConfig": "sections.ddp",
     "DistributedInitConfig": "sections.startup",
-    "GPU_MEMORY": "plan.gpu_memory",
-    "GpuMemory": "plan.gpu_memory",
     "ManyReadErrors": "errors",
     "MaskedValueError": "errors",
     "MegatronField": "megatron_defaults",
@@ -115,13 +101,10 @@ _HOMES = {
     "OptimizerConfigOverrideProvider": "sections.optimizer_overrides",
     "OptimizerConfigOverrideProviderContext": "sections.optimizer_overrides",
     "OverrideError": "errors",
-    "PlanError": "plan.errors",
     "Problem": "mb_schema.rules",
     "Provenance": "overrides.provenance",
     "RNGConfig": "sections.startup",
     "RULES": "rules",
-    "RankBytes": "plan.resource_plan",
-    "ResourcePlan": "plan.resource_plan",
     "Rule": "mb_schema.rules",
     "RuleLike": "preflight.problems",
     "SavedSettings": "overrides.saved_settings",
@@ -129,8 +112,6 @@ _HOMES = {
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedules.learning_rate",
     "Section": "container.section",
-    "StagePlan": "plan.resource_plan",
-    "SweepResult": "sweep",
     "TargetError": "errors",
     "TrainingConfig": "sections.training",
     "UnknownGpuError": "mb_schema.gpu_names",
@@ -138,7 +119,7 @@ _HOMES = {
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "resolve.precision_recipes",
     "ValidationConfig": "sections.training",
-    "Variation": "variations",
+    "Variation": "overrides.variations",
     "WrongTypeError": "errors",
     "apply_overrides": "overrides.apply",
     "apply_yaml": "overrides.apply",
@@ -150,20 +131,17 @@ _HOMES = {
     "given_fields": "container.section",
     "gpu_short_name": "rules.hardware",
     "learning_rate": "schedules.learning_rate",
-    "make_plan": "plan.resource_plan",
     "megatron_fields": "megatron_defaults",
     "mimo_runtime_config_update": "resolve.resolver",
     "non_default_values": "container.non_defaults",
-    "read_variations": "variations",
-    "render_memory_chart": "plan.memory_chart",
-    "run_sweep": "sweep",
+    "read_variations": "overrides.variations",
     "runtime_config_update": "resolve.resolver",
     "scheduler_steps": "schedules.learning_rate",
     "settings_differences": "container.settings_diff",
     "show": "container.display",
-    "smallest_world": "plan.model_shape",
-    "split_yaml": "variations",
-    "to_axes": "variations",
+    "smallest_world": "preflight.module_layouts",
+    "split_yaml": "overrides.variations",
+    "to_axes": "overrides.variations",
     "to_dict": "container.codec",
 }
 

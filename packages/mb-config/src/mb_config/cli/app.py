@@ -1,4 +1,4 @@
-"""Command line `mb-config`: check, plan, sweep, explain, rules, show. Requires the extra `cli`.
+"""Command line `mb-config`: check, explain, rules, show. Requires the extra `cli`.
 
 A program that mounts `app`, or its parts `checks` and `configurations`, passes its recipes, rules and facts with
 `set_program`. Each command imports its module when it is called, so that `--help` is fast.
@@ -14,25 +14,18 @@ import typer
 from mb_config.cli.mounted_program import ConfigCommand, OverridesWithDashes, mounted_program
 from mb_config.cli.options import (
     Json,
-    Limit,
     MachineOptions,
     ProcessOptions,
     RequestOptions,
-    Top,
-    WorldSizes,
     add_import_option,
     common_options,
-    read_chart,
 )
 
 if TYPE_CHECKING:
     from mb_config.cli.program import ConfigProgram
 
-_SHOWN_POINTS = 20
-
-
 checks = typer.Typer()
-"""Commands `check`, `plan`, `sweep`, `explain` and `rules`."""
+"""Commands `check`, `explain` and `rules`."""
 
 configurations = typer.Typer(help="Look at a configuration, or import one.", no_args_is_help=True)
 """Commands `show` and `import-args`."""
@@ -85,113 +78,6 @@ def check(
                 world_size=processes.world_size or processes.nproc or program.world_size,
                 local_world_size=processes.nproc,
             ),
-            as_json=as_json,
-        ),
-    )
-
-
-@checks.command(
-    cls=ConfigCommand,
-    epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
-)
-@common_options
-def plan(
-    context: typer.Context,
-    request: RequestOptions,
-    processes: ProcessOptions,
-    machine: MachineOptions,
-    chart: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.svg",
-            help="Write a bar chart of the memory of each pipeline stage; folders are created.",
-            callback=read_chart,
-            show_default=False,
-        ),
-    ] = None,
-    explained: Annotated[
-        bool, typer.Option("--explain", help="With --gpu: print the parts of the predicted step as bars.")
-    ] = False,
-    previous_chart: Annotated[
-        Path | None, typer.Option("--picture", hidden=True, callback=read_chart)
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Print what a run will need: parameters, memory on each GPU, FLOPs, checkpoint size; with --gpu its time.
-
-    Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
-    processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
-    """
-    _run(
-        context,
-        "cli_plan",
-        lambda module, program: module.plan(
-            program,
-            _given(request),
-            target=_target(machine, world_size=processes.world_size or processes.nproc),
-            chart=chart or previous_chart,
-            explained=explained,
-            as_json=as_json,
-        ),
-    )
-
-
-@checks.command(
-    cls=ConfigCommand,
-    epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
-)
-@common_options
-def sweep(  # noqa: PLR0913 - options of a command
-    context: typer.Context,
-    request: RequestOptions,
-    machine: MachineOptions,
-    world_size: WorldSizes = "1",
-    limit: Limit = None,
-    top: Top = None,
-    layouts: Annotated[
-        bool,
-        typer.Option("--layouts", help="Sweep over all parallel layouts, but for sizes that you set."),
-    ] = False,
-    chart: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.svg",
-            help="With --gpu: write a chart of memory and predicted time; folders are created.",
-            callback=read_chart,
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check every combination of several values at once, and plan those that pass.
-
-    A field is swept over if it has several values: key=1,2,4 or key=range(1,5); or a list, in an override or in
-    a YAML file, if the field takes no list: key=[1,2,4]. If it takes one, the list is its value, and several
-    lists are key=[1,2],[3].
-
-    With --gpu the step of each point is predicted, and the fastest that fit the memory are shown first. With
-    --layouts the fields are chosen: tensor, sequence, pipeline, virtual pipeline, context and expert parallelism
-    and the micro-batch size, as in sweep llama31_70b --layouts --world-size 64 --gpu h100 --top 5.
-
-    For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
-    passes.
-    """
-    if chart is not None and machine.gpu is None:
-        raise typer.BadParameter("a chart has predicted times: give --gpu", param_hint="--chart")
-    if limit is None:
-        limit = _SHOWN_POINTS if top is None else 0
-    targets = [_target(machine, world_size=int(number)) for number in world_size.split(",")]
-    _run(
-        context,
-        "cli_sweep",
-        lambda module, program: module.sweep(
-            program,
-            _given(request),
-            targets=targets,
-            limit=limit or None,
-            top=top,
-            layouts=layouts,
-            chart=chart,
             as_json=as_json,
         ),
     )
@@ -365,7 +251,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Check, plan and show the configuration of a Megatron trainer, before anything is built."""
+    """Check and show the configuration of a Megatron trainer, before anything is built."""
 
 
 def run() -> None:

@@ -14,9 +14,6 @@ from mb_config.cli.program import ConfigProgram, Examination, examine
 from mb_config.container.display import show as show_text
 from mb_config.container.non_defaults import non_default_values
 from mb_config.errors import ConfigReadError, raise_errors
-from mb_config.plan.errors import PlanError
-from mb_config.plan.gpu_memory import GPU_MEMORY
-from mb_config.plan.resource_plan import make_plan
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.problems import ConfigError
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
@@ -181,17 +178,16 @@ def notes(program: ConfigProgram, found: Examination, *, unread: int) -> Iterato
 def _memory_notes(program: ConfigProgram, found: Examination) -> Iterator[str]:
     """Yield that the run does not fit the GPUs, if that depends on a vocabulary that only its tokenizer knows."""
     target, config = found.target, found.request.config
-    memory, rows = GPU_MEMORY.get(target.gpu or ""), program.embedding_rows(config)
+    rows = program.embedding_rows(config)
     known = any(problem.id.startswith("PL") for problem in found.result.problems)
-    if memory is None or target.world_size is None or not found.result.resolved or known or rows is None:
+    if not found.result.resolved or known or rows is None:
         return
-    try:
-        need = make_plan(config.sections(), world_size=target.world_size, vocab_size=rows).needed_bytes
-    except PlanError:  # `plan` reports the reason
-        return
-    if need is not None and need > memory.size:
+    facts = {"world_size": target.world_size, "gpu": target.gpu}
+    memory = config.memory_facts(facts, vocab_size=rows)
+    need, size = memory.get("memory_of_run"), memory.get("memory_of_gpu")
+    if need is not None and size is not None and need > size:
         yield (
-            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {memory.size / 2**30:.1f}: "
+            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {size / 2**30:.1f}: "
             f"see {program.name} plan"
         )
 

@@ -72,28 +72,6 @@ def read_run_folder(text: str) -> Path:
     return Path(expand_home(text))
 
 
-def read_chart(path: Path | None) -> Path | None:
-    """Return the path of a chart unchanged.
-
-    Raises:
-        typer.BadParameter: Its name does not end in .svg.
-    """
-    if path is not None and path.suffix.lower() != ".svg":
-        raise typer.BadParameter("draws SVG: give a name that ends in .svg")
-    return path
-
-
-def read_world_sizes(text: str) -> str:
-    """Return numbers of processes, separated by commas, unchanged.
-
-    Raises:
-        typer.BadParameter: One is not a number above 0.
-    """
-    if not all(number.isdecimal() and int(number) > 0 for number in text.split(",")):
-        raise typer.BadParameter("must be a number above 0, or several with commas")
-    return text
-
-
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
@@ -181,33 +159,6 @@ AllowOom = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-WorldSizes = Annotated[
-    str,
-    typer.Option(
-        metavar="N[,N...]",
-        help="Processes of the whole run; several are swept over.",
-        callback=read_world_sizes,
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="N",
-        help="Passing points to show; 0: all. Default 20; all with --top. Without --gpu no more are planned.",
-        show_default=False,
-    ),
-]
-Top = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Show the N best points that pass: fastest that fit with --gpu, else least pipeline waiting, then memory.",
-        show_default=False,
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Program with commands on configurations: what a trainer supplies to `check`, `plan`, `sweep`, `show` and `rules`."""
+"""Program with commands on configurations: what a trainer supplies to `check`, `show` and `rules`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from mb_config.errors import ConfigReadError
 from mb_config.overrides.registration import RecipeTable, Registry
 from mb_config.overrides.request import ConfigRequest, PlainReader, RequestReader
 from mb_config.perf.names import AUTO, read_name
-from mb_config.plan.model_shape import read_field, smallest_world
 from mb_config.preflight.facts import TargetMachine, collect_facts
+from mb_config.preflight.module_layouts import smallest_world
 from mb_config.preflight.problems import ConfigError, RuleLike
 from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
 from mb_config.resolve.fallbacks import select_local_layers
 from mb_config.rules import RULES
-from mb_config.run_estimate import CountFlops
-from mb_schema.rules import Problem
+from mb_schema.rules import Problem, value_at
 
 GatherFacts = Callable[[TargetMachine, object], Mapping[str, object]]
 """Function of the target machines and of the section `env_vars` that returns the facts for rules."""
@@ -41,8 +40,8 @@ def shared_facts(target: TargetMachine, env_vars: object) -> dict[str, object]:
 
 def configured_vocab_size(config: Any) -> int | None:
     """Return the rows of the embedding that the model sets; None if it sets none."""
-    size: int | None = read_field(config.model, "vocab_size")
-    return size
+    size = value_at("model.vocab_size", config.sections())
+    return size if isinstance(size, int) else None
 
 
 def _unplaced(_request: ConfigRequest, _out: Path | None) -> None:
@@ -84,9 +83,6 @@ class ConfigProgram:
 
     embedding_rows: Callable[[Any], int | None] = configured_vocab_size
     """Function of a configuration that returns the padded rows of the embedding; None: unknown."""
-
-    count_flops: CountFlops | None = None
-    """Function that counts floating-point operations."""
 
     verify_data: Callable[[Any], str | None] = _unverified
     """Function that checks the files of a valid configuration and returns the problem, if any."""

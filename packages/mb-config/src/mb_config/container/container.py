@@ -284,6 +284,20 @@ class ConfigContainer(Section):
         """
         return RULES
 
+    def memory_facts(
+        self, facts: Mapping[str, object], *, vocab_size: int | None = None
+    ) -> Mapping[str, Any]:
+        """Return facts about the memory of a resolved run on a GPU; empty if it is not planned.
+
+        A subclass plans it, and returns the bytes of the fullest rank, `memory_of_tensors` and with the overhead
+        `memory_of_run`, and `memory_of_gpu`; None: not known.
+
+        Args:
+            facts: Number of processes and GPU.
+            vocab_size: Rows of the embedding if the model does not set them.
+        """
+        return NOTHING
+
     def set_data_parallel_size(self, world_size: int | None = None) -> None:
         """Set `data_parallel_size`, and that of `comm_overlap` if it has one.
 

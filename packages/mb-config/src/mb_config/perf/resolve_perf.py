@@ -20,8 +20,6 @@ from mb_config.perf.settings import (
     precision_of,
 )
 from mb_config.perf.target import PerfTarget
-from mb_config.plan.gpu_memory import GPU_MEMORY
-from mb_config.plan.resource_plan import make_plan
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
 from mb_config.resolve.precision_targets import CORE, precision_values
 from mb_config.resolve.state import ResolverState
@@ -136,25 +134,27 @@ def _without_recomputation(state: ResolverState, target: PerfTarget, label: str,
     paths = [f"model.recompute_{name}" for name in _RECOMPUTE]
     if not target.model("recompute_granularity") or not all(_is_free(state, path) for path in paths):
         return
-    need, memory = _bytes_without_recomputation(target, resolve), GPU_MEMORY.get(target.gpu)
-    if need is None or memory is None or need > (1 - FREE_FRACTION) * memory.size:
+    known = _memory_without_recomputation(target, resolve)
+    need, size = known.get("memory_of_tensors"), known.get("memory_of_gpu")
+    if need is None or size is None or need > (1 - FREE_FRACTION) * size:
         return
-    why = f"the plan needs {need / 2**30:.1f} GiB of {memory.size / 2**30:.1f} with all activations kept"
+    why = f"the plan needs {need / 2**30:.1f} GiB of {size / 2**30:.1f} with all activations kept"
     for path in paths:
         _apply(state, FastSetting(path=path, value=None, why=why, when=lambda _: True), label)
 
 
-def _bytes_without_recomputation(target: PerfTarget, resolve: Resolve) -> int | None:
-    """Return the memory of the fullest rank, planned with a copy; None if it is not known."""
+def _memory_without_recomputation(target: PerfTarget, resolve: Resolve) -> Mapping[str, Any]:
+    """Return the facts about the memory of a copy; empty if it is not known."""
     world_size = target.facts.get("world_size")
     if not isinstance(world_size, int):
-        return None
+        return NOTHING
     copy = deepcopy(target.config)
     copy.perf = None
     for name in _RECOMPUTE:
         set_field(copy, f"model.recompute_{name}", None)
     try:
         resolve(copy, world_size=world_size, facts=target.facts, rules=())
-        return make_plan(copy.sections(), world_size=world_size).peak.rank_bytes.total
     except ValueError:  # the rules report what is wrong
-        return None
+        return NOTHING
+    known: Mapping[str, Any] = copy.memory_facts({**target.facts, "gpu": target.gpu})
+    return known

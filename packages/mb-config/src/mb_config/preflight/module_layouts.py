@@ -7,9 +7,10 @@ modules as one replica, and the rules on per-module parallelism read the fact `a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
+from math import lcm, prod
 from typing import Any
 
+from mb_config.errors import ConfigurationError
 from mb_config.preflight.problems import RuleLike
 from mb_schema.rules import Rule, value_at
 
@@ -20,6 +21,27 @@ _SIZES = (
     "model.context_parallel_size",
 )
 _LAYOUT = ("model.language_rank_offset", "model.vision_tensor_model_parallel_size", _SIZES[0])
+
+
+class ParallelSizeError(ConfigurationError, ValueError):
+    """A parallel size that is not a positive integer."""
+
+
+def smallest_world(model: object) -> int:
+    """Return the smallest number of processes that holds a model, from the parallel sizes of its section.
+
+    Raises:
+        ParallelSizeError: If a parallel size is not positive.
+    """
+    tp, pp, cp = (_degree(model, path) or 1 for path in _SIZES)
+    experts = (_degree(model, "model.expert_model_parallel_size") or 1) * (
+        _degree(model, "model.expert_tensor_parallel_size") or tp
+    )
+    dense = tp * pp * cp
+    if _field(model, "model.vision_num_layers"):
+        offset, vision_tp, _ = (_field(model, path) for path in _LAYOUT)
+        dense = offset + dense if offset else lcm(vision_tp or tp, dense)
+    return lcm(dense, experts * pp) if _field(model, "model.num_moe_experts") else dense
 
 
 def has_parallelism_per_module(model: object) -> bool:
@@ -92,6 +114,15 @@ def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str
 def _are_different(offset: Any, vision_tp: Any, tp: Any) -> bool:
     """Return True for different layouts; `offset` is None for models of one module."""
     return offset is not None and (offset != 0 or vision_tp not in (None, tp))
+
+
+def _degree(model: object, path: str) -> int | None:
+    size = _field(model, path)
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ParallelSizeError(f"{path}: must be an integer of at least 1, not {size!r}. Set it.")
+    return size
 
 
 def _has(model: object, path: str) -> bool:

@@ -17,17 +17,18 @@ from typing import Any, Literal, Protocol
 
 from mb_config.container.section_types import check_config
 from mb_config.overrides.provenance import Provenance
-from mb_config.plan.errors import PlanError
-from mb_config.plan.model_shape import smallest_world
-from mb_config.plan.resource_plan import make_plan
-from mb_config.preflight.module_layouts import has_parallelism_per_module, one_replica
+from mb_config.preflight.module_layouts import (
+    ParallelSizeError,
+    has_parallelism_per_module,
+    one_replica,
+    smallest_world,
+)
 from mb_config.preflight.problem_merging import drop_implied, merge_problems
 from mb_config.preflight.problems import ConfigError, RuleLike, check
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
-from mb_config.rules import RULES
-from mb_config.rules.memory import ALLOWED, NEED, STATE
+from mb_config.rules import RULES, sizes
 from mb_config.sections.startup import DistributedInitConfig
 from mb_schema.rules import NOTHING, Problem
 
@@ -239,7 +240,7 @@ def preflight(
     target, origins = (deepcopy(config), deepcopy(known)) if unresolved else (config, known)
     try:
         changes = _resolve(target, facts=data, provenance=origins)
-    except (PlanError, UnknownPrecisionError):  # rules report what the shape and the precision lack
+    except (ParallelSizeError, UnknownPrecisionError):  # rules report what the layout and the precision lack
         reason = unresolved or "the precision recipe is unknown"
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=reason)
     except ValueError as error:
@@ -253,34 +254,19 @@ def preflight(
         )
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)
+    absurd = {rule.id for rule in sizes.RULES}.intersection(problem.id for problem in written)
+    memory = NOTHING if absurd else config.memory_facts(facts)
     later = checks.find_problems(
         config,
-        facts={**facts, **memory_facts(config, facts), "resolved": True},
+        facts={**facts, **memory, "resolved": True},
         provenance=known,
         sections=sections,
     )
     return PreflightResult(
-        problems=merge_problems(written, _only_resolved(later, changes)),
+        problems=merge_problems(written, _only_resolved(later, changes, memory)),
         changes=[*fast, *changes],
         fallbacks=fallbacks,
     )
-
-
-def memory_facts(config: Any, facts: Mapping[str, object]) -> dict[str, object]:
-    """Return the facts about the memory of a resolved run on a GPU; empty if it is not known, or not planned."""
-    world_size = facts.get("world_size")
-    if facts.get("cpu") or facts.get("gpu") is None or not isinstance(world_size, int):
-        return {}
-    try:
-        plan = make_plan(config.sections(), world_size=world_size)
-    except PlanError:  # `plan` reports the reason
-        return {}
-    memory = plan.peak.rank_bytes
-    return {
-        STATE: memory.weights + memory.gradients + (memory.optimizer or 0),
-        NEED: plan.needed_bytes,
-        ALLOWED: facts.get(ALLOWED, False),
-    }
 
 
 def violations(error: ValueError, provenance: Provenance) -> list[Problem]:
@@ -360,9 +346,12 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
     return runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
 
 
-def _only_resolved(problems: Iterable[Problem], changes: Iterable[Change]) -> list[Problem]:
+def _only_resolved(
+    problems: Iterable[Problem], changes: Iterable[Change], memory: Mapping[str, object]
+) -> list[Problem]:
     """Return errors, and warnings that a configuration as written cannot have: on a computed length, and on memory."""
-    computed = {change.field for change in changes} & {"train.train_iters"} | {f"facts.{NEED}"}
+    computed = {change.field for change in changes} & {"train.train_iters"}
+    computed |= {f"facts.{name}" for name in memory}
     return [each for each in problems if each.severity == "error" or computed.intersection(each.fields)]
 
 

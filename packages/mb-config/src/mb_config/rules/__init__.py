@@ -15,7 +15,6 @@ from mb_config.rules import (
     hardware,
     interleaving,
     local_paths,
-    memory,
     model_numbers,
     optimizer,
     parallelism,
@@ -34,7 +33,6 @@ __all__ = ["RULES", "Rule"]
 RULES: tuple[Rule, ...] = (
     *environment.RULES,
     *hardware.RULES,
-    *memory.RULES,
     *perf.RULES,
     *training.RULES,
     *batch_sizes.RULES,

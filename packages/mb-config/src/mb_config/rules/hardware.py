@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from mb_config.plan.gpu_memory import GPU_MEMORY
 from mb_config.resolve.precision_table import precision_field
 from mb_schema.gpu_names import find_short_name, short_name
 from mb_schema.rule_kinds import rule
@@ -46,7 +45,7 @@ NVLINK_GPUS: Mapping[str, int] = {
 """Short name of a GPU to the number of GPUs that its common system connects by NVLink: a board or a rack."""
 
 
-KNOWN: tuple[str, ...] = tuple(dict.fromkeys([*CAPABILITIES, *GPU_MEMORY]))
+KNOWN: tuple[str, ...] = (*CAPABILITIES, "mi300x")
 """Short names of the GPUs with a known compute capability or memory size."""
 
 

@@ -1,0 +1,182 @@
+"""The part of the command line that plans a run before it starts: `mb plan` and `mb sweep`."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mb_config.cli.mounted_program import ConfigCommand
+from mb_config.cli.options import Json, MachineOptions, ProcessOptions, RequestOptions, common_options
+from mb_plan.cli.options import read_chart
+from mb_trainer.cli.options import command
+
+if TYPE_CHECKING:
+    from mb_config.cli.program import ConfigProgram
+
+SHOWN_POINTS = 20
+"""Passing points of a sweep that are shown without an option."""
+
+plans = typer.Typer()
+
+
+def read_world_sizes(text: str) -> str:
+    """Return numbers of processes, separated by commas, unchanged.
+
+    Raises:
+        typer.BadParameter: One is not a number above 0.
+    """
+    if not all(number.isdecimal() and int(number) > 0 for number in text.split(",")):
+        raise typer.BadParameter("must be a number above 0, or several with commas")
+    return text
+
+
+WorldSizes = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,N...]",
+        help="Processes of the whole run; several are swept over.",
+        callback=read_world_sizes,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Passing points to show; 0: all. Default 20; all with --top. Without --gpu no more are planned.",
+        show_default=False,
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Show the N best points that pass: fastest that fit with --gpu, else least pipeline waiting, then memory.",
+        show_default=False,
+    ),
+]
+
+
+def _run(name: str, work: Callable[[Any, "ConfigProgram"], int]) -> None:
+    """Run the command of the module `name` with the trainer, and exit with its code."""
+
+    def with_trainer() -> int:
+        return work(command(name), import_module("mb_trainer.config_program").program())
+
+    raise typer.Exit(command("errors").reported(with_trainer))
+
+
+def _given(request: RequestOptions) -> Any:
+    given = import_module("mb_config.cli.check").CommandInput
+    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
+
+
+def _target(machine: MachineOptions, **processes: Any) -> Any:
+    target = import_module("mb_config.preflight.facts").TargetMachine
+    return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)
+
+
+@plans.command(
+    cls=ConfigCommand,
+    epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
+)
+@common_options
+def plan(
+    request: RequestOptions,
+    processes: ProcessOptions,
+    machine: MachineOptions,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg",
+            help="Write a bar chart of the memory of each pipeline stage; folders are created.",
+            callback=read_chart,
+            show_default=False,
+        ),
+    ] = None,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="With --gpu: print the parts of the predicted step as bars.")
+    ] = False,
+    previous_chart: Annotated[
+        Path | None, typer.Option("--picture", hidden=True, callback=read_chart)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run will need: parameters, memory on each GPU, FLOPs, checkpoint size; with --gpu its time.
+
+    Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
+    processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
+    """
+    _run(
+        "plan",
+        lambda module, program: module.plan(
+            program,
+            _given(request),
+            target=_target(machine, world_size=processes.world_size or processes.nproc),
+            chart=chart or previous_chart,
+            explained=explained,
+            as_json=as_json,
+        ),
+    )
+
+
+@plans.command(
+    cls=ConfigCommand,
+    epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
+)
+@common_options
+def sweep(
+    request: RequestOptions,
+    machine: MachineOptions,
+    world_size: WorldSizes = "1",
+    limit: Limit = None,
+    top: Top = None,
+    layouts: Annotated[
+        bool,
+        typer.Option("--layouts", help="Sweep over all parallel layouts, but for sizes that you set."),
+    ] = False,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg",
+            help="With --gpu: write a chart of memory and predicted time; folders are created.",
+            callback=read_chart,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every combination of several values at once, and plan those that pass.
+
+    A field is swept over if it has several values: key=1,2,4 or key=range(1,5); or a list, in an override or in
+    a YAML file, if the field takes no list: key=[1,2,4]. If it takes one, the list is its value, and several
+    lists are key=[1,2],[3].
+
+    With --gpu the step of each point is predicted, and the fastest that fit the memory are shown first. With
+    --layouts the fields are chosen: tensor, sequence, pipeline, virtual pipeline, context and expert parallelism
+    and the micro-batch size, as in sweep llama31_70b --layouts --world-size 64 --gpu h100 --top 5.
+
+    For points that are rejected, the rules that reject them are named; every point is counted. Exit code 1: none
+    passes.
+    """
+    if chart is not None and machine.gpu is None:
+        raise typer.BadParameter("a chart has predicted times: give --gpu", param_hint="--chart")
+    if limit is None:
+        limit = SHOWN_POINTS if top is None else 0
+    targets = [_target(machine, world_size=int(number)) for number in world_size.split(",")]
+    _run(
+        "sweep",
+        lambda module, program: module.sweep(
+            program,
+            _given(request),
+            targets=targets,
+            limit=limit or None,
+            top=top,
+            layouts=layouts,
+            chart=chart,
+            as_json=as_json,
+        ),
+    )

@@ -1,0 +1,134 @@
+"""`mb plan`: parameters, memory, work, checkpoint size and predicted time of a run."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mb_config.cli.check import CommandInput
+from mb_config.cli.listing import counted
+from mb_config.cli.program import ConfigProgram, check_request, machine_of_perf
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.module_layouts import smallest_world
+from mb_config.preflight.problems import ConfigError
+from mb_metrics import model_flops_per_token
+from mb_plan.cli.plan_report import print_estimate, write_memory_chart, write_step_chart
+from mb_plan.cli.step_report import print_prediction
+from mb_plan.errors import PlanError
+from mb_plan.memory.gpu_memory import GPU_MEMORY
+from mb_plan.time.prediction import Prediction, predict
+from mb_plan.time.run_estimate import RunEstimate, estimate_run
+from mb_schema.exit_codes import DONE, FAILURE
+from mb_schema.rules import Problem
+from mb_trainer.config import ConfigContainer
+
+
+def plan(
+    program: ConfigProgram,
+    given: CommandInput,
+    *,
+    target: TargetMachine,
+    chart: Path | None,
+    explained: bool = False,
+    as_json: bool,
+) -> int:
+    """Print the resources that a run needs. Return 1 if rules reject it, or if it does not fit the GPU.
+
+    Args:
+        program: Reader, rules and facts.
+        given: Recipe or file, and overrides.
+        target: Machines; without a number of processes, the smallest one that holds the model.
+        chart: SVG file for a memory chart; with `explained` the parts of the step are drawn next to it.
+        explained: Print the parts of the predicted step.
+        as_json: Print one JSON object.
+
+    Raises:
+        ConfigError: The configuration cannot be resolved.
+        PlanError: The model's sizes cannot be counted.
+    """
+    request = program.reader.read(given.arguments, files=given.files)
+    config = request.config
+    size = smallest_world(config.model) if target.world_size is None else target.world_size
+    program.place(request, given.out)
+    target = machine_of_perf(program, config, target)
+    facts = program.gather_facts(replace(target, world_size=size), config.env_vars)
+    result = check_request(program, request, facts=facts)
+    if not result.resolved:
+        raise ConfigError(result.errors or result.problems)
+    rows = program.embedding_rows(config)
+    estimate = _estimate(program, config, result.errors, world_size=size, rows=rows)
+    if chart is not None:
+        write_memory_chart(chart, estimate.plan, title=f"{request.name}: memory per GPU", gpu=target.gpu)
+    fits = estimate.plan.fits(target.gpu)
+    speed, unpredicted = _predicted(config, estimate, gpu=target.gpu, rows=rows)
+    if chart is not None and explained and speed is not None:
+        step = chart.with_name(f"{chart.stem}-step.svg")
+        write_step_chart(step, speed, title=f"{request.name}: predicted step")
+    if as_json:
+        predicted = None if speed is None else speed.to_dict()
+        found = {**estimate.to_dict(), "gpu": target.gpu, "fits": fits, "predicted": predicted}
+        print(json.dumps(found, indent=2))
+    else:
+        print_estimate(estimate, name=request.name, gpu=target.gpu)
+        if speed is not None:
+            print_prediction(speed, precision_gpu=target.gpu or "", explained=explained)
+    for line in _remarks(
+        estimate, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
+    ):
+        print(line, file=sys.stderr)
+    for note in (unpredicted,) if speed is None else speed.notes:
+        if note:
+            print(f"note: {note}", file=sys.stderr)
+    return FAILURE if result.errors or fits is False else DONE
+
+
+def _estimate(
+    program: ConfigProgram,
+    config: ConfigContainer,
+    errors: Sequence[Problem],
+    *,
+    world_size: int,
+    rows: int | None,
+) -> RunEstimate:
+    """Estimate a resolved configuration.
+
+    Raises:
+        ConfigError: The model's sizes depend on data that cannot be read; contains the errors about that data.
+        PlanError: The model's sizes cannot be counted.
+    """
+    sections = config.sections()
+    try:
+        return estimate_run(
+            sections, world_size=world_size, vocab_size=rows, count_flops=model_flops_per_token
+        )
+    except PlanError:
+        read = program.checks.data_facts
+        unread = [problem for problem in errors if read.intersection(problem.fields)]
+        if unread:  # without the tokenizer the size of the embedding is unknown
+            raise ConfigError(unread) from None
+        raise
+
+
+def _predicted(
+    config: ConfigContainer, estimate: RunEstimate, *, gpu: str | None, rows: int | None
+) -> tuple[Prediction | None, str]:
+    """Return the predicted step, or the reason why there is none; without a GPU there is neither."""
+    if gpu is None:
+        return None, ""
+    try:
+        return predict(config.sections(), estimate, gpu=gpu, vocab_size=rows), ""
+    except PlanError as error:
+        return None, f"the time of a step is not predicted: {error}"
+
+
+def _remarks(estimate: RunEstimate, *, problems: int, gpu: str | None, assumed: bool) -> Iterator[str]:
+    """Yield the remarks that follow the statistics, on stderr."""
+    if problems:
+        yield f"{counted(problems, 'problem')}, see mb check: a run would be rejected"
+    if assumed:
+        yield f"planned for the fewest processes that hold the model, {estimate.plan.world_size}: pass --world-size"
+    for note in estimate.notes:
+        yield f"note: {note}"
+    if gpu is not None and gpu not in GPU_MEMORY:
+        yield f"note: the memory of {gpu} is not known; known are {', '.join(GPU_MEMORY)}"

@@ -1,1 +1,0 @@
-"""Resource plan of a run by arithmetic: parameters, bytes per rank, microbatches, pipeline bubble. Builds no model."""

@@ -1,0 +1,67 @@
+"""Text of a predicted step for `plan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from mb_plan.time.prediction import WAITING, Prediction
+from mb_plan.time.step import TERMS, fitted
+
+BAR = 40
+"""Characters of the longest bar."""
+MEANINGS = {**TERMS, WAITING: "pipeline stages wait for each other"}
+"""Part of a step -> what it is."""
+
+
+def print_prediction(prediction: Prediction, *, precision_gpu: str, explained: bool) -> None:
+    """Print speed, duration and range; with `explained` the parts of a step as bars."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    for title, text in _lines(prediction, gpu=precision_gpu):
+        console.print(f"{title:<17}{text}", soft_wrap=True)
+    if explained:
+        console.print()
+        for line in bars(prediction):
+            console.print(line, soft_wrap=True)
+
+
+def _lines(prediction: Prediction, *, gpu: str) -> Iterator[tuple[str, str]]:
+    low, high = prediction.likely
+    speed = prediction.tokens_per_second_per_gpu
+    yield "step", f"{duration(prediction.step_seconds)} predicted on {gpu}"
+    yield "speed", f"{speed:,.0f} tokens/s per GPU, likely {low:,.0f} to {high:,.0f}"
+    if prediction.mfu is not None:
+        yield "MFU", f"{prediction.mfu:.1%}, {prediction.tflops_per_gpu:,.0f} TFLOP/s per GPU"
+    if prediction.days is not None:
+        hours = prediction.gpu_hours or 0.0
+        yield (
+            "run",
+            f"{duration(prediction.days * 86_400)}, {hours:,.0f} GPU hours, without evaluation and saving",
+        )
+    if prediction.extrapolated:
+        yield "extrapolated", prediction.extrapolated
+    errors = fitted()["errors"]["model_left_out"]
+    yield (
+        "error",
+        f"{errors['median']:.0%} in the median and {1 - errors['within_25_percent']:.0%} of runs above 25 %, over "
+        f"{fitted()['runs']} published runs, each predicted without those of its model",
+    )
+
+
+def bars(prediction: Prediction) -> Iterator[str]:
+    """Yield one line for each part of a step, the largest first."""
+    largest = max(prediction.parts.values())
+    for name, seconds in sorted(prediction.parts.items(), key=lambda item: -item[1]):
+        share = seconds / prediction.step_seconds
+        bar = "#" * max(1, round(BAR * seconds / largest))
+        yield f"{name:<11}{duration(seconds):>9} {share:>6.1%}  {bar:<{BAR}}  {MEANINGS[name]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people use for its size."""
+    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

@@ -1,0 +1,146 @@
+"""Chart of the memory of each pipeline stage, as standalone SVG text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from mb_plan.memory.resource_plan import ResourcePlan, StagePlan
+
+KINDS = ("weights", "gradients", "optimizer", "activations")
+"""Segments of a bar, from the bottom."""
+
+GIB = 2**30
+_WIDTH, _LEFT, _RIGHT, _TOP, _PLOT = 760, 64, 24, 84, 300
+_MAX_LABELS = 16
+_STYLE = """
+  svg { --ink: #1f2933; --quiet: #616e7c; --line: #d5dae1; --ground: #ffffff; --limit: #b3261e;
+        --weights: #3b6ea8; --gradients: #7fb0dc; --optimizer: #e0a458; --activations: #5b9a73; }
+  @media (prefers-color-scheme: dark) {
+    svg { --ink: #e6eaf0; --quiet: #9aa5b1; --line: #3a424d; --ground: #15191f; --limit: #ff8a80;
+          --weights: #5f97d6; --gradients: #a9cdf0; --optimizer: #e8b878; --activations: #7dbd95; } }
+  .ground { fill: var(--ground); } .grid { stroke: var(--line); stroke-width: 1; }
+  text { font: 13px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink); }
+  .title { font-size: 16px; font-weight: 600; } .quiet { fill: var(--quiet); font-size: 12px; }
+  .limit { stroke: var(--limit); stroke-width: 2; stroke-dasharray: 6 4; } .over { fill: var(--limit); }
+  .weights { fill: var(--weights); } .gradients { fill: var(--gradients); }
+  .optimizer { fill: var(--optimizer); } .activations { fill: var(--activations); }
+"""
+
+
+def render_memory_chart(
+    plan: ResourcePlan, *, title: str = "Memory per GPU", limit_bytes: int | None = None, limit: str = ""
+) -> str:
+    """Render a stacked bar for each pipeline stage: the peak memory of one of its ranks, in GiB.
+
+    Args:
+        plan: The plan. Parts that are not counted are omitted from the bars and listed in the caption.
+        title: Title of the chart.
+        limit_bytes: Memory of a GPU, shown as a horizontal line.
+        limit: Label of that line.
+
+    Returns:
+        An SVG document, whose colours follow the light or dark mode of the viewer.
+    """
+    tallest = max([_height(stage) for stage in plan.stages] + [limit_bytes or 0]) / GIB
+    step = _tick(tallest)
+    top = step * (int(tallest / step) + 1)
+    bottom = _TOP + _PLOT
+
+    def y_position(gib: float) -> float:
+        return round(bottom - _PLOT * gib / top, 1)
+
+    body = [
+        f'<rect class="ground" width="{_WIDTH}" height="{bottom + 64}"/>',
+        f'<text class="title" x="{_LEFT}" y="28">{escape(title)}</text>',
+        *_legend(),
+        *_grid(
+            top, step, y_position(0), [y_position(step * number) for number in range(round(top / step) + 1)]
+        ),
+        *_bars(plan.stages, top, bottom),
+    ]
+    if limit_bytes is not None:
+        at = y_position(limit_bytes / GIB)
+        body.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        name = f"{limit} {limit_bytes / GIB:.0f} GiB".strip()
+        body.append(
+            f'<text class="over" x="{_WIDTH - _RIGHT}" y="{at - 6}" text-anchor="end">{escape(name)}</text>'
+        )
+    body.append(f'<text class="quiet" x="{_LEFT}" y="{bottom + 50}">{escape(_caption(plan))}</text>')
+    return _document(body, height=bottom + 64, label=f"{title}: {_caption(plan)}")
+
+
+def _document(body: Sequence[str], *, height: int, label: str) -> str:
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+            f'aria-label="{escape(label)}">',
+            f"<style>{_STYLE}</style>",
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _height(stage: StagePlan) -> int:
+    return sum(getattr(stage.rank_bytes, kind) or 0 for kind in KINDS)
+
+
+def _tick(tallest: float) -> float:
+    """Return a round distance between grid lines that results in about five lines."""
+    step = 0.001
+    for factor in (2, 2.5, 2) * 8:
+        if tallest / step <= 6:
+            return step
+        step *= factor
+    return step
+
+
+def _legend() -> list[str]:
+    lines = []
+    for number, kind in enumerate(KINDS):
+        left = _LEFT + 130 * number
+        lines.append(f'<rect class="{kind}" x="{left}" y="46" width="12" height="12" rx="2"/>')
+        lines.append(f'<text x="{left + 18}" y="57">{kind}</text>')
+    return lines
+
+
+def _grid(top: float, step: float, base: float, heights: Sequence[float]) -> list[str]:
+    lines = []
+    for number, at in enumerate(heights):
+        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        label = f"{step * number:g}"
+        lines.append(f'<text class="quiet" x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{label}</text>')
+    lines.append(f'<text class="quiet" x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end">GiB</text>')
+    return lines
+
+
+def _bars(stages: Sequence[StagePlan], top: float, bottom: int) -> list[str]:
+    room = (_WIDTH - _LEFT - _RIGHT) / len(stages)
+    width = min(72.0, room * 0.7)
+    every = -(-len(stages) // _MAX_LABELS)
+    lines = []
+    for number, stage in enumerate(stages):
+        left = _LEFT + room * number + (room - width) / 2
+        at, middle = float(bottom), round(left + width / 2, 1)
+        for kind in KINDS:
+            size = (getattr(stage.rank_bytes, kind) or 0) / GIB
+            height = _PLOT * size / top
+            at -= height
+            lines.append(
+                f'<rect class="{kind}" x="{left:.1f}" y="{at:.1f}" width="{width:.1f}" height="{height:.1f}">'
+                f"<title>stage {number}, {kind}: {size:.2f} GiB</title></rect>"
+            )
+        if number % every == 0:
+            amount = f"{_height(stage) / GIB:.3g}"
+            lines.append(f'<text x="{middle}" y="{at - 6:.1f}" text-anchor="middle">{amount}</text>')
+            lines.append(
+                f'<text class="quiet" x="{middle}" y="{bottom + 18}" text-anchor="middle">{number}</text>'
+            )
+    return lines
+
+
+def _caption(plan: ResourcePlan) -> str:
+    missing = [kind for kind in KINDS if getattr(plan.peak.rank_bytes, kind) is None]
+    stages = f"pipeline stages 0 to {len(plan.stages) - 1}" if len(plan.stages) > 1 else "one pipeline stage"
+    return stages + (f"; not counted: {', '.join(missing)}" if missing else "")

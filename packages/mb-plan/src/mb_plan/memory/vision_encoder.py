@@ -1,0 +1,90 @@
+"""Vision encoder and projection of a vision-language model: rank layout and parameters by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mb_plan.memory.parameter_counts import ParameterCount, column, layer_parts, row, total
+from mb_plan.shape.model_shape import ModelShape
+
+COLOURS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """Ranks of the two modules of a vision-language model."""
+
+    first: int
+    """First rank of the language model; 0: both modules are on all ranks."""
+    vision_tp: int
+    language_tp: int
+
+    def data_parallel(self, world: int) -> tuple[int, int]:
+        """Return the replicas of the encoder and of the language model."""
+        return (self.first or world) // self.vision_tp, (world - self.first) // self.language_tp
+
+    def problem(self, world: int) -> str | None:
+        """Return why the modules do not fit this number of processes, or None if they do."""
+        vision, language = self.first or world, world - self.first
+        if language < 1 or vision % self.vision_tp or language % self.language_tp:
+            return (
+                f"{world} processes leave the encoder {vision} ranks for tp {self.vision_tp}, and the language model "
+                f"{max(0, language)} for tp {self.language_tp}"
+            )
+        replicas = vision // self.vision_tp, language // self.language_tp
+        if max(replicas) % min(replicas):
+            return (
+                f"{world} processes have {replicas[0]} replicas of the encoder and {replicas[1]} of the language "
+                "model, and neither number divides the other"
+            )
+        return None
+
+
+def module_layout(shape: ModelShape) -> ModuleLayout | None:
+    """Return the layout of modules with separate ranks or parallel sizes, or None if there is one layout."""
+    vision = shape.vision
+    if vision is None or (vision.language_first == 0 and vision.tp == shape.tp):
+        return None
+    return ModuleLayout(first=vision.language_first, vision_tp=vision.tp, language_tp=shape.tp)
+
+
+def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
+    """Count the parameters of the encoder and the projection. Returns an empty mapping for a model without an encoder.
+
+    Layers and projection are sharded over tensor-parallel ranks. Patch embedding, positions and norms are replicated.
+    All linear layers have biases, and norms have two tensors.
+
+    Raises:
+        PlanError: If a size does not divide by its number of ranks.
+    """
+    vision = shape.vision
+    if vision is None:
+        return {}
+    hidden = vision.hidden
+    layers = replace(
+        shape,
+        hidden=hidden,
+        heads=vision.heads,
+        groups=vision.heads,
+        head=hidden // vision.heads,
+        ffn=vision.ffn,
+        gated=False,
+        norm_tensors=2,
+        bias=True,
+        qkv_bias=True,
+        qk_norm=False,
+        output_gate=False,
+        softmax_sink=False,
+        latent=None,
+        experts=None,
+        tp=vision.tp,
+    )
+    replicated = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
+    projection = column(layers, hidden, vision.projection, bias=True) + row(
+        layers, vision.projection, shape.hidden, bias=True
+    )
+    layer = total(layer_parts(layers, experts=False))
+    return {
+        "encoder": layer * vision.layers + ParameterCount(replicated, replicated),
+        "projection": projection,
+    }

@@ -1,0 +1,31 @@
+"""Fields of sections, which are objects or mappings with Megatron's field names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+_ABSENT = object()
+
+
+def read_field(section: object, name: str, default: Any = None) -> Any:
+    """Return a field of an object or a mapping, or of its mapping `transformer`, or the default."""
+    found = _own(section, name)
+    if found is _ABSENT:
+        extra = _own(section, "transformer")
+        found = extra.get(name, _ABSENT) if isinstance(extra, Mapping) else _ABSENT
+    return default if found is _ABSENT else found
+
+
+def _own(section: object, name: str) -> Any:
+    if isinstance(section, Mapping):
+        return section.get(name, _ABSENT)
+    return getattr(section, name, _ABSENT)
+
+
+def as_word(value: Any) -> str | None:
+    """Return the name of a member of an enum or of a function, the text of another value, or None."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value.name if isinstance(value, Enum) else getattr(value, "__name__", value))

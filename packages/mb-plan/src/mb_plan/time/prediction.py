@@ -1,0 +1,198 @@
+"""Predicted step of a run: time, throughput, MFU, duration, and the likely range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mb_plan.errors import PlanError
+from mb_plan.memory.resource_plan import ResourcePlan
+from mb_plan.shape.fields import read_field
+from mb_plan.time.gpus import GPU_SPEEDS
+from mb_plan.time.published import trained_formats
+from mb_plan.time.run_estimate import RunEstimate, estimate_run
+from mb_plan.time.sizes import read_sizes
+from mb_plan.time.step import TERMS, Graphs, StepSettings, StepTerms, fitted, step_terms
+
+SECONDS_PER_DAY = 86_400
+PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
+"""Field of a run's first event."""
+WAITING = "waiting"
+"""Part of a step in which pipeline stages wait for each other."""
+_GRAPHS: Mapping[str, Graphs] = {"transformer_engine": "modules", "full_iteration": "step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted speed of a run."""
+
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    likely: tuple[float, float]
+    """Range of the throughput per GPU that holds nine of ten published runs, predicted without their model."""
+    mfu: float | None
+    """Model FLOPs per second relative to the peak in the precision of most products; None: FLOPs are not counted."""
+    tflops_per_gpu: float | None
+    """Model FLOPs, in units of 10^12 per second."""
+    days: float | None
+    """Of the whole run, without evaluations and checkpoints; None: its length is not known."""
+    gpu_hours: float | None
+    parts: Mapping[str, float]
+    """Seconds of a step by part, those of `mb_plan.time.step.TERMS` and "waiting"."""
+    extrapolated: str
+    """What the published runs do not contain; empty if there are runs on this GPU in this precision."""
+    notes: tuple[str, ...]
+    """What is not modelled."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as plain data for JSON."""
+        return {
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "likely_tokens_per_second_per_gpu": list(self.likely),
+            "mfu": self.mfu,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "days": self.days,
+            "gpu_hours": self.gpu_hours,
+            "parts": dict(self.parts),
+            "extrapolated": self.extrapolated,
+            "notes": list(self.notes),
+        }
+
+
+def predict(
+    sections: Mapping[str, object], estimate: RunEstimate, *, gpu: str, vocab_size: int | None = None
+) -> Prediction:
+    """Predict the step of a resolved run on a GPU.
+
+    Args:
+        sections: As for `make_plan`.
+        estimate: Its plan, with the FLOPs of a token.
+        gpu: Short name.
+        vocab_size: Rows of the embedding if the model does not set them.
+
+    Raises:
+        PlanError: The time of this model, batch or GPU is not modelled; the message has the reason.
+    """
+    plan, model = estimate.plan, sections["model"]
+    settings = _settings(sections, plan, gpu)
+    terms = step_terms(read_sizes(model, vocab_size=vocab_size), settings)
+    parts = _parts(terms)
+    seconds = sum(parts.values())
+    tokens = plan.tokens_per_step or 0
+    speed = tokens / seconds / plan.world_size
+    low, high = fitted()["throughput_range"]
+    flops = estimate.flops_per_step
+    per_gpu = None if flops is None else flops / seconds / plan.world_size
+    peak = settings.gpu.peak(settings.precision)
+    steps = read_field(sections.get("train"), "train_iters")
+    days = steps * seconds / SECONDS_PER_DAY if steps else None
+    return Prediction(
+        step_seconds=seconds,
+        tokens_per_second_per_gpu=speed,
+        likely=(low * speed, high * speed),
+        mfu=None if per_gpu is None or peak is None else per_gpu / peak,
+        tflops_per_gpu=None if per_gpu is None else per_gpu / 1e12,
+        days=days,
+        gpu_hours=None if days is None else 24 * days * plan.world_size,
+        parts=parts,
+        extrapolated=_extrapolated(gpu, settings.precision),
+        notes=tuple(_notes(model)),
+    )
+
+
+def predicted_speed(
+    sections: Mapping[str, object], *, gpu: str | None, world_size: int, vocab_size: int | None = None
+) -> dict[str, float]:
+    """Return the predicted tokens per second and GPU of a resolved run, for its first event; empty if not predicted.
+
+    Args:
+        sections: As for `make_plan`, resolved.
+        gpu: Short name; None: the run has no GPU, or an unknown one.
+        world_size: Number of processes.
+        vocab_size: Rows of the embedding.
+    """
+    if gpu is None:
+        return {}
+    try:
+        estimate = estimate_run(sections, world_size=world_size, vocab_size=vocab_size)
+        found = predict(sections, estimate, gpu=gpu, vocab_size=vocab_size)
+    except PlanError:  # `plan` reports the reason
+        return {}
+    return {PREDICTED_SPEED: round(found.tokens_per_second_per_gpu, 1)}
+
+
+def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> StepSettings:
+    """Return what determines the time besides the sizes.
+
+    Raises:
+        PlanError: There is no table for the GPU, the batch does not divide, or the precision is not modelled.
+    """
+    model, speeds = sections["model"], GPU_SPEEDS.get(gpu)
+    if speeds is None:
+        raise PlanError(f"the speed of {gpu} is not known; known are {', '.join(GPU_SPEEDS)}")
+    if plan.num_microbatches is None or plan.data_parallel_size is None or not plan.tokens_per_step:
+        raise PlanError("the microbatches of a step are not known. Set batch sizes that divide.")
+    precision = _precision(model)
+    if speeds.peak(precision) is None:
+        raise PlanError(f"{gpu} does not compute in {precision}")
+    length = read_field(sections.get("dataset"), "seq_length") or read_field(model, "seq_length")
+    return StepSettings(
+        gpu=speeds,
+        precision=precision,
+        seq_length=length,
+        micro_batch_size=read_field(sections.get("train"), "micro_batch_size") or 1,
+        microbatches=plan.num_microbatches,
+        replicas=plan.data_parallel_size,
+        graphs=_GRAPHS.get(str(read_field(model, "cuda_graph_impl")), "none"),
+        fused_experts=bool(read_field(model, "use_transformer_engine_op_fuser", False)),
+        fsdp=bool(read_field(sections.get("ddp"), "use_megatron_fsdp", False)),
+        frozen=sections.get("peft") is not None,
+        recomputed=read_field(model, "recompute_granularity") == "full",
+    )
+
+
+def _precision(model: Any) -> Literal["bf16", "fp8", "fp4"]:
+    if read_field(model, "fp4"):
+        return "fp4"
+    if read_field(model, "fp8"):
+        return "fp8"
+    if not (read_field(model, "bf16", False) or read_field(model, "fp16", False)):
+        raise PlanError("the time of a run in float32 is not modelled. Set mixed_precision=bf16_mixed.")
+    return "bf16"
+
+
+def _parts(terms: StepTerms) -> dict[str, float]:
+    """Return the seconds of each part; those in which stages wait are a part of their own."""
+    coefficients = fitted()["coefficients"]
+    busy = {
+        name: coefficients[name]
+        * (terms.microbatches * terms.microbatch.get(name, 0.0) + terms.step.get(name, 0.0))
+        for name in TERMS
+    }
+    one = sum(coefficients[name] * value for name, value in terms.microbatch.items())
+    return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
+
+
+def _extrapolated(gpu: str, precision: str) -> str:
+    known = trained_formats()
+    if (gpu, precision) in known:
+        return ""
+    on = sorted({other for name, other in known if name == gpu})
+    return f"no published run on {gpu} in {precision}" + (f", only in {', '.join(on)}" if on else "")
+
+
+def _notes(model: Any) -> list[str]:
+    notes = []
+    if read_field(model, "recompute_granularity") == "selective":
+        notes.append("recomputation of selected modules is not in the predicted time")
+    if read_field(model, "attn_logit_softcapping") is not None:
+        notes.append("attention is predicted as fused, and with a soft cap it is not, so that it is slower")
+    if read_field(model, "overlap_moe_expert_parallel_comm", False):
+        notes.append(
+            "the overlap of expert communication with computation is that of the published runs on average"
+        )
+    if read_field(model, "num_moe_experts"):
+        notes.append("experts are taken to be loaded evenly, as in the published runs")
+    return notes

@@ -1,0 +1,189 @@
+"""Time of a step as a sum: work at the peak speeds of the machine, times the coefficients of the fit.
+
+Each term is the time that its work takes at the speed of the data sheet; its coefficient is how many times longer it
+takes in a run. Terms of communication are times without overlap, so that their coefficients are the exposed part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from mb_plan.time.gpus import GpuSpeed
+from mb_plan.time.sizes import Sizes
+from mb_plan.time.work import BYTES, Batch, Work, model_work
+
+Graphs = Literal["none", "modules", "step"]
+"""CUDA graphs: none, of modules of a layer, or of the whole step."""
+
+TERMS: Mapping[str, str] = {
+    "bf16": "products in BF16, the output layer among them",
+    "fp8": "products in FP8 and MXFP8",
+    "fp4": "products in NVFP4",
+    "experts": "grouped products of experts",
+    "attention": "attention without projections, and Mamba's scan",
+    "memory": "norms, activations, conversions: bytes at the speed of the memory",
+    "launches": "kernels that the host launches one by one",
+    "replays": "kernels in CUDA graphs",
+    "tensor": "tensor and context parallelism",
+    "routing": "tokens sent to experts",
+    "gradients": "gradients and weights of replicas, and pipeline stages",
+    "optimizer": "the update of weights",
+}
+"""Name of each term to what it contains."""
+MICROSECOND = 1e-6
+RECOMPUTED = (
+    "bf16",
+    "fp8",
+    "fp4",
+    "experts",
+    "attention",
+    "memory",
+    "launches",
+    "replays",
+    "tensor",
+    "routing",
+)
+"""Terms that full recomputation extends by a forward pass, a third of the work."""
+OPTIMIZER_BYTES = 28
+"""Bytes that an update moves per weight of a rank: gradient, master weight, two moments read and written, weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What determines the time of a step besides the sizes of the model."""
+
+    gpu: GpuSpeed
+    precision: Literal["bf16", "fp8", "fp4"]
+    seq_length: int
+    micro_batch_size: int
+    microbatches: int
+    """Per step and replica."""
+    replicas: int
+    """Data-parallel size."""
+    graphs: Graphs = "none"
+    fused_experts: bool = False
+    """Experts are computed by Transformer Engine's fused kernels (`use_transformer_engine_op_fuser`)."""
+    fsdp: bool = False
+    """Weights are sharded over the replicas and gathered for each microbatch."""
+    frozen: bool = False
+    """Only adapters are trained."""
+    recomputed: bool = False
+    """Layers are computed a second time in the backward pass (`recompute_granularity=full`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """Terms of a step in seconds, without coefficients; "launches" and "replays" are microseconds per kernel."""
+
+    microbatch: Mapping[str, float]
+    """Of one microbatch on one GPU."""
+    step: Mapping[str, float]
+    """Once in a step."""
+    microbatches: int
+    waiting: float
+    """Passes of a microbatch in which a pipeline stage waits: (stages - 1) / virtual stages."""
+
+    @property
+    def total(self) -> dict[str, float]:
+        """Terms of the whole step, with those of waiting stages."""
+        passes = self.microbatches + self.waiting
+        return {name: passes * self.microbatch.get(name, 0.0) + self.step.get(name, 0.0) for name in TERMS}
+
+
+def step_terms(sizes: Sizes, settings: StepSettings) -> StepTerms:
+    """Return the terms of a step.
+
+    Stages of a pipeline are taken to be of equal duration; the fraction of a step in which they wait is that of
+    `mb_plan.memory.pipeline_schedule`.
+    """
+    gpu = settings.gpu
+    tokens = settings.micro_batch_size * settings.seq_length / sizes.cp
+    batch = Batch(
+        tokens=tokens,
+        context=settings.seq_length / 2,
+        peak=gpu.peak(settings.precision) or gpu.bf16,
+        memory=gpu.memory,
+        quantised=settings.precision != "bf16",
+        fused=settings.fused_experts,
+        passes=2.0 if settings.frozen else 3.0,
+    )
+    work = model_work(sizes, batch)
+    world = settings.replicas * sizes.tp * sizes.pp * sizes.cp
+    replayed = {"none": 0.0, "modules": work.captured, "step": work.kernels}[settings.graphs]
+    stages = 2 * sizes.vp * BYTES * tokens * sizes.hidden / sizes.tp if sizes.pp > 1 else 0.0
+    terms = {
+        "bf16": work.head / gpu.bf16,
+        "experts": work.grouped,
+        "attention": work.attention / gpu.bf16,
+        "memory": work.moved / gpu.memory,
+        "launches": (work.kernels - replayed) * MICROSECOND,
+        "replays": replayed * MICROSECOND,
+        "tensor": work.tensor / _speed(gpu, sizes.tp) + work.context / _speed(gpu, sizes.tp * sizes.cp),
+        "routing": work.routed / _routing_speed(gpu, sizes.ep),
+        "gradients": stages / _speed(gpu, world),
+    }
+    terms[settings.precision] = terms.get(settings.precision, 0.0) + work.dense
+    if settings.recomputed:
+        terms |= {name: 4 / 3 * terms[name] for name in RECOMPUTED if name in terms}
+    return StepTerms(
+        microbatch=terms,
+        step={
+            "gradients": _replica_time(work, sizes, settings, world),
+            "optimizer": _optimizer_time(work, sizes, settings),
+        },
+        microbatches=settings.microbatches,
+        waiting=(sizes.pp - 1) / sizes.vp,
+    )
+
+
+def _speed(gpu: GpuSpeed, ranks: int) -> float:
+    """Return the bytes/s within a group of neighbouring ranks."""
+    return gpu.nvlink if ranks <= gpu.nvlink_gpus else gpu.network
+
+
+def _routing_speed(gpu: GpuSpeed, ranks: int) -> float:
+    """Return the bytes/s of an exchange between all ranks of a group."""
+    if ranks <= gpu.nvlink_gpus:
+        return gpu.nvlink
+    away = 1 - gpu.nvlink_gpus / ranks
+    return 1 / (away / gpu.network + (1 - away) / gpu.nvlink)
+
+
+def _replica_time(work: Work, sizes: Sizes, settings: StepSettings, world: int) -> float:
+    """Return the time to reduce gradients and to gather weights."""
+    if settings.frozen:
+        return 0.0
+    ranks = settings.replicas * sizes.cp
+    expert_ranks = max(1.0, ranks * sizes.tp / sizes.ep)
+    times = 2 * settings.microbatches + 1 if settings.fsdp else 2  # gradients and weights, of BF16 each
+    speed = _speed(settings.gpu, world)
+    dense = work.weights * (ranks - 1) / ranks
+    experts = work.expert_weights * (expert_ranks - 1) / expert_ranks
+    return times * BYTES * (dense + experts) / speed
+
+
+def _optimizer_time(work: Work, sizes: Sizes, settings: StepSettings) -> float:
+    if settings.frozen:
+        return 0.0
+    ranks = settings.replicas * sizes.cp
+    expert_ranks = max(1.0, ranks * sizes.tp / sizes.ep)
+    weights = work.weights / ranks + work.expert_weights / expert_ranks
+    return OPTIMIZER_BYTES * weights / settings.gpu.memory
+
+
+def step_seconds(terms: StepTerms, coefficients: Mapping[str, float]) -> float:
+    """Return the time of a step."""
+    return sum(coefficients[name] * value for name, value in terms.total.items())
+
+
+@cache
+def fitted() -> Mapping[str, Any]:
+    """Return the result of the fit: coefficients and errors."""
+    text = files("mb_plan.time").joinpath("fit.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found

@@ -1,0 +1,255 @@
+"""Predicted time of a step: its fit to published runs, and its behaviour."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mb_plan.errors import PlanError
+from mb_plan.time.gpus import GPU_SPEEDS
+from mb_plan.time.prediction import WAITING, predict, predicted_speed
+from mb_plan.time.published import published_data, published_runs, trained_formats
+from mb_plan.time.run_estimate import estimate_run
+from mb_plan.time.sizes import read_sizes
+from mb_plan.time.step import TERMS, StepSettings, fitted, step_seconds, step_terms
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "fit_step_time.py"
+MODEL = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "gated_linear_unit": True,
+    "vocab_size": 128_256,
+}
+EXPERTS = {**MODEL, "num_moe_experts": 64, "moe_router_topk": 8, "moe_ffn_hidden_size": 1024}
+H100 = StepSettings(
+    gpu=GPU_SPEEDS["h100"],
+    precision="bf16",
+    seq_length=8192,
+    micro_batch_size=1,
+    microbatches=8,
+    replicas=1,
+)
+
+
+def terms(model=MODEL, **settings):
+    """Return the terms of a step on H100s."""
+    return step_terms(read_sizes(model), replace(H100, **settings)).total
+
+
+def seconds(model=MODEL, **settings):
+    """Return the predicted time of a step on H100s."""
+    return step_seconds(step_terms(read_sizes(model), replace(H100, **settings)), fitted()["coefficients"])
+
+
+@pytest.fixture(scope="module")
+def script():
+    """Return the module of the fit script."""
+    spec = importlib.util.spec_from_file_location("fit_step_time", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_fit_is_that_of_the_script(script):
+    assert script.result()[0] == fitted()
+
+
+def test_runs_of_unseen_models_are_predicted_within_the_bounds():
+    errors = fitted()["errors"]["model_left_out"]
+    assert errors["median"] <= 0.10
+    assert errors["within_25_percent"] >= 0.90
+    assert fitted()["runs"] == len(list(published_runs())) >= 157
+
+
+def test_there_are_at_most_twelve_coefficients_and_each_is_within_its_bounds(script):
+    coefficients = fitted()["coefficients"]
+    assert list(coefficients) == list(TERMS) == list(script.EXPECTED)
+    assert len(coefficients) <= 12
+    for name, (low, _, high) in script.EXPECTED.items():
+        assert low <= coefficients[name] <= high
+
+
+def test_models_that_are_left_out_have_a_reason():
+    data = published_data()
+    named = {row["model"] for row in data["runs"]}
+    assert named == data["models"].keys() | data["left_out"].keys()
+    assert all(data["left_out"].values())
+
+
+def test_one_gpu_communicates_nothing():
+    found = terms()
+    assert found["tensor"] == found["routing"] == found["gradients"] == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "term"),
+    [
+        ({"tensor_model_parallel_size": 2}, "tensor"),
+        ({"context_parallel_size": 2}, "tensor"),
+        ({"pipeline_model_parallel_size": 2}, "gradients"),
+    ],
+)
+def test_each_kind_of_parallelism_has_its_communication(layout, term):
+    assert terms({**MODEL, **layout})[term] > 0
+
+
+def test_experts_on_several_ranks_exchange_tokens_faster_within_nvlink():
+    inside = terms({**EXPERTS, "expert_model_parallel_size": 8}, replicas=8)
+    across = terms({**EXPERTS, "expert_model_parallel_size": 16}, replicas=16)
+    assert 0 < inside["routing"] < across["routing"]
+    assert terms(EXPERTS)["routing"] == 0
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        {"seq_length": 16384},
+        {"micro_batch_size": 2},
+        {"microbatches": 16},
+        {"recomputed": True},
+        {"gpu": GPU_SPEEDS["a100"]},
+    ],
+)
+def test_what_makes_a_step_slower(slower):
+    assert seconds(**slower) > seconds()
+
+
+@pytest.mark.parametrize(
+    "faster",
+    [
+        {"precision": "fp8"},
+        {"graphs": "modules"},
+        {"graphs": "step"},
+        {"gpu": GPU_SPEEDS["h200"]},
+        {"frozen": True},
+    ],
+)
+def test_what_makes_a_step_faster(faster):
+    assert seconds(**faster) < seconds()
+
+
+def test_fused_experts_and_windows_save_time():
+    assert seconds(EXPERTS, fused_experts=True) < seconds(EXPERTS)
+    windows = {**MODEL, "window_size": (127, 0), "window_attn_skip_freq": 2}
+    assert terms(windows)["attention"] == pytest.approx(0.5 * (1 + 128 / 4096) * terms()["attention"])
+
+
+def test_stages_wait_as_the_schedule_states():
+    found = step_terms(read_sizes({**MODEL, "pipeline_model_parallel_size": 4}), H100)
+    assert (found.waiting, found.microbatches) == (3, 8)
+    interleaved = {**MODEL, "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2}
+    assert step_terms(read_sizes(interleaved), H100).waiting == 1.5
+
+
+def test_sharded_weights_are_gathered_for_each_microbatch():
+    assert terms(replicas=8, fsdp=True)["gradients"] > terms(replicas=8)["gradients"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"decoder_seq_length": 128},
+            "decoder_seq_length: the time of an encoder and a decoder is not modelled",
+        ),
+        ({"vision_num_layers": 2}, "vision_num_layers: the time of a vision encoder is not modelled"),
+        ({"hybrid_layer_pattern": "MG-*"}, "layers G is not modelled"),
+        ({"hidden_size": None}, "hidden_size: is None"),
+    ],
+)
+def test_what_is_not_modelled_has_a_reason(fields, message):
+    with pytest.raises(PlanError, match=message):
+        read_sizes({**MODEL, **fields})
+
+
+def test_hybrids_and_further_tokens_have_parts():
+    sizes = read_sizes({**EXPERTS, "hybrid_layer_pattern": "ME*E/*E/*E"})
+    assert (sizes.parts, sizes.predictions) == ("ME*E", ("*E", "*E"))
+    gpt = read_sizes({**EXPERTS, "num_layers": 3, "moe_layer_freq": [0, 1, 1], "mtp_num_layers": 1})
+    assert (gpt.parts, gpt.predictions) == ("*-*E*E", ("*E",))
+    assert read_sizes({**MODEL, "num_layers": 2, "multi_latent_attention": True}).parts == "+-+-"
+
+
+def run(**changes):
+    """Return the sections of a run, with its estimate."""
+    sections = {
+        "model": {**MODEL, "bf16": True, "seq_length": 4096, **changes},
+        "train": {"global_batch_size": 8, "micro_batch_size": 2, "train_iters": 100},
+        "dataset": {"seq_length": 4096},
+        "optimizer": {"bf16": True},
+    }
+    return sections, estimate_run(sections, world_size=4)
+
+
+def test_a_run_is_predicted():
+    sections, estimate = run()
+    found = predict(sections, estimate, gpu="h100")
+    assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
+    assert found.tokens_per_second_per_gpu == pytest.approx(8 * 4096 / 4 / found.step_seconds)
+    assert found.likely[0] < found.tokens_per_second_per_gpu < found.likely[1]
+    assert found.days == pytest.approx(100 * found.step_seconds / 86_400)
+    assert found.gpu_hours == pytest.approx(4 * 24 * found.days)
+    assert (found.mfu, found.notes, WAITING in found.parts) == (None, (), False)
+    assert json.loads(json.dumps(found.to_dict()))["step_seconds"] == found.step_seconds
+
+
+def test_what_no_published_run_has_is_marked():
+    sections, estimate = run()
+    assert (
+        predict(sections, estimate, gpu="h100").extrapolated
+        == "no published run on h100 in bf16, only in fp8"
+    )
+    assert predict(sections, estimate, gpu="a100").extrapolated == "no published run on a100 in bf16"
+    sections, estimate = run(fp8="hybrid")
+    assert predict(sections, estimate, gpu="h100").extrapolated == ""
+    assert ("h100", "fp8") in trained_formats()
+
+
+def test_what_is_not_in_the_time_is_noted():
+    sections, estimate = run(
+        recompute_granularity="selective",
+        attn_logit_softcapping=50.0,
+        num_moe_experts=8,
+        overlap_moe_expert_parallel_comm=True,
+    )
+    assert [note.split(",")[0] for note in predict(sections, estimate, gpu="h100").notes] == [
+        "recomputation of selected modules is not in the predicted time",
+        "attention is predicted as fused",
+        "the overlap of expert communication with computation is that of the published runs on average",
+        "experts are taken to be loaded evenly",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "message"),
+    [
+        ({"bf16": False}, "h100", "float32 is not modelled"),
+        ({"fp4": "e2m1"}, "h100", "h100 does not compute in fp4"),
+        ({}, "v100", "the speed of v100 is not known"),
+    ],
+)
+def test_a_run_that_cannot_be_predicted_has_a_reason(changes, gpu, message):
+    sections, estimate = run(**changes)
+    with pytest.raises(PlanError, match=message):
+        predict(sections, estimate, gpu=gpu)
+
+
+def test_a_batch_that_does_not_divide_has_a_reason():
+    sections, _ = run()
+    sections["train"]["global_batch_size"] = 7
+    with pytest.raises(PlanError, match="the microbatches of a step are not known"):
+        predict(sections, estimate_run(sections, world_size=4), gpu="h100")
+
+
+def test_the_first_event_of_a_run_has_its_predicted_speed():
+    sections, estimate = run()
+    found = predicted_speed(sections, gpu="h100", world_size=4)
+    speed = predict(sections, estimate, gpu="h100").tokens_per_second_per_gpu
+    assert found == {"predicted_tokens_per_second_per_gpu": round(speed, 1)}
+    assert predicted_speed(sections, gpu=None, world_size=4) == {}
+    assert predicted_speed(sections, gpu="v100", world_size=4) == {}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from mb_config.overrides.apply.variations import to_hydra_text
 
 from mb_config import (
     ConfigReadError,
@@ -14,7 +15,6 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.overrides.variations import to_hydra_text
 
 
 @dataclass(kw_only=True)

@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+from mb_config.overrides.apply.variations import Variation, read_variations, split_yaml, to_axes
+
 from mb_config.cli.check import CommandInput
 from mb_config.cli.program import ConfigProgram, check_request
 from mb_config.container.yaml_file import dump_yaml, read_yaml
 from mb_config.overrides.apply import apply_overrides
 from mb_config.overrides.base_recipe import BASE, base_of, without_base
 from mb_config.overrides.request import ConfigRequest, RequestReader
-from mb_config.overrides.variations import Variation, read_variations, split_yaml, to_axes
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist

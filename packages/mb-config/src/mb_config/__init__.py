@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
     from mb_config.overrides.apply import apply_overrides as apply_overrides
     from mb_config.overrides.apply import apply_yaml as apply_yaml
+    from mb_config.overrides.apply.variations import Variation as Variation
+    from mb_config.overrides.apply.variations import read_variations as read_variations
+    from mb_config.overrides.apply.variations import split_yaml as split_yaml
+    from mb_config.overrides.apply.variations import to_axes as to_axes
     from mb_config.overrides.provenance import Provenance as Provenance
     from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
     from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
     from mb_config.overrides.saved_settings import difference_lines as difference_lines
-    from mb_config.overrides.variations import Variation as Variation
-    from mb_config.overrides.variations import read_variations as read_variations
-    from mb_config.overrides.variations import split_yaml as split_yaml
-    from mb_config.overrides.variations import to_axes as to_axes
     from mb_config.preflight.module_layouts import smallest_world as smallest_world
     from mb_config.preflight.problems import ConfigError as ConfigError
     from mb_config.preflight.problems import RuleLike as RuleLike

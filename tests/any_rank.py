@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mb_host.layers import HostNorm, host_block_spec
+from mb_host.megatron.layers import HostNorm, host_block_spec
 from mb_models.gpt.layer_variants import apply_layer_variants
 from mb_models.gpt.variant_fields import LayerVariantFields
 from mb_models.provider import drop_unused_output_weight

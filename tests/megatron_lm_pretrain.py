@@ -32,7 +32,7 @@ from megatron.training.arguments import parse_and_validate_args  # noqa: E402
 from megatron.training.global_vars import get_args  # noqa: E402
 from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
-from mb_host.megatron_lm import HOST_FLAGS, set_default_environment  # noqa: E402
+from mb_host.megatron.megatron_lm import HOST_FLAGS, set_default_environment  # noqa: E402
 
 
 def loss_function(

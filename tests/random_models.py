@@ -33,10 +33,10 @@ from mb_config import (
     TrainingConfig,
     runtime_config_update,
 )
-from mb_host.families import HOST_LAYERS
+from mb_host.megatron.families import HOST_LAYERS
 from mb_models import GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig
 from mb_models.families import family_of
-from mb_trainer.preflight import RULES
+from mb_trainer.run.preflight import RULES
 
 CP = "context_parallel_size"
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_trainer.data import batch_form
+from mb_trainer.run.data import batch_form
 
 
 @pytest.mark.parametrize(

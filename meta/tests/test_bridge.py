@@ -23,8 +23,8 @@ from mb_config.resolve.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
-from mb_trainer.preflight import settle  # noqa: E402
 from mb_trainer.request_reader import read_request  # noqa: E402
+from mb_trainer.run.preflight import settle  # noqa: E402
 
 API = json.loads(Path(__file__).with_name("bridge_api.json").read_text())
 """Names of Megatron-Bridge's documentation: module -> name -> parameters, fields, methods; and what differs here."""

@@ -12,9 +12,9 @@ from mb_config import ConfigReadError, Provenance
 from mb_config.container.codec import consents
 from mb_metrics.profiling.config import TensorInspectConfig
 from mb_trainer.config import ConfigContainer
-from mb_trainer.preflight import all_checks
 from mb_trainer.recipes import gpt_tiny
 from mb_trainer.request_reader import read_request
+from mb_trainer.run.preflight import all_checks
 
 PAYLOAD = "from pathlib import Path\nPath('executed').touch()\n"
 FILES = {

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from mb_data import DataPathError, TokenizerConfig
 from mb_trainer.cli.app import app
-from mb_trainer.data_checks import verify_data
 from mb_trainer.recipes import RECIPES
+from mb_trainer.run.data_checks import verify_data
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from mb_plan.time.run_estimate import estimate_run
 from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import embedding_rows
-from mb_trainer.machine import target_facts
-from mb_trainer.preflight import CHECKS, RULES
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import ALL_SECTION_FACTORIES
+from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import CHECKS, RULES
 
 CASES = int(os.environ.get("MB_FUZZ_CASES", "150"))
 SEED = int(os.environ.get("MB_FUZZ_SEED", "1"))

@@ -6,9 +6,9 @@ from mb_config.preflight import facts
 from mb_config.preflight.facts import TargetMachine
 from mb_launch import GpuSources
 from mb_launch.hardware.gpus import THIS_MACHINE
-from mb_trainer.machine import target_facts
-from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import gpt_tiny
+from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import CHECKS
 
 
 def gather_facts(world_size, *, env_vars=None, environment=None, sources=THIS_MACHINE, **target):

@@ -14,11 +14,11 @@ from mb_models.hf.config_json import config_of
 from mb_plan import make_plan
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_trainer.config_program import program
-from mb_trainer.machine import target_facts
-from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
 from mb_trainer.recipes.lora import folder_of
+from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import CHECKS
 
 PUBLISHED = {
     "llama31_8b": 8_030_261_248,

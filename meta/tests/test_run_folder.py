@@ -4,7 +4,7 @@ from mb_config.overrides.saved_settings import changed_settings_message
 from mb_metrics.run.folder import RunFolder
 from mb_models.training.weight_shapes import fixed_by_weights
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import saved_settings
+from mb_trainer.run.run_folder import saved_settings
 
 
 def test_other_settings_are_described_each_with_both_values(tmp_path):

@@ -17,8 +17,8 @@ from mb_config import (
 )
 from mb_config.container.field_types import dataclasses_of, hints, options
 from mb_trainer import config as trainer
-from mb_trainer.preflight import settle
 from mb_trainer.recipes import RECIPES
+from mb_trainer.run.preflight import settle
 
 BASES = ("StrictFields", "Section")
 """Base classes, of which there are no objects."""

@@ -11,10 +11,10 @@ from mb_config import ConfigError, OptimizerConfig, Provenance, given_fields, ru
 from mb_config.preflight.facts import collect_facts
 from mb_config.preflight.run import preflight
 from mb_metrics.run.folder import RunFolder
-from mb_trainer.preflight import all_checks
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import READER
-from mb_trainer.run_folder import set_run_paths
+from mb_trainer.run.preflight import all_checks
+from mb_trainer.run.run_folder import set_run_paths
 
 PERF = (None, "h100", "h100_fp8", "gb200", "gb200_nvfp4")
 

@@ -10,10 +10,10 @@ from mb_metrics.errors import RunFolderNameError
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
-from mb_trainer.preflight import settle
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run_folder import set_run_paths
-from mb_trainer.settle import RunOptions, settle_job
+from mb_trainer.run.preflight import settle
+from mb_trainer.run.run_folder import set_run_paths
+from mb_trainer.run.settle import RunOptions, settle_job
 
 
 def test_what_has_no_place_goes_into_the_run_folder(tmp_path):

@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mb_trainer import trainer
 from mb_trainer.cli.app import app
+from mb_trainer.run import trainer
 
 BROKEN = {
     "HuggingFaceTokenizer": "is not a tokenizer",

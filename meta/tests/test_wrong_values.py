@@ -26,10 +26,10 @@ from mb_trainer.config import (
     TensorInspectConfig,
     TrainingConfig,
 )
-from mb_trainer.machine import target_facts
-from mb_trainer.preflight import CHECKS
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import read_request
+from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import CHECKS
 
 ALONE = [
     (CheckpointConfig(save_interval="eight"), "checkpoint.save_interval", "int or null"),

@@ -12,7 +12,7 @@ import pytest
 from house import PACKAGES
 
 from mb_trainer.config import ConfigContainer
-from mb_trainer.preflight import RULES
+from mb_trainer.run.preflight import RULES
 
 TYPES = get_type_hints(ConfigContainer)
 CASES = [

@@ -42,8 +42,8 @@ from mb_config.preflight.run import preflight  # noqa: E402
 from mb_models.gpt.transformer import transformer_config  # noqa: E402
 from mb_trainer.config import ConfigContainer, GPTDatasetConfig, GPTModelConfig  # noqa: E402
 from mb_trainer.config_program import embedding_rows  # noqa: E402
-from mb_trainer.machine import target_facts  # noqa: E402
-from mb_trainer.preflight import all_checks  # noqa: E402
+from mb_trainer.run.machine import target_facts  # noqa: E402
+from mb_trainer.run.preflight import all_checks  # noqa: E402
 
 DEFAULTS = Path(mb_config.megatron_lm.__file__).parent / "section_defaults.json"
 SIZES = {"seq_length": 8, "data_path": ["a"], "num_layers": 8}

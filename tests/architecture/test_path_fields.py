@@ -8,8 +8,8 @@ import pytest
 
 from mb_config import check
 from mb_trainer.config import ConfigContainer
-from mb_trainer.preflight import RULES
-from mb_trainer.run_folder import PATH_FIELDS
+from mb_trainer.run.preflight import RULES
+from mb_trainer.run.run_folder import PATH_FIELDS
 
 NO_PATHS = {
     "train": {"step_batch_size_schedule"},

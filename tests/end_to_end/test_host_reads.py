@@ -15,7 +15,7 @@ READERS = ("item", "cpu", "tolist", "numpy", "__float__", "__int__", "__bool__",
 MAKERS = ("tensor", "as_tensor")
 """Functions of torch that wait for the device if they are given one: they copy from pageable memory."""
 ONLY_WITHOUT_A_GPU = (
-    "mb_host/tensors.py",
+    "mb_host/cpu/tensors.py",
     "optim/optimizer.py",  # torch's AdamW in place of a fused one
     "core/utils.py",  # Megatron's norm in place of a fused one
     "optimizer/clip_grads.py",  # reads the norm, because there is no kernel that scales by a tensor

@@ -12,8 +12,8 @@ import pytest
 import torch
 from runs import losses, mb, mb_here, metrics
 
+from mb_trainer.run.saved_run import SavedRun
 from mb_trainer.sampling import loaded_model
-from mb_trainer.saved_run import SavedRun
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

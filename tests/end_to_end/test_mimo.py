@@ -9,8 +9,8 @@ from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import program
-from mb_trainer.data_checks import verify_data
 from mb_trainer.recipes import mimo_tiny
+from mb_trainer.run.data_checks import verify_data
 from mb_verify import Recorder, compare, read_record
 
 WORDS = [

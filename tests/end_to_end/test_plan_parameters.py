@@ -11,8 +11,8 @@ import torch
 from any_rank import DENSE, EP, ETP, MLA, MODERN, MOE, PP, SHARED, SP, TIED, TP, VP, build, standing_in
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from mb_host.hybrid import host_hybrid_spec
-from mb_host.layers import host_block_spec
+from mb_host.megatron.hybrid import host_hybrid_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import (
     MambaModelConfig,
     MambaModelProvider,

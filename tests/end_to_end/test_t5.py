@@ -5,7 +5,7 @@ from any_rank import TP, standing_in
 from runs import exit_code_of, losses, metrics, train_here
 
 from mb_data import T5TextCorpusConfig
-from mb_host.t5 import host_t5_spec
+from mb_host.megatron.t5 import host_t5_spec
 from mb_launch import World, pick_device
 from mb_metrics import model_flops_per_token
 from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count

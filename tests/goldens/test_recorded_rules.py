@@ -3,7 +3,7 @@
 from recorded import differences
 
 from mb_schema.rules import plain
-from mb_trainer.preflight import RULES
+from mb_trainer.run.preflight import RULES
 
 
 def example(rule, values):

@@ -72,7 +72,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.build"]) as pool:
+    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.run.build"]) as pool:
         yield pool
 
 

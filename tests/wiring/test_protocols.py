@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from mb_data import SampleSizes, ValidationBatches
     from mb_data.cli.index import IndexRequestReader
     from mb_data.loading.batch_padding import PaddedModel
-    from mb_host.families import HOST_LAYERS
-    from mb_host.layers import host_block_spec
-    from mb_host.t5 import host_t5_spec
+    from mb_host.megatron.families import HOST_LAYERS
+    from mb_host.megatron.layers import host_block_spec
+    from mb_host.megatron.t5 import host_t5_spec
     from mb_launch import World
     from mb_launch.ranks.first_cause import EndedProcess
     from mb_launch.settings import (
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from mb_resilience.stragglers.detection import TimerSwitch
     from mb_resilience.stragglers.detectors import StragglerDetectors
     from mb_trainer.commands.index_request import read_index_request
-    from mb_trainer.state import GlobalState
+    from mb_trainer.run.state import GlobalState
 
     def _(model: GPTModelConfig) -> ParallelSizes:
         return model

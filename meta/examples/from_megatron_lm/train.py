@@ -34,7 +34,7 @@ from megatron.training.global_vars import get_args, set_global_variables  # noqa
 from megatron.training.training import setup_model_and_optimizer, train_step  # noqa: E402
 
 from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, RunCheckpointer  # noqa: E402
-from mb_host.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
+from mb_host.megatron.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
 from mb_metrics import ConsoleSink, JsonlSink, Metrics, training_log  # noqa: E402
 from mb_resilience import AgreedStop, HangReporter, SignalWatcher, rank_and_store  # noqa: E402
 

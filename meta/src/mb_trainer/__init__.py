@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from mb_trainer.config import ConfigContainer as ConfigContainer
     from mb_trainer.recipes import RECIPES as RECIPES
     from mb_trainer.recipes import Recipe as Recipe
-    from mb_trainer.trainer import finetune as finetune
-    from mb_trainer.trainer import pretrain as pretrain
-    from mb_trainer.user_code import UserCode as UserCode
+    from mb_trainer.run.trainer import finetune as finetune
+    from mb_trainer.run.trainer import pretrain as pretrain
+    from mb_trainer.run.user_code import UserCode as UserCode
 
 __all__ = ["RECIPES", "ConfigContainer", "Recipe", "UserCode", "finetune", "pretrain"]
 _HOMES = {
     "ConfigContainer": "config",
     "RECIPES": "recipes",
     "Recipe": "recipes",
-    "UserCode": "user_code",
-    "finetune": "trainer",
-    "pretrain": "trainer",
+    "UserCode": "run.user_code",
+    "finetune": "run.trainer",
+    "pretrain": "run.trainer",
 }
 
 

@@ -97,7 +97,7 @@ class ConfigContainer(mb_config.ConfigContainer):
 
     def installed_rules(self) -> Iterable[RuleLike]:
         """Return the rules of every package."""
-        rules: Iterable[RuleLike] = import_module("mb_trainer.preflight").RULES  # avoids an import cycle
+        rules: Iterable[RuleLike] = import_module("mb_trainer.run.preflight").RULES  # avoids an import cycle
         return rules
 
     def memory_facts(

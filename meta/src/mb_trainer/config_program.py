@@ -15,12 +15,12 @@ from mb_launch.cloudai.coverage import explain_coverage
 from mb_metrics.run.folder import RunFolder
 from mb_models.training.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
-from mb_trainer.data_checks import DATASET, read_tokenizer_facts, verify_data
-from mb_trainer.machine import target_facts
-from mb_trainer.preflight import RULES, all_checks, all_rules
-from mb_trainer.pretrained import take_checkpoint_settings
 from mb_trainer.request_reader import READER
-from mb_trainer.run_folder import release_start, set_run_paths
+from mb_trainer.run.data_checks import DATASET, read_tokenizer_facts, verify_data
+from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import RULES, all_checks, all_rules
+from mb_trainer.run.pretrained import take_checkpoint_settings
+from mb_trainer.run.run_folder import release_start, set_run_paths
 
 
 def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from mb_checkpoint import save_model_weights
 from mb_data.tokenizers.loading import copy_tokenizer_files
 from mb_data.tokenizers.saved_tokenizer import saved_tokenizer_file
-from mb_host.families import HOST_LAYERS
+from mb_host.megatron.families import HOST_LAYERS
 from mb_launch import World
 from mb_loop import TrainState
 from mb_models import family_of
@@ -20,10 +20,10 @@ from mb_models.hf.export import export_model
 from mb_models.hf.export_part import WHOLE, ExportPart
 from mb_models.hf.load import load_hf_weights
 from mb_models.peft.loading import require_adapters
-from mb_trainer.model import model_groups
 from mb_trainer.recipes.imported import imported_model
-from mb_trainer.saved_run import SavedRun
-from mb_trainer.state import GlobalState
+from mb_trainer.run.model import model_groups
+from mb_trainer.run.saved_run import SavedRun
+from mb_trainer.run.state import GlobalState
 
 CPU = torch.device("cpu")
 

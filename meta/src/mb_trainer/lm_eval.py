@@ -8,8 +8,8 @@ from typing import Any
 from mb_data.text.evaluation_text import EvaluationTokenizer
 from mb_models.evaluation.lm_eval import TrainedLM, register_model
 from mb_models.families import require_text_family
+from mb_trainer.run.saved_run import SavedRun
 from mb_trainer.sampling import loaded_model, processes
-from mb_trainer.saved_run import SavedRun
 
 
 @contextmanager

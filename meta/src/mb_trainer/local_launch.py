@@ -8,7 +8,7 @@ import mb_guard
 import mb_host
 from mb_launch import ForkedProgram, LaunchResult, launch_local
 
-PRELOADED = ("mb_trainer.build", "mb_models.gpt.provider", "mb_checkpoint.mcore", "torch._dynamo")
+PRELOADED = ("mb_trainer.run.build", "mb_models.gpt.provider", "mb_checkpoint.mcore", "torch._dynamo")
 """Modules whose imports nearly every run needs."""
 
 

@@ -20,9 +20,9 @@ from mb_models.evaluation.generation import all_logits
 from mb_models.evaluation.perplexity import Perplexity, measure_sets
 from mb_models.families import require_text_family
 from mb_models.peft.loading import load_merged
-from mb_trainer.data import batch_form, batch_settings, build_datasets
-from mb_trainer.model import layers_of, model_groups
-from mb_trainer.saved_run import SavedRun
+from mb_trainer.run.data import batch_form, batch_settings, build_datasets
+from mb_trainer.run.model import layers_of, model_groups
+from mb_trainer.run.saved_run import SavedRun
 
 
 def sample_run(

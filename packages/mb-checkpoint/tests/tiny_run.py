@@ -34,7 +34,7 @@ from mb_checkpoint import (
     CheckpointSaveContext,
     DefaultCheckpointManager,
 )
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 VOCAB, SEQ, GLOBAL_BATCH, MICRO_BATCH = 64, 16, 8, 2
 

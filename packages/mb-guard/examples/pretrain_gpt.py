@@ -84,7 +84,7 @@ def pretrain(script: str, flags: list[str]) -> None:
     import torch  # noqa: PLC0415
     from megatron.training import initialize, training  # noqa: PLC0415
 
-    from mb_host.megatron_lm import HOST_FLAGS, set_default_environment  # noqa: PLC0415
+    from mb_host.megatron.megatron_lm import HOST_FLAGS, set_default_environment  # noqa: PLC0415
 
     set_default_environment()
     initialize._compile_dependencies = torch.distributed.barrier  # the wheel contains the dataset helpers

@@ -8,7 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from tiny_gpt import start
 
 import mb_guard
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 
 def clamp() -> tuple[str, list[bool]]:

@@ -9,7 +9,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 import mb_guard
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 
 def gradient_of_keys(together: bool, fault: str | None) -> list[float]:

@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from tiny_gpt import EXPERTS, LENGTH, batch, gpt, gradients, rows, start
 
 import mb_guard
-from mb_host.hybrid import host_hybrid_spec
+from mb_host.megatron.hybrid import host_hybrid_spec
 
 
 def leaving_out(fault: str | None) -> AbstractContextManager[None]:

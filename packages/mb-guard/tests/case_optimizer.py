@@ -15,7 +15,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import mb_guard
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 STEPS, SEQUENCE, VOCABULARY = 4, 16, 64
 

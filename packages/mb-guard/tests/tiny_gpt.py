@@ -17,7 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 SIZES = ("tensor_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
 VOCABULARY, LENGTH = 64, 16

@@ -8,7 +8,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from mb_host.layers import HostCoreAttention, HostNorm, host_block_spec, host_layer_spec
+from mb_host.megatron.layers import HostCoreAttention, HostNorm, host_block_spec, host_layer_spec
 
 SEQUENCE, BATCH, HEADS, GROUPS, CHANNELS = 16, 2, 4, 2, 8
 

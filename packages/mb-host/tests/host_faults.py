@@ -11,7 +11,7 @@ from megatron.core.tensor_parallel.layers import (
     LinearWithGradAccumulationAndAsyncCommunication,
 )
 
-from mb_host.patches import PATCH_MARK, without
+from mb_host.megatron.patches import PATCH_MARK, without
 
 
 def linear_layers() -> tuple[bool, dict[str, float]]:

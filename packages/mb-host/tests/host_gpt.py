@@ -20,7 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 
 VOCABULARY, SEQUENCE, GLOBAL_BATCH, MICRO_BATCH = 128, 64, 8, 2
 

@@ -12,7 +12,7 @@ from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_host.hybrid import host_hybrid_spec
+from mb_host.megatron.hybrid import host_hybrid_spec
 
 
 class HybridTrainer(Trainer):

@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mb_host
-from mb_host.patches import PATCH_MARK
-from mb_host.rank_messages import RankSpec
-from mb_host.rank_server_main import fork_obstacle
-from mb_host.reproducibility import VECTOR_MATH, call, make_index_add_deterministic, read_arithmetic
+from mb_host.cpu.reproducibility import VECTOR_MATH, call, make_index_add_deterministic, read_arithmetic
+from mb_host.megatron.patches import PATCH_MARK
+from mb_host.ranks.messages import RankSpec
+from mb_host.ranks.server_main import fork_obstacle
 
 
 def plain() -> list:

@@ -14,7 +14,7 @@ from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables, unset_global_variables
 from megatron.training.training import setup_model_and_optimizer, train_step
 
-from mb_host.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment
+from mb_host.megatron.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment
 
 FLAGS = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8 --lr 1e-3 "

@@ -4,13 +4,13 @@ import torch
 from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
 from torch.nn.functional import normalize
 
-from mb_host.kernels import (
+from mb_host.megatron.kernels import (
     causal_conv1d,
     chunk_gated_delta_rule,
     mamba_split_conv1d_scan_combined,
     repeat_groups,
 )
-from mb_host.ssm_scan import gated_delta_scan, state_space_scan, unit_length
+from mb_host.megatron.ssm_scan import gated_delta_scan, state_space_scan, unit_length
 
 DOUBLE = {"dtype": torch.float64}
 

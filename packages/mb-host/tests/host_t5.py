@@ -12,7 +12,7 @@ from megatron.core.models.T5.t5_model import T5Model
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_host.t5 import host_t5_spec
+from mb_host.megatron.t5 import host_t5_spec
 
 
 class T5Trainer(Trainer):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mb_host import RankFailedError, function_in
-from mb_host.matrix_products import is_onednn_faster
-from mb_host.patches import ALL_PATCHES, patch_callbacks, without
+from mb_host.cpu.matrix_products import is_onednn_faster
+from mb_host.megatron.patches import ALL_PATCHES, patch_callbacks, without
 
 FAULTS = Path(__file__).parent / "host_faults.py"
 

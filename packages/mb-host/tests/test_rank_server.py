@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from mb_host.rank_messages import RankFileDescriptors, RankSpec
-from mb_host.rank_server import CannotForkError, RankServer, ServerEndedError
-from mb_host.rank_server_main import _fork
-from mb_host.start_methods import rank_starter
+from mb_host.ranks.messages import RankFileDescriptors, RankSpec
+from mb_host.ranks.server import CannotForkError, RankServer, ServerEndedError
+from mb_host.ranks.server_main import _fork
+from mb_host.ranks.start_methods import rank_starter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 ORDERS = RankSpec(rank=0, world_size=1, imports=(), environment={}, path=tuple(sys.path), folder=os.curdir)
@@ -44,7 +44,7 @@ def test_if_the_server_has_ended_another_one_forks(monkeypatch):
             return "forked"
 
     servers = iter([Ended(), Alive()])
-    monkeypatch.setattr("mb_host.start_methods.server_for", lambda added, *, env: next(servers))
+    monkeypatch.setattr("mb_host.ranks.start_methods.server_for", lambda added, *, env: next(servers))
     assert rank_starter("fork", added={}, env={})(ORDERS, ENDS) == "forked"
 
 

@@ -11,7 +11,7 @@ import host_launches
 import pytest
 
 from mb_host import RankFailedError, RankPool, RankTimeoutError, function_in, run_ranks
-from mb_host.outcomes import RankOutcome, rank_failed_error
+from mb_host.ranks.outcomes import RankOutcome, rank_failed_error
 
 HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mb_host.reproducibility import (
+from mb_host.cpu.reproducibility import (
     irreproducibility_reasons,
     make_index_add_deterministic,
     mkl_version,

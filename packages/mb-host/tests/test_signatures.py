@@ -8,7 +8,7 @@ from pathlib import Path
 import host_gloo
 import pytest
 
-from mb_host.patches import PATCHES
+from mb_host.megatron.patches import PATCHES
 
 PROGRAM = Path(__file__).with_name("host_signatures.py")
 

@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from mb_host.spawned_process import SpawnedProcess, kill_group
+from mb_host.ranks.spawned_process import SpawnedProcess, kill_group
 
 WAIT_SECONDS = 60
 

@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_metrics import model_flops_per_token
 
 VOCABULARY, SEQUENCE, DECODER_SEQUENCE, BATCH = 96, 32, 16, 2

@@ -18,7 +18,7 @@ from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracke
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_metrics import LoggerConfig, Metrics, expert_metrics, prediction_metrics, training_log
 from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
 

@@ -21,7 +21,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_metrics import GradientNorms, calc_params_l2_norm, report_l2_norm_grad
 
 VOCABULARY, SEQUENCE = 96, 32

@@ -27,7 +27,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 
-from mb_host.layers import host_block_spec  # noqa: E402
+from mb_host.megatron.layers import host_block_spec  # noqa: E402
 from mb_models import GPTModelProvider  # noqa: E402
 from mb_models.hf.conversion import memory_mapped_model, section_of_folder  # noqa: E402
 from mb_models.hf.load import load_hf_weights  # noqa: E402

@@ -30,7 +30,7 @@ def groups(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-IMPORTS = ["mb_guard.auto", "mb_models.gpt.provider", "mb_host.hybrid", "torch._dynamo", "pytest"]
+IMPORTS = ["mb_guard.auto", "mb_models.gpt.provider", "mb_host.megatron.hybrid", "torch._dynamo", "pytest"]
 
 
 @pytest.fixture(scope="module")

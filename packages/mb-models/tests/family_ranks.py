@@ -11,9 +11,9 @@ from megatron.core.models.common.language_module.language_module import Language
 from megatron.core.process_groups_config import ProcessGroupCollection
 from tiny_training import prepare, start
 
-from mb_host.hybrid import host_hybrid_spec
-from mb_host.layers import host_block_spec
-from mb_host.t5 import host_t5_spec
+from mb_host.megatron.hybrid import host_hybrid_spec
+from mb_host.megatron.layers import host_block_spec
+from mb_host.megatron.t5 import host_t5_spec
 from mb_models import (
     GPTModelConfig,
     GPTModelProvider,

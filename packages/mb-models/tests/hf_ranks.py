@@ -6,7 +6,7 @@ import torch
 from megatron.core import dist_checkpointing
 from tiny_training import start
 
-from mb_host.families import HOST_LAYERS
+from mb_host.megatron.families import HOST_LAYERS
 from mb_models.evaluation.generation import all_logits
 from mb_models.evaluation.sampling_options import SamplingOptions
 from mb_models.evaluation.scoring import BatchedModel, TextRequest

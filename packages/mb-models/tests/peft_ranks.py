@@ -21,7 +21,7 @@ def adapters_on_this_rank(settings, targets, folder=None):
     from mimo_ranks import SECTION
     from tiny_training import start
 
-    from mb_host.layers import host_block_spec
+    from mb_host.megatron.layers import host_block_spec
     from mb_models import GPTModelConfig, GPTModelProvider, MimoModelProvider
     from mb_models.peft.config import LoRA
     from mb_models.peft.errors import PeftError

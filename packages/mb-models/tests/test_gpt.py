@@ -4,7 +4,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import (
     GPTModelConfig,
     GPTModelProvider,

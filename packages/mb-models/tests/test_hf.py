@@ -9,7 +9,7 @@ from hf_ranks import SMALL, TOKENS, build, on_this_rank, same, scores_on_this_ra
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import T5ModelConfig
 from mb_models.hf.carried import carry_files, read_template
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of

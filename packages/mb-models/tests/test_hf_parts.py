@@ -7,7 +7,7 @@ import torch
 from hf_models import make
 from hf_ranks import build
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.conversion import memory_mapped_model
 from mb_models.hf.errors import OutputExistsError

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mb_host.hybrid import host_hybrid_spec
+from mb_host.megatron.hybrid import host_hybrid_spec
 from mb_models.hybrid.config import MambaModelConfig
 from mb_models.hybrid.parameters import hybrid_parameter_count
 from mb_models.hybrid.provider import (

@@ -7,9 +7,9 @@ import mb_host
 
 mb_host.install()  # before megatron is imported
 
-from mb_host.hybrid import host_hybrid_spec  # noqa: E402
-from mb_host.layers import host_block_spec  # noqa: E402
-from mb_host.t5 import host_t5_spec  # noqa: E402
+from mb_host.megatron.hybrid import host_hybrid_spec  # noqa: E402
+from mb_host.megatron.layers import host_block_spec  # noqa: E402
+from mb_host.megatron.t5 import host_t5_spec  # noqa: E402
 from mb_models import GPTModelConfig, GPTModelProvider  # noqa: E402
 from mb_models.hybrid.config import MambaModelConfig  # noqa: E402
 from mb_models.hybrid.provider import MambaForwardStep, MambaModelProvider  # noqa: E402

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mb_host.families import HOST_LAYERS
+from mb_host.megatron.families import HOST_LAYERS
 from mb_models import GPTModelConfig, ModelConfigError, choose_layers, family_of
 from mb_models.families import FAMILIES, GPT, HYBRID
 from mb_models.gpt.layer_choice import AvailableLayers

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, local_spec, make_value_model, transformer_config
 from mb_models.errors import ModelConfigError
 from mb_models.gpt.layer_variants import apply_layer_variants

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mb_host.kernels import GatedRMSNorm, mamba_split_conv1d_scan_combined
+from mb_host.megatron.kernels import GatedRMSNorm, mamba_split_conv1d_scan_combined
 
 transformers = pytest.importorskip("transformers")
 mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")

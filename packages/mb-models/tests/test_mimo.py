@@ -6,7 +6,7 @@ import pytest
 import torch
 from megatron.core import tensor_parallel
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models.errors import BatchError
 from mb_models.gpt.parameters import parameter_count
 from mb_models.gpt.transformer import transformer_config

@@ -6,7 +6,7 @@ import mimo_ranks
 import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models.mimo.config import ModuleRanks
 from mb_models.mimo.groups import reject_invalid_ranks
 from mb_models.mimo.modules import MimoModulesProvider, reject_unsupported

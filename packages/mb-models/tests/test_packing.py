@@ -8,7 +8,7 @@ import torch
 from megatron.core import tensor_parallel
 from tiny_training import prepare, start
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import BatchError, GPTForwardStep, GPTModelConfig, GPTModelProvider, get_batch
 from mb_models.training.batches import packed_slices
 

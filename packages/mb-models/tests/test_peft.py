@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
 from mb_models.hf.export import export_model
 from mb_models.hf.save import save_hf_model

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mb_host.t5 import host_t5_spec
+from mb_host.megatron.t5 import host_t5_spec
 from mb_models.errors import BatchError
 from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError

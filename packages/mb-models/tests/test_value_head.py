@@ -9,7 +9,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from tiny_training import prepare, start
 from torch.distributed.checkpoint import CheckpointException
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import (
     FreezingError,
     GPTModelConfig,
@@ -219,7 +219,7 @@ def test_a_router_with_quantile_balancing_cannot_be_frozen(tiny, groups):
 
 
 def test_a_t5_has_another_output_layer(groups):
-    from mb_host.t5 import host_t5_spec
+    from mb_host.megatron.t5 import host_t5_spec
 
     section = T5ModelConfig(
         num_layers=2,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mb_host.layers import host_block_spec
+from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider
 from mb_models.training.weight_shapes import SHAPE_FIELDS, fixed_by_weights
 

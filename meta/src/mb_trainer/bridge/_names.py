@@ -59,7 +59,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
             "training_log",
         ),
         **_all(MODELS, "LinearForLastLayer create_value_head_hook freeze_moe_router make_value_model"),
-        "ModelHook": "mb_trainer.user_code",
+        "ModelHook": "mb_trainer.run.user_code",
         "ModelList": "mb_models.gpt.value_head",
         **_all(LOOP, "maybe_inject_state needs_global_state_injection prepare_forward_step_func"),
         "logger": "mb_trainer.bridge._logger",
@@ -91,7 +91,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "training.finetune": {"finetune": "mb_trainer"},
     "training.mixed_precision": PRECISION,
     "training.pretrain": {"pretrain": "mb_trainer"},
-    "training.state": {"GlobalState": "mb_trainer.state", "TrainState": LOOP},
+    "training.state": {"GlobalState": "mb_trainer.run.state", "TrainState": LOOP},
     "training.tokenizers.config": {"TokenizerConfig": CONFIG},
     "data.datasets.packed_sequence": {"PackedSequenceSpecs": CONFIG},
     "recipes.utils.optimizer_utils": _all(

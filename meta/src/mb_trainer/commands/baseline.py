@@ -5,7 +5,7 @@ from pathlib import Path
 from mb_metrics import BaselineConfiguration, read_event_rows
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.registry import REGISTRY
-from mb_trainer.run_folder import NOT_SETTINGS
+from mb_trainer.run.run_folder import NOT_SETTINGS
 
 
 def find_baseline(run: Path) -> BaselineConfiguration | None:

@@ -13,8 +13,8 @@ from mb_config.cli.program import read_for_sections
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
 from mb_trainer.config_program import program
-from mb_trainer.data_checks import verify_data
-from mb_trainer.tokenizer_assets import kept_by_run
+from mb_trainer.run.data_checks import verify_data
+from mb_trainer.run.tokenizer_assets import kept_by_run
 
 SECTIONS = ("dataset", "tokenizer", "train", "validation")
 """Sections that sample indices depend on."""
@@ -39,7 +39,9 @@ def read_index_request(
         if "megatron.core" not in sys.modules:
             mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch
             mb_guard.install(quiet=True)
-        sections = import_module("mb_trainer.data")  # imports torch, which takes seconds: after all checks
+        sections = import_module(
+            "mb_trainer.run.data"
+        )  # imports torch, which takes seconds: after all checks
         found.append(
             IndexRequest(
                 name=request.name,

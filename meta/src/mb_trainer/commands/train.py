@@ -26,9 +26,9 @@ from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
-from mb_trainer.settle import RunOptions, settle_job
-from mb_trainer.trainer import outcome_if_complete, train_job
-from mb_trainer.user_code import NO_CODE
+from mb_trainer.run.settle import RunOptions, settle_job
+from mb_trainer.run.trainer import outcome_if_complete, train_job
+from mb_trainer.run.user_code import NO_CODE
 from mb_verify import callbacks_from_environment
 
 
@@ -103,7 +103,7 @@ def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
 
     def conditions() -> dict[str, str]:
         torch_state = import_module("mb_verify.record.torch_state")  # imports torch, as the next one does
-        arithmetic = import_module("mb_host.reproducibility").read_arithmetic()
+        arithmetic = import_module("mb_host.cpu.reproducibility").read_arithmetic()
         return {**torch_state.conditions(), **arithmetic.as_text()}
 
     world = read_world(environment)

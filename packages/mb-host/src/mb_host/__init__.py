@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_host.function_reference import function_in as function_in
     from mb_host.installation import HostReport as HostReport
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
     from mb_host.log_filters import quiet as quiet
-    from mb_host.outcomes import RankFailedError as RankFailedError
-    from mb_host.outcomes import RankTimeoutError as RankTimeoutError
-    from mb_host.ranks import RankPool as RankPool
-    from mb_host.ranks import run_ranks as run_ranks
+    from mb_host.ranks.function_reference import function_in as function_in
+    from mb_host.ranks.outcomes import RankFailedError as RankFailedError
+    from mb_host.ranks.outcomes import RankTimeoutError as RankTimeoutError
+    from mb_host.ranks.run import RankPool as RankPool
+    from mb_host.ranks.run import run_ranks as run_ranks
 
 _HOMES = {
     "HostReport": "installation",
     "MegatronAlreadyImportedError": "installation",
-    "RankFailedError": "outcomes",
-    "RankPool": "ranks",
-    "RankTimeoutError": "outcomes",
-    "function_in": "function_reference",
+    "RankFailedError": "ranks.outcomes",
+    "RankPool": "ranks.run",
+    "RankTimeoutError": "ranks.outcomes",
+    "function_in": "ranks.function_reference",
     "install": "installation",
     "quiet": "log_filters",
-    "run_ranks": "ranks",
+    "run_ranks": "ranks.run",
 }
 
 

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from mb_host.compile import replace_compile
+from mb_host.cpu.compile import replace_compile
+from mb_host.cpu.device import replace_device
+from mb_host.cpu.gloo_device import share_gloo_device
+from mb_host.cpu.large_blocks import keep_large_blocks
+from mb_host.cpu.random import replace_random
+from mb_host.cpu.reproducibility import make_cpu_arithmetic_reproducible
+from mb_host.cpu.streams import replace_streams
+from mb_host.cpu.tensors import replace_tensors
 from mb_host.deferred_imports import defer_import
-from mb_host.device import replace_device
-from mb_host.fsdp import STAND_INS as FSDP_STAND_INS
-from mb_host.fsdp import replace_meshes
-from mb_host.gloo_device import share_gloo_device
 from mb_host.gpu_packages import hide_packages
-from mb_host.kernels import STAND_INS as KERNEL_STAND_INS
-from mb_host.large_blocks import keep_large_blocks
 from mb_host.log_filters import quiet as apply_log_filters
-from mb_host.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
-from mb_host.patches import ALL_PATCHES, patch_callbacks
-from mb_host.random import replace_random
-from mb_host.reproducibility import make_cpu_arithmetic_reproducible
-from mb_host.streams import replace_streams
-from mb_host.tensors import replace_tensors
+from mb_host.megatron.fsdp import STAND_INS as FSDP_STAND_INS
+from mb_host.megatron.fsdp import replace_meshes
+from mb_host.megatron.kernels import STAND_INS as KERNEL_STAND_INS
+from mb_host.megatron.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
+from mb_host.megatron.patches import ALL_PATCHES, patch_callbacks
 from mb_schema.after_import import AfterImport
 
 
@@ -55,19 +55,19 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     Without a GPU: functions of torch are replaced. Modules of Megatron Core are patched when they are imported, and
     receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
     longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
-    installed. The memory of large tensors is reused (`mb_host.large_blocks`), and process groups of gloo share a device
-    (`mb_host.gloo_device`).
+    installed. The memory of large tensors is reused (`cpu/large_blocks.py`), and process groups of gloo share a device
+    (`cpu/gloo_device.py`).
 
     With a GPU: torch, these packages and Megatron Core are not changed.
 
     In both cases wandb, which Megatron Core imports, is loaded at its first use, and CPU arithmetic becomes
-    reproducible (`mb_host.reproducibility.make_cpu_arithmetic_reproducible`): with a GPU, an optimizer may be offloaded
+    reproducible (`make_cpu_arithmetic_reproducible`): with a GPU, an optimizer may be offloaded
     to the CPU.
 
     Args:
         force: Use the CPU even if there is a GPU; `torch.cuda.is_available()` then returns False.
         quiet: Also install `mb_host.log_filters.LOG_FILTERS`; without effect with a GPU.
-        patches: Names of patches of Megatron Core, out of `mb_host.patches.ALL_PATCHES`. Each is applied when
+        patches: Names of patches of Megatron Core, out of `mb_host.megatron.patches.ALL_PATCHES`. Each is applied when
             Megatron's module is imported; Megatron need not be installed. With a GPU, none is applied.
 
     Raises:

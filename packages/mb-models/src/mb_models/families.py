@@ -55,7 +55,7 @@ class Family:
     """Functions and layers with which models of one family are built and trained."""
 
     name: str
-    """Key of the family in a table of layers for the CPU, such as `mb_host.families.HOST_LAYERS`."""
+    """Key of the family in a table of layers for the CPU, such as `mb_host.megatron.families.HOST_LAYERS`."""
     provider: Callable[..., ChunkProvider]
     """Called as (section, layer_spec=, device=, tokenizer_vocab_size=)."""
     forward_step: Callable[..., ForwardStep]

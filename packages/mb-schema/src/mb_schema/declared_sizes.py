@@ -249,7 +249,7 @@ class _View(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+    def seek(self, offset: int, whence: int = 0, /) -> int:
         self._position = offset + {io.SEEK_CUR: self._position, io.SEEK_END: self._length}.get(whence, 0)
         if self._position < 0:
             raise ValueError(f"position {self._position}")

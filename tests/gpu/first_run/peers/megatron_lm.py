@@ -23,7 +23,7 @@ from megatron.training.arguments import parse_args, validate_args  # noqa: E402
 from megatron.training.global_vars import get_args, set_global_variables  # noqa: E402
 from megatron.training.training import setup_model_and_optimizer, train_step  # noqa: E402
 
-from mb_host.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
+from mb_host.megatron.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
 
 GPU_FLAGS = (
     *("--transformer-impl", "transformer_engine"),

@@ -29,7 +29,7 @@ class AvailableLayers:
     """Layers that can be chosen in addition to those of the family."""
 
     host: Mapping[str, StackSpec] = field(default_factory=dict)
-    """Family name -> layers for the CPU, such as `mb_host.families.HOST_LAYERS`."""
+    """Family name -> layers for the CPU, such as `mb_host.megatron.families.HOST_LAYERS`."""
     installed: Callable[[str], object] = find_spec
     """Returns None for a module that cannot be imported."""
 
@@ -82,7 +82,7 @@ def _host_layers(family: Family, host: Mapping[str, StackSpec]) -> LayerChoice:
         raise ModelConfigError(
             [
                 f"model: a {family.name} model has no layers for the CPU, because Megatron's require Transformer "
-                "Engine. Pass layers for the CPU, such as mb_host.families.HOST_LAYERS, or use a GPU."
+                "Engine. Pass layers for the CPU, such as mb_host.megatron.families.HOST_LAYERS, or use a GPU."
             ]
         )
     return LayerChoice(

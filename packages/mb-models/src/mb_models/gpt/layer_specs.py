@@ -31,7 +31,7 @@ def local_spec(
     if config.multi_latent_attention:
         raise ValueError(
             "model.multi_latent_attention: True is not supported by Megatron's unfused attention, because its "
-            "values are as wide as its keys. Use Transformer Engine, or mb_host.layers without a GPU."
+            "values are as wide as its keys. Use Transformer Engine, or mb_host.megatron.layers without a GPU."
         )
     block = get_gpt_decoder_block_spec(
         config,

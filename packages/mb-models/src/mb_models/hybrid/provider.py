@@ -114,7 +114,7 @@ def hybrid_transformer_engine_spec(
     if find_spec("transformer_engine") is None:
         raise ModuleNotFoundError(
             "hybrid_transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require "
-            "it. Install mb-models[te], or use mb_host.hybrid.host_hybrid_spec without a GPU."
+            "it. Install mb-models[te], or use mb_host.megatron.hybrid.host_hybrid_spec without a GPU."
         )
     from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec  # noqa: PLC0415 - needs the engine
 

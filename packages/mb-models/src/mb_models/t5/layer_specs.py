@@ -21,7 +21,7 @@ def t5_transformer_engine_spec(
     if find_spec("transformer_engine") is None:
         raise ModuleNotFoundError(
             "t5_transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require it. "
-            "Install mb-models[te], or use mb_host.t5 without a GPU."
+            "Install mb-models[te], or use mb_host.megatron.t5 without a GPU."
         )
     layers = config.num_layers
     return (

@@ -1,0 +1,55 @@
+"""Checks of the data and of the tokenizer that a configuration names. No torch."""
+
+from mb_config.preflight.run import DataCheck
+from mb_data.data_checks import (
+    dataset_facts,
+    epoch_facts,
+    tokenizer_facts,
+    tokenizer_size,
+    verify_dataset_files,
+)
+from mb_models.training.vocab import model_vocab_size
+from mb_trainer.config import ConfigContainer
+from mb_trainer.run.tokenizer_assets import kept_by_run
+
+
+def verify_data(config: ConfigContainer) -> None:
+    """Finalize the dataset section and check every file that it names, before anything is built.
+
+    Raises:
+        DataPathError, IndexedFormatError, CorpusError: as `mb_data.data_checks.verify_dataset_files`.
+        TokenizerError: the tokenizer cannot be read.
+        VocabularyError: the model's embedding has no row for some of its tokens.
+    """
+    config.dataset.finalize()
+    entries = tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
+    model = config.model
+    if model.vocab_size is not None:
+        model_vocab_size(
+            model.vocab_size,
+            tokenizer_vocab_size=entries,
+            divisible_by=model.make_vocab_size_divisible_by,
+            tensor_parallel_size=model.tensor_model_parallel_size,
+        )
+    verify_dataset_files(config.dataset, evaluated=bool(config.validation.eval_iters))
+
+
+def read_tokenizer_facts(config: ConfigContainer) -> dict[str, object]:
+    """Return the facts about the tokenizer."""
+    return tokenizer_facts(config.tokenizer, config.dataset, saved=kept_by_run(config))
+
+
+_READ = frozenset({"tokenizer", "dataset", "checkpoint"})
+TOKENIZER = DataCheck(
+    read=read_tokenizer_facts, facts=frozenset({"tokenizer_entries", "tokenizer_error"}), sections=_READ
+)
+DATASET = DataCheck(
+    read=lambda config: dataset_facts(config.dataset, evaluated=bool(config.validation.eval_iters)),
+    facts=frozenset({"dataset_error"}),
+    sections=frozenset({"dataset"}),
+)
+EPOCH = DataCheck(
+    read=lambda config: epoch_facts(config, saved=kept_by_run(config)),
+    facts=frozenset({"training_samples_error"}),
+    sections=_READ | {"train", "model"},
+)

@@ -1,0 +1,164 @@
+"""Settled run: checked configuration, run folder, and the checkpoint to resume from. No torch, nothing is written."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mb_checkpoint import ResumeStatus, check_writable, resume_status
+from mb_checkpoint.save.commit import unwritable_reason
+from mb_config import Provenance
+from mb_config.overrides.saved_settings import changed_settings_message
+from mb_config.preflight.run import PreflightResult
+from mb_launch import World, read_local_world_size, read_world
+from mb_metrics.run.event_log import changed_code
+from mb_metrics.run.folder import RunFolder
+from mb_models.mimo.layout_rules import stored_optimizer_error
+from mb_models.training.weight_shapes import fixed_by_weights
+from mb_resilience import RestartAttempt
+from mb_resilience.fault_tolerance.monitor_client import require_monitor
+from mb_trainer.config import ConfigContainer
+from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
+from mb_trainer.run.data_checks import verify_data
+from mb_trainer.run.preflight import settle
+from mb_trainer.run.pretrained import take_checkpoint_settings
+from mb_trainer.run.run_folder import release_start, saved_settings, set_run_paths
+from mb_trainer.run.tokenizer_assets import where_tokenizer
+from mb_trainer.run.user_code import NO_CODE, UserCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run besides its configuration. `mb_trainer.pretrain` documents those that it takes."""
+
+    name: str = "run"
+    out: Path | str | None = None
+    provenance: Provenance | None = None
+    code: UserCode = NO_CODE
+    resume_with_changes: bool = False
+    resume_command: str | None = None
+    process_ends: bool = False
+    """If True, the process ends after the run: `train.exit_signal` requests a stop until then. Otherwise the previous
+    signal handlers are restored."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    notes: Sequence[str] = ()
+    """Messages to print before the run starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Run that passed every check: its configuration, its folder and this process's rank."""
+
+    options: RunOptions
+    config: ConfigContainer
+    settled: PreflightResult
+    folder: RunFolder
+    status: ResumeStatus
+    """Checkpoint to resume from, by folder names; contents are verified later."""
+    world: World
+    unwritable_reason: str | None = None
+    """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
+    changed_settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
+    user_paths: Sequence[str] = ()
+    """Fields that the user set."""
+    notes: tuple[str, ...] = ()
+    """Messages to print before the run starts."""
+    attempt: RestartAttempt | None = None
+    """Attempt of a run with in-process restarts, with the store of its process group."""
+
+
+def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
+    """Check everything that is known before a start, without writing; raises as `pretrain`.
+
+    A job is "complete" here if its last step seems to exist; the content of that checkpoint is not read.
+    """
+    world = read_world(options.environment)
+    folder = RunFolder.named(options.out, name=options.name)
+    known = Provenance.of(config) if options.provenance is None else options.provenance
+    set_run_paths(config, folder, known)
+    evaluate_only = config.validation.skip_train
+    note = None if evaluate_only else release_start(config, folder)
+    conflicts = take_checkpoint_settings(config, known)
+    settled = settle(
+        config,
+        world_size=world.world_size,
+        provenance=known,
+        local_world_size=read_local_world_size(options.environment),
+    )
+    verify_data(config)
+    if options.code.process_non_loss_data is not None and config.logger.tensorboard_dir is None:
+        raise UserCodeError(
+            "process_non_loss_data: is set with logger.tensorboard_dir=null, and receives TensorBoard's writer. "
+            "Set logger.tensorboard_dir."
+        )
+    if config.ft is not None and config.ft.enable_ft_package:
+        require_monitor(options.environment)
+    unwritable = require_writable(config, folder)
+    status = resume_status(
+        config.checkpoint, train_iters=config.train.train_iters or 0, evaluate_only=evaluate_only
+    )
+    if status.state == "rejected":
+        raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
+    notes = (*options.notes, note, *conflicts, where_tokenizer(config))
+    return Job(
+        options=options,
+        config=config,
+        settled=settled,
+        folder=folder,
+        changed_settings=compare_with_previous(config, folder, status, options),
+        status=status,
+        world=world,
+        unwritable_reason=unwritable,
+        user_paths=known.user_paths,
+        notes=tuple(line for line in notes if line is not None),
+    )
+
+
+def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
+    """Check that the folders of a run can be written; return why not for an evaluation, which then writes nothing.
+
+    Raises:
+        UnwritableFolderError: the run folder cannot be written.
+        OSError: the checkpoint folder cannot be written.
+    """
+    unwritable = unwritable_reason(folder.path)
+    if config.validation.skip_train:
+        return unwritable
+    if unwritable is not None:
+        raise UnwritableFolderError(
+            f"{folder.path}: cannot be written ({unwritable}), and metrics, events and settings are kept there. Choose "
+            "another with --out."
+        )
+    if config.checkpoint.save is not None:
+        check_writable(config.checkpoint.save)
+    return None
+
+
+def compare_with_previous(
+    config: ConfigContainer, folder: RunFolder, status: ResumeStatus, options: RunOptions
+) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from the run in the folder: dotted path -> (previous, current).
+
+    A forward step or a hook of the user counts as a setting, by its name. If there are any, the current schedule
+    replaces that of the checkpoint, unless `use_checkpoint_opt_param_scheduler` is set.
+
+    Raises:
+        RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
+        mb_config.SavedSettingsError: the settings in the folder cannot be read.
+    """
+    saved = saved_settings(folder)
+    changed = saved.differences(config) | changed_code(folder.events, options.code.names)
+    if changed and not options.resume_with_changes:
+        fixed = fixed_by_weights(changed) if status.resumes else []
+        raise RunFolderError(changed_settings_message(folder.path, changed, fixed=fixed))
+    if changed and status.resumes and config.checkpoint.load_optim:
+        reason = stored_optimizer_error(config.model, changed)
+        if reason is not None:
+            raise RunFolderError(f"{folder.path}: {reason}")
+    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
+    overrides = bool(changed) or bool(saved.section("scheduler").get("override_opt_param_scheduler"))
+    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
+        config.scheduler.override_opt_param_scheduler = True
+    return changed

@@ -1,0 +1,258 @@
+"""Torch substitutes for GPU kernels of Megatron's state-space and gated-delta layers.
+
+Megatron imports these names from packages that need a GPU (mamba-ssm, flash-linear-attention, and their dependency
+einops) and does not build the layers without them. With substitutes under these names, Megatron's layers run unchanged.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mb_host.megatron.ssm_scan import causal_convolution, gated_delta_scan, split_conv_scan, unit_length
+
+GATED_DELTA_CHUNK = 64
+"""Tokens per chunk of the gated-delta scan."""
+
+
+class GatedRMSNorm(torch.nn.Module):
+    """RMSNorm over groups of channels, optionally gated; substitute for mamba-ssm's class."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        group_size: int | None = None,
+        norm_before_gate: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.eps, self.norm_before_gate = eps, norm_before_gate
+        self.group_size = group_size or hidden_size
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+
+    def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return the normalised inputs, [..., hidden_size], multiplied by SiLU of the gate before or after."""
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        values: Tensor = inputs.to(dtype)
+        if gate is not None and not self.norm_before_gate:
+            values = values * F.silu(gate.to(dtype))
+        groups: Tensor = values.unflatten(  # type: ignore[no-untyped-call]
+            -1, (-1, self.group_size)
+        )
+        scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
+        values = (groups * scale).flatten(-2) * self.weight.to(dtype)
+        if gate is not None and self.norm_before_gate:
+            values = values * F.silu(gate.to(dtype))
+        return values.to(inputs.dtype)
+
+
+def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
+    zxbcdt: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor,
+    dt_bias: Tensor,
+    A: Tensor,
+    D: Tensor,
+    chunk_size: int,
+    seq_idx: Tensor | None = None,
+    activation: str = "silu",
+    headdim: int | None = None,
+    ngroups: int = 1,
+    norm_before_gate: bool = True,
+) -> Tensor:
+    """Substitute for mamba-ssm's kernel of this name, as called by Megatron's mixer; see `split_conv_scan`.
+
+    `norm_before_gate` has no effect, because Megatron's mixer does not use the norm of the kernel.
+
+    Raises:
+        ValueError: The sequences are packed, or the activation is not SiLU.
+    """
+    if seq_idx is not None or activation not in ("silu", "swish"):
+        what = "packed sequences (seq_idx)" if seq_idx is not None else f"activation={activation!r}"
+        raise ValueError(
+            f"mamba_split_conv1d_scan_combined: {what} is not supported, because this scan computes SiLU and complete "
+            "sequences only. Train without packing, or on a GPU with mamba-ssm."
+        )
+    return split_conv_scan(
+        zxbcdt,
+        conv1d_weight,
+        conv1d_bias,
+        dt_bias,
+        A,
+        D,
+        chunk=min(chunk_size, zxbcdt.size(1)),
+        head_width=headdim or D.size(1),
+        groups=ngroups,
+    )
+
+
+def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's arguments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, None]:
+    """Substitute for flash-linear-attention's kernel of this name; see `gated_delta_scan`.
+
+    Raises:
+        ValueError: The sequences are packed, or a state is passed or requested.
+    """
+    if cu_seqlens is not None or initial_state is not None or output_final_state:
+        raise ValueError(
+            f"chunk_gated_delta_rule: cu_seqlens {'given' if cu_seqlens is not None else 'not given'}, initial_state "
+            f"{'given' if initial_state is not None else 'not given'}, output_final_state={output_final_state}, "
+            "because this scan computes complete sequences from a zero state. Train without packing."
+        )
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    query, key = (
+        unit_length(each.to(dtype)) if use_qk_l2norm_in_kernel else each.to(dtype) for each in (q, k)
+    )
+    output = gated_delta_scan(
+        query * (q.size(-1) ** -0.5 if scale is None else scale),
+        key,
+        v.to(dtype),
+        g.to(dtype),
+        beta.to(dtype),
+        chunk=min(GATED_DELTA_CHUNK, q.size(1)),
+    )
+    return output.to(q.dtype), None
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, None]:
+    """Substitute for flash-linear-attention's convolution: [B, L, D] with a filter [D, W], then SiLU.
+
+    Raises:
+        ValueError: The sequences are packed, a state is passed or requested, or the activation is not SiLU.
+    """
+    if cu_seqlens is not None or initial_state is not None or output_final_state or activation != "silu":
+        raise ValueError(
+            f"causal_conv1d: activation={activation!r}, output_final_state={output_final_state}, a state or packed "
+            "sequences given, because it computes SiLU and complete sequences only. Train without packing."
+        )
+    return causal_convolution(x, weight, bias), None
+
+
+def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
+    """Substitute for einops' function of this name: split, drop (1), reorder and join dimensions.
+
+    `rearrange(x, "l b (h p) -> b l h p", p=8)` splits the last dimension; at most one size per group may be omitted.
+    """
+    before, after = (
+        [each.strip("()").split() for each in re.findall(r"\([^)]*\)|\S+", side)]
+        for side in pattern.split("->")
+    )
+    for dim in reversed(range(len(before))):
+        if len(before[dim]) > 1:
+            tensor = tensor.unflatten(  # type: ignore[no-untyped-call]
+                dim, [sizes.get(name, -1) for name in before[dim]]
+            )
+    names = [name for group in before for name in group]
+    for dim in reversed(range(len(names))):
+        if names[dim] == "1":
+            tensor = tensor.squeeze(dim)
+            del names[dim]
+    tensor = tensor.permute([names.index(name) for group in after for name in group])
+    for dim, group in enumerate(after):
+        if len(group) > 1:
+            tensor = tensor.flatten(dim, dim + len(group) - 1)
+    return tensor
+
+
+def repeat_groups(tensor: Tensor, pattern: str, *, g: int, n: int, r: int) -> Tensor:
+    """Substitute for einops' `repeat`, for the only pattern in Megatron's mixer: repeat each group r times.
+
+    Raises:
+        ValueError: The pattern is another one.
+    """
+    if pattern != "l b (g n) -> l b (g r n)":
+        raise ValueError(
+            f"repeat_groups: pattern {pattern!r} is not supported; only groups of the last dimension are repeated. "
+            "Install einops."
+        )
+    groups: Tensor = tensor.unflatten(-1, (g, n))  # type: ignore[no-untyped-call]
+    return groups.repeat_interleave(r, dim=-2).flatten(-2)
+
+
+def stand_in_for_context_parallel(parts: ModuleType) -> None:
+    """Add the function of einops to Megatron's `mamba_context_parallel`; no effect if einops is installed."""
+    if not parts.__dict__["HAVE_EINOPS"]:
+        parts.__dict__.update(HAVE_EINOPS=True, repeat=repeat_groups)
+
+
+def stand_in_for_mamba(mixer: ModuleType) -> None:
+    """Add the names that Megatron's `mamba_mixer` could not import."""
+    names = mixer.__dict__
+    if not names["HAVE_EINOPS"]:
+        names.update(HAVE_EINOPS=True, rearrange=rearrange)
+    if names["HAVE_MAMBA_SSM"]:
+        return
+    shard = names["make_sharded_tensors_for_checkpoint"]
+
+    class ExtendedRMSNorm(GatedRMSNorm):
+        """Norm with a sharded state dict; the weight is split over tensor-parallel ranks."""
+
+        tp_group: Any  # set by the mixer
+
+        def sharded_state_dict(
+            self,
+            prefix: str = "",
+            sharded_offsets: tuple[Any, ...] = (),
+            metadata: Mapping[str, Any] | None = None,
+        ) -> Any:
+            """Return the weight as Megatron's sharded tensor."""
+            return shard(
+                self.state_dict(prefix="", keep_vars=True),
+                prefix,
+                {"weight": 0},
+                sharded_offsets,
+                tp_group=self.tp_group,
+                dp_cp_group=(metadata or {})["dp_cp_group"],
+            )
+
+    names.update(
+        HAVE_MAMBA_SSM=True,
+        ExtendedRMSNorm=ExtendedRMSNorm,
+        mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined,
+    )
+
+
+def stand_in_for_gated_delta(common: ModuleType) -> None:
+    """Add the names that Megatron's gated-delta layers could not import."""
+    names = common.__dict__
+    if not names["HAVE_FLA"]:
+        names.update(
+            HAVE_FLA=True,
+            l2norm=unit_length,
+            causal_conv1d=causal_conv1d,
+            chunk_gated_delta_rule=chunk_gated_delta_rule,
+        )
+
+
+STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
+    {
+        "megatron.core.ssm.gated_delta_net.common": stand_in_for_gated_delta,
+        "megatron.core.ssm.mamba_context_parallel": stand_in_for_context_parallel,
+        "megatron.core.ssm.mamba_mixer": stand_in_for_mamba,
+    }
+)
+"""Megatron module -> function that adds missing names to it, right after its import."""

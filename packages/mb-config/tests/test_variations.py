@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-from mb_config.overrides.apply.variations import to_hydra_text
 
 from mb_config import (
     ConfigReadError,
@@ -15,6 +14,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
+from mb_config.variations import to_hydra_text
 
 
 @dataclass(kw_only=True)

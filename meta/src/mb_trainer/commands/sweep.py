@@ -11,8 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from mb_config.overrides.apply.variations import Variation, read_variations, split_yaml, to_axes
-
 from mb_config.cli.check import CommandInput
 from mb_config.cli.program import ConfigProgram, check_request
 from mb_config.container.yaml_file import dump_yaml, read_yaml
@@ -22,6 +20,7 @@ from mb_config.overrides.request import ConfigRequest, RequestReader
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist
+from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_metrics import model_flops_per_token
 from mb_plan.cli.sweep_report import print_report, with_progress, write_sweep_chart
 from mb_plan.errors import PlanError

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
     from mb_config.overrides.apply import apply_overrides as apply_overrides
     from mb_config.overrides.apply import apply_yaml as apply_yaml
-    from mb_config.overrides.apply.variations import Variation as Variation
-    from mb_config.overrides.apply.variations import read_variations as read_variations
-    from mb_config.overrides.apply.variations import split_yaml as split_yaml
-    from mb_config.overrides.apply.variations import to_axes as to_axes
     from mb_config.overrides.provenance import Provenance as Provenance
     from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
     from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
@@ -78,6 +74,10 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
+    from mb_config.variations import Variation as Variation
+    from mb_config.variations import read_variations as read_variations
+    from mb_config.variations import split_yaml as split_yaml
+    from mb_config.variations import to_axes as to_axes
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Problem as Problem
     from mb_schema.rules import Rule as Rule
@@ -119,7 +119,7 @@ _HOMES = {
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "resolve.precision_recipes",
     "ValidationConfig": "sections.training",
-    "Variation": "overrides.variations",
+    "Variation": "variations",
     "WrongTypeError": "errors",
     "apply_overrides": "overrides.apply",
     "apply_yaml": "overrides.apply",
@@ -134,14 +134,14 @@ _HOMES = {
     "megatron_fields": "megatron_defaults",
     "mimo_runtime_config_update": "resolve.resolver",
     "non_default_values": "container.non_defaults",
-    "read_variations": "overrides.variations",
+    "read_variations": "variations",
     "runtime_config_update": "resolve.resolver",
     "scheduler_steps": "schedules.learning_rate",
     "settings_differences": "container.settings_diff",
     "show": "container.display",
     "smallest_world": "preflight.module_layouts",
-    "split_yaml": "overrides.variations",
-    "to_axes": "overrides.variations",
+    "split_yaml": "variations",
+    "to_axes": "variations",
     "to_dict": "container.codec",
 }
 

@@ -24,7 +24,7 @@ from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.request_reader import read_request  # noqa: E402
-from mb_trainer.run.preflight import settle  # noqa: E402
+from mb_trainer.run.preflight import resolve_and_check  # noqa: E402
 
 API = json.loads(Path(__file__).with_name("bridge_api.json").read_text())
 """Names of Megatron-Bridge's documentation: module -> name -> parameters, fields, methods; and what differs here."""
@@ -158,5 +158,5 @@ def test_a_precision_that_a_module_registers_is_named_in_a_file(tmp_path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     import_module("mine_precision")
     request = read_request([str(file)])
-    settle(request.config, world_size=1, provenance=request.provenance)
+    resolve_and_check(request.config, world_size=1, provenance=request.provenance)
     assert (request.config.model.bf16, request.config.ddp.grad_reduce_in_fp32) == (True, False)

@@ -13,7 +13,7 @@ from mb_trainer.cli.app import app
 from mb_trainer.registry import REGISTRY
 from mb_trainer.request_reader import read_request
 from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS, settle
+from mb_trainer.run.preflight import CHECKS, resolve_and_check
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +239,7 @@ def test_settings_that_resolving_rejects_are_rejected_by_every_command(rule):
     )
     request = read_request(words)
     with pytest.raises(ConfigError, match=rf"\[{rule}\]"):
-        settle(request.config, world_size=1, provenance=request.provenance)
+        resolve_and_check(request.config, world_size=1, provenance=request.provenance)
 
 
 def test_the_error_of_an_unknown_recipe_shows_the_form_of_an_override():

@@ -18,7 +18,7 @@ from mb_config import (
 from mb_config.container.field_types import dataclasses_of, hints, options
 from mb_trainer import config as trainer
 from mb_trainer.recipes import RECIPES
-from mb_trainer.run.preflight import settle
+from mb_trainer.run.preflight import resolve_and_check
 
 BASES = ("StrictFields", "Section")
 """Base classes, of which there are no objects."""
@@ -146,7 +146,7 @@ def test_a_value_of_a_wrong_type_is_reported_as_from_a_file(path, value):
     section, _, name = path.rpartition(".")
     setattr(getattr(config, section) if section else config, name, value)
     with pytest.raises(ConfigError) as caught:
-        settle(config, world_size=1, provenance=Provenance.of(config))
+        resolve_and_check(config, world_size=1, provenance=Provenance.of(config))
     problems = [problem for problem in caught.value.problems if problem.id == "TY01"]
     assert [problem.fields for problem in problems] == [(path,)]
     assert problems[0].message.startswith("expected ")

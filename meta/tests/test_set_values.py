@@ -13,8 +13,8 @@ from mb_config.preflight.run import preflight
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.recipes import RECIPES
 from mb_trainer.request_reader import READER
+from mb_trainer.run.completion import complete_for_any_start
 from mb_trainer.run.preflight import all_checks
-from mb_trainer.run.run_folder import set_run_paths
 
 PERF = (None, "h100", "h100_fp8", "gb200", "gb200_nvfp4")
 
@@ -107,7 +107,7 @@ def from_overrides(name, settings):
 
 def outcome(config, provenance, *, folder):
     """Return the resolved configuration and its problems."""
-    set_run_paths(config, RunFolder.named(folder, name="run"), provenance)
+    complete_for_any_start(config, RunFolder.named(folder, name="run"), provenance)
     result = preflight(config, all_checks(), facts=facts(config), provenance=provenance)
     return config.to_dict(), sorted((problem.id, *problem.fields) for problem in result.problems)
 
@@ -190,5 +190,5 @@ def test_a_program_that_modifies_a_recipe_keeps_what_it_set(tmp_path):
         runtime_config_update(config, world_size=8)
     config = RECIPES["gpt_tiny"].build()
     config.checkpoint.save = None
-    set_run_paths(config, RunFolder.named(tmp_path, name="run"), Provenance.of(config))
+    complete_for_any_start(config, RunFolder.named(tmp_path, name="run"), Provenance.of(config))
     assert config.checkpoint.save is None

@@ -11,7 +11,7 @@ from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run.preflight import settle
+from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.run_folder import set_run_paths
 from mb_trainer.run.settle import RunOptions, settle_job
 
@@ -176,7 +176,7 @@ def test_only_an_evaluation_does_without_a_run_folder(tmp_path):
 def test_a_requested_feature_that_is_not_applied_is_a_warning():
     config = gpt_tiny()
     config.comm_overlap.tp_comm_overlap = True
-    settled = settle(
+    settled = resolve_and_check(
         config, world_size=1, provenance=Provenance()
     )  # TP is 1, and Transformer Engine is not installed
     assert [warning.id for warning in settled.warnings] == ["O02", "O04"]

@@ -16,20 +16,15 @@ from mb_metrics.run.folder import RunFolder
 from mb_models.training.vocab import VocabularyError, known_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.request_reader import READER
+from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import DATASET, read_tokenizer_facts, verify_data
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import RULES, all_checks, all_rules
-from mb_trainer.run.pretrained import take_checkpoint_settings
-from mb_trainer.run.run_folder import release_start, set_run_paths
 
 
 def place_in_run_folder(request: ConfigRequest, out: Path | None) -> None:
-    """Set the paths of a configuration to its run folder, and clear a step to start from that was used there."""
-    folder = RunFolder.named(out, name=request.name)
-    set_run_paths(request.config, folder, request.provenance)
-    if not request.config.validation.skip_train:
-        release_start(request.config, folder)
-    take_checkpoint_settings(request.config, request.provenance)
+    """Complete a configuration as its run does."""
+    complete(request.config, RunFolder.named(out, name=request.name), request.provenance)
 
 
 def data_problem(config: ConfigContainer) -> str | None:

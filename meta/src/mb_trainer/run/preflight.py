@@ -65,14 +65,14 @@ def all_checks() -> PreflightChecks:
     return replace(CHECKS, rules=tuple(rule for rules in all_rules().values() for rule in rules))
 
 
-def settle(
+def resolve_and_check(
     config: ConfigContainer,
     *,
     world_size: int,
     provenance: Provenance,
     local_world_size: int | None = None,
 ) -> PreflightResult:
-    """Check a configuration for this machine and resolve it in place; reject it if it has errors.
+    """Resolve a configuration in place for this machine and check it; reject it if it has errors.
 
     `world_size` and `local_world_size` are the processes of the run, and those of them on this machine, if known.
 

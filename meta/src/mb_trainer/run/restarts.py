@@ -15,9 +15,9 @@ from mb_metrics.run.rank_console import RankConsole
 from mb_resilience import InProcessRestartConfig, RestartAttempt
 from mb_resilience.restarts.nvrx import run_with_restarts
 from mb_trainer.config import ConfigContainer
+from mb_trainer.run.completion import complete_for_any_start
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import all_checks
-from mb_trainer.run.run_folder import set_run_paths
 from mb_trainer.run.settle import Job, settle_job
 
 
@@ -28,7 +28,7 @@ def train_with_restarts(
 
     `given` is the configuration before the job was settled.
     """
-    set_run_paths(given, job.folder, Provenance.of(given))
+    complete_for_any_start(given, job.folder, Provenance.of(given))
     section = given.inprocess_restart or InProcessRestartConfig()
     facts = target_facts(TargetMachine(), given.env_vars)
     environment = torchrun_environment(job.options.environment)

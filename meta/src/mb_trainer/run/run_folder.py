@@ -17,12 +17,10 @@ from mb_config.container.home_directory import expand_home_in
 from mb_config.overrides.provenance import remember_resolved
 from mb_metrics import read_event_rows
 from mb_metrics.run.folder import CONFIG, RunFolder
-from mb_models.hf.adoption import adopt_architecture
 from mb_resilience import InProcessRestartConfig
 from mb_schema.paths import is_url
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RunFolderError
-from mb_trainer.run.tokenizer_assets import take_tokenizer
 
 NOT_SETTINGS = frozenset(
     {
@@ -119,8 +117,8 @@ def in_use_error(folder: RunFolder) -> RunFolderError:
 def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
     """Set the unset paths to the run folder, and resolve named run folders to the checkpoints in them.
 
-    Tokenizer of configured weights, and architecture of a Hugging Face folder, are taken with them. A path that was set
-    to null stays null. Paths that another run has set to its own folder are no settings, and are replaced.
+    A path that was set to null stays null. Paths that another run has set to its own folder are not settings, and are
+    replaced.
     """
     expand_home_in(config, PATH_FIELDS)
     forget_paths_of_other_run(config, provenance)
@@ -146,5 +144,3 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
         if named and not is_url(named) and str(checkpoints_in(Path(named))) != str(Path(named)):
             # a run folder in the configuration means its checkpoints
             setattr(checkpoint, name, str(checkpoints_in(Path(named))))
-    config.model = adopt_architecture(config.model, checkpoint.pretrained_checkpoint, origins=provenance)
-    take_tokenizer(config, run_config=folder.run_config, provenance=provenance)

@@ -1,4 +1,9 @@
-"""Settled run: checked configuration, run folder, and the checkpoint to resume from. No torch, nothing is written."""
+"""Settled run: checked configuration, run folder, and the checkpoint to resume from. Nothing is written to disk.
+
+The configuration changes in three places, in this order: `complete` takes values from the run folder and from
+checkpoints, `resolve_and_check` computes fields that follow from others, and `settle_job` lets the current schedule
+replace that of the checkpoint if settings of a resumed run have changed.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +13,7 @@ from typing import Any
 
 from mb_checkpoint import ResumeStatus, check_writable, resume_status
 from mb_checkpoint.save.commit import unwritable_reason
-from mb_config import Provenance
+from mb_config import Provenance, SavedSettings
 from mb_config.overrides.saved_settings import changed_settings_message
 from mb_config.preflight.run import PreflightResult
 from mb_launch import World, read_local_world_size, read_world
@@ -20,10 +25,10 @@ from mb_resilience import RestartAttempt
 from mb_resilience.fault_tolerance.monitor_client import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
+from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import verify_data
-from mb_trainer.run.preflight import settle
-from mb_trainer.run.pretrained import take_checkpoint_settings
-from mb_trainer.run.run_folder import release_start, saved_settings, set_run_paths
+from mb_trainer.run.preflight import resolve_and_check
+from mb_trainer.run.run_folder import saved_settings
 from mb_trainer.run.tokenizer_assets import where_tokenizer
 from mb_trainer.run.user_code import NO_CODE, UserCode
 
@@ -77,11 +82,9 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     world = read_world(options.environment)
     folder = RunFolder.named(options.out, name=options.name)
     known = Provenance.of(config) if options.provenance is None else options.provenance
-    set_run_paths(config, folder, known)
+    completed = complete(config, folder, known)
     evaluate_only = config.validation.skip_train
-    note = None if evaluate_only else release_start(config, folder)
-    conflicts = take_checkpoint_settings(config, known)
-    settled = settle(
+    settled = resolve_and_check(
         config,
         world_size=world.world_size,
         provenance=known,
@@ -101,18 +104,24 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     )
     if status.state == "rejected":
         raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
-    notes = (*options.notes, note, *conflicts, where_tokenizer(config))
+    saved = saved_settings(folder)
+    changed = changed_settings(config, saved, folder, options, resumes=status.resumes)
+    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
+    overrides = bool(changed) or bool(saved.section("scheduler").get("override_opt_param_scheduler"))
+    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
+        config.scheduler.override_opt_param_scheduler = True
+    kept = where_tokenizer(config)
     return Job(
         options=options,
         config=config,
         settled=settled,
         folder=folder,
-        changed_settings=compare_with_previous(config, folder, status, options),
+        changed_settings=changed,
         status=status,
         world=world,
         unwritable_reason=unwritable,
         user_paths=known.user_paths,
-        notes=tuple(line for line in notes if line is not None),
+        notes=(*options.notes, *completed, *([] if kept is None else [kept])),
     )
 
 
@@ -136,29 +145,23 @@ def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
     return None
 
 
-def compare_with_previous(
-    config: ConfigContainer, folder: RunFolder, status: ResumeStatus, options: RunOptions
+def changed_settings(
+    config: ConfigContainer, saved: SavedSettings, folder: RunFolder, options: RunOptions, *, resumes: bool
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from the run in the folder: dotted path -> (previous, current).
+    """Return the settings that differ from those saved in the folder: dotted path -> (previous, current).
 
-    A forward step or a hook of the user counts as a setting, by its name. If there are any, the current schedule
-    replaces that of the checkpoint, unless `use_checkpoint_opt_param_scheduler` is set.
+    A forward step or a hook of the user counts as a setting, by its name.
 
     Raises:
         RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
         mb_config.SavedSettingsError: the settings in the folder cannot be read.
     """
-    saved = saved_settings(folder)
     changed = saved.differences(config) | changed_code(folder.events, options.code.names)
     if changed and not options.resume_with_changes:
-        fixed = fixed_by_weights(changed) if status.resumes else []
+        fixed = fixed_by_weights(changed) if resumes else []
         raise RunFolderError(changed_settings_message(folder.path, changed, fixed=fixed))
-    if changed and status.resumes and config.checkpoint.load_optim:
+    if changed and resumes and config.checkpoint.load_optim:
         reason = stored_optimizer_error(config.model, changed)
         if reason is not None:
             raise RunFolderError(f"{folder.path}: {reason}")
-    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
-    overrides = bool(changed) or bool(saved.section("scheduler").get("override_opt_param_scheduler"))
-    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
-        config.scheduler.override_opt_param_scheduler = True
     return changed

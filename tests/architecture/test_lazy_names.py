@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from house import PACKAGES
@@ -49,6 +50,11 @@ def test_names_behave_without_optional_dependencies(answers, package):
     kinds = {line.partition(":")[0] for line in found["errors"].values()}
     assert kinds <= {"MissingExtraError"}
     assert [name for name in found["errors"] if name.isupper()] == []
+
+
+@pytest.mark.parametrize("module", [*(package.module for package in PACKAGES), "mb_trainer"])
+def test_a_package_has_its_version(module):
+    assert __import__(module).__version__ == version(module.replace("_", "-"))
 
 
 def test_the_error_names_the_extra(answers):

@@ -10,8 +10,9 @@
 'finished'
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_trainer.config import ConfigContainer as ConfigContainer
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from mb_trainer.run.trainer import pretrain as pretrain
     from mb_trainer.run.user_code import UserCode as UserCode
 
-__all__ = ["RECIPES", "ConfigContainer", "Recipe", "UserCode", "finetune", "pretrain"]
 _HOMES = {
     "ConfigContainer": "config",
     "RECIPES": "recipes",
@@ -33,6 +33,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _lazy.resolve(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return _lazy.public_names(globals(), _HOMES)

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import Any
 
 
 class MissingExtraError(ImportError):
@@ -25,7 +26,8 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
     Args:
         package: name of the package.
         homes: public name to the module that defines it: one of the package, or of mb_schema.
-        name: the requested attribute. `__all__` is the list of names that can be imported here.
+        name: the requested attribute. `__all__` is the list of names that can be imported here, and `__version__` the
+            version of the installed distribution.
 
     Raises:
         AttributeError: there is no such name, or an attribute needs a dependency that is not installed.
@@ -33,6 +35,8 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
     """
     if name == "__all__":
         return list(_importable(package, homes))
+    if name == "__version__":
+        return _metadata().version(package.replace("_", "-"))
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     try:
@@ -71,7 +75,7 @@ def _importable(package: str, homes: Mapping[str, str]) -> Iterator[str]:
 
 def _requirement(distribution: str, missing: str) -> str:
     """Return what installs a missing module: the package with an extra, or the module's own distribution."""
-    metadata = import_module("importlib.metadata")  # not at the top: it takes longer than the package itself
+    metadata = _metadata()
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -86,3 +90,7 @@ def _requirement(distribution: str, missing: str) -> str:
     if not named:
         return distribution if extras else word
     return f'"{distribution}[{word if word in named else named[0]}]"'
+
+
+def _metadata() -> Any:
+    return import_module("importlib.metadata")  # not at the top: it takes longer than the package itself

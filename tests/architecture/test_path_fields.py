@@ -12,7 +12,7 @@ from mb_trainer.run.preflight import RULES
 from mb_trainer.run.run_folder import PATH_FIELDS
 
 NO_PATHS = {
-    "train": {"step_batch_size_schedule"},
+    "train": {"step_batch_size_schedule", "early_stop_metric"},
     "model": {
         "cp_comm_type",
         "pipeline_model_parallel_layout",
@@ -86,6 +86,7 @@ NO_PATHS = {
         "image_tag_type",
     },
     "checkpoint": {
+        "best_metric",
         "async_strategy",
         "async_write_results_mp_mode",
         "custom_manager_class",

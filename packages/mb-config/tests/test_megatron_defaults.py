@@ -49,6 +49,10 @@ def test_unknown_versions_and_classes_are_errors():
 NOT_IN_MEGATRON = "read by this trainer, not by Megatron's"
 DIFFERENCES = {
     "TrainingConfig": {
+        "early_stop_patience": NOT_IN_MEGATRON,
+        "early_stop_metric": NOT_IN_MEGATRON,
+        "early_stop_min_delta": NOT_IN_MEGATRON,
+        "early_stop_mode": NOT_IN_MEGATRON,
         "check_optimizer_step_success": NOT_IN_MEGATRON,
         "skip_sync_grad_norm_across_mp": NOT_IN_MEGATRON,
         "eval_iters": "deprecated name of validation.eval_iters; resolving moves the value",

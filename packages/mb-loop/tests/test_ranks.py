@@ -53,6 +53,16 @@ def answers_of_rank(rank):
     answers["train"] = {name: loss.item() for name, loss in losses.items()}
     answers["evaluate"] = mb_loop.evaluate(report(value), None, [model], state, pg_collection=groups)
 
+    # a metric is known on the last pipeline stage only, which is rank 1 here
+    for mode in ("min", "max"):
+        stopping = mb_loop.EarlyStopping("loss", patience=2, mode=mode)
+        for loss in (3.0, -2.0, float("nan"), 4.0):
+            context = mb_loop.CallbackContext(
+                state=None, model=[], total_loss_dict={"loss": loss} if rank == 1 else {}
+            )
+            stopping.on_eval_end(context)
+        answers[f"early stopping, {mode}"] = [stopping.best, stopping.without_improvement]
+
     accumulate = mb_loop.LoopState.of(train_iters=2, global_batch_size=6, data_parallel_size=2)
     mb_loop.train(
         lambda iterator, model: (model(torch.full((1,), value)).sum(), lambda loss: (loss, {"loss": loss.detach()})),
@@ -228,6 +238,12 @@ def test_if_a_rank_trains_nothing_the_optimizer_results_are_synchronised(answers
 def test_attention_logits_are_reduced_over_replicas_before_clipping_and_over_stages(answers):
     for rank in range(2):
         assert answers[rank]["logits"] == [5.0, [[3.0, 5.0], [4.0]], 7.0]
+
+
+def test_ranks_agree_on_a_metric_that_one_of_them_knows(answers):
+    for rank in range(2):
+        assert answers[rank]["early stopping, min"] == [-2.0, 2]
+        assert answers[rank]["early stopping, max"] == [4.0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])

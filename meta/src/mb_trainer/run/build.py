@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from mb_checkpoint import (
     RunCheckpointer,
     create_checkpoint_manager,
     resumed_step,
+    stateful_callbacks,
     verify_last_checkpoint_on_all_ranks,
 )
 from mb_checkpoint.state.dataloader import warn_without_position
@@ -32,6 +34,7 @@ from mb_launch import barrier, default_store, pick_device
 from mb_launch.ranks.failures import ERROR_FOLDER
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.graphs.megatron import graph_resources, wrapping_stream
+from mb_loop.early_stopping import early_stopping
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
 from mb_metrics import RunProfilers, start_profilers
 from mb_metrics.run.captured_logging import captured_records, captured_warnings
@@ -126,6 +129,7 @@ def build(
     )
     report_model(job, training_model, console)
     rerun_machine = build_rerun_machine(config.rerun_state_machine)
+    stopping = early_stopping(config.train)
     loaders = data_loaders(config, datasets, ranks=DataRanks.of(readers), console=console)
     checkpointer = run_checkpointer(
         manager,
@@ -133,6 +137,7 @@ def build(
         training_model,
         train_data_iterator=loaders.external,
         rerun_machine=rerun_machine,
+        callbacks=[*([] if stopping is None else [stopping]), *job.options.code.callbacks],
         console=console,
     )
     loaded = checkpointer.load(dataloader_load=config.dataset.dataloader_load)
@@ -151,6 +156,7 @@ def build(
         checkpointer=checkpointer,
         loaded=loaded,
         rerun_machine=rerun_machine,
+        early_stopping=stopping,
         inspection=loss_inspection(config.rerun_state_machine, rerun_machine),
         monitors=monitors,
     )
@@ -273,6 +279,7 @@ def run_checkpointer(
     *,
     train_data_iterator: Any,
     rerun_machine: MegatronRerunMachine | None,
+    callbacks: Sequence[object],
     console: RankConsole,
 ) -> RunCheckpointer:
     """Return the checkpointer: the manager, with the objects whose state checkpoints contain."""
@@ -287,6 +294,8 @@ def run_checkpointer(
         train_data_iterator=train_data_iterator,
         rerun_state_machine=rerun_machine,
         adapter_key_filter=None if peft is None else peft.is_adapter,
+        callbacks=stateful_callbacks(callbacks),
+        best_metric=state.cfg.checkpoint.best_metric,
         megatron_arguments=megatron_arguments(
             state.cfg,
             padded_vocab_size=training_model.vocab_size,

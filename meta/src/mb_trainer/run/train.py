@@ -19,6 +19,7 @@ from mb_launch import barrier, default_store, is_launched
 from mb_launch.ranks.failures import stop_was_requested
 from mb_loop import (
     CallbackManager,
+    EarlyStopping,
     StepResult,
     TrainOutcome,
     build_attention_logits,
@@ -51,6 +52,9 @@ from mb_trainer.run.settle import Job
 from mb_trainer.run.state import GlobalState
 from mb_trainer.run.user_code import UserCode
 
+COMPLETE = ("finished", "early_stop")
+"""Reasons for the end of training after which no step remains."""
+
 
 def announce_request(name: str) -> None:
     """Print that a signal has arrived, unless the launcher ends this rank because another one failed."""
@@ -71,6 +75,7 @@ class Run:
     checkpointer: RunCheckpointer
     loaded: LoadedCheckpoint
     rerun_machine: MegatronRerunMachine | None
+    early_stopping: EarlyStopping | None
     inspection: LossInspection
     monitors: RunMonitors
 
@@ -89,7 +94,7 @@ class Run:
             outcome = self.train_and_evaluate(summary, locks)
         self.console.print(outcome.message)
         if outcome.reason != "skip_train":
-            resume_command = None if outcome.reason == "finished" else self.job.options.resume_command
+            resume_command = None if outcome.reason in COMPLETE else self.job.options.resume_command
             folder, checkpoints = self.job.folder, self.job.config.checkpoint.save
             metrics = (folder.metrics, folder.tensorboard)
             where = location_lines(metrics, checkpoints=checkpoints, resume_command=resume_command)
@@ -127,6 +132,8 @@ class Run:
                         rank=self.job.world.rank,
                         log=self.console.print,
                     ),
+                    *([] if self.job.config.checkpoint.best_metric is None else [self.checkpointer]),
+                    *([] if self.early_stopping is None else [self.early_stopping]),
                     *self.code.callbacks,
                     *self.monitors.callbacks,
                     *self.profilers.attach(self.training_model.chunks),
@@ -136,7 +143,8 @@ class Run:
             outcome = self.run_loop(
                 manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops, non_loss=non_loss
             )
-            if outcome.reason == "finished":
+            # a run that had stopped early when it started was evaluated then
+            if outcome.reason == "finished" or (outcome.reason == "early_stop" and outcome.step > done):
                 after = [summary, *recorders.callbacks, *self.code.callbacks, *self.monitors.callbacks]
                 self.evaluate(CallbackManager(after), summary, stops=stops, non_loss=non_loss)
         return outcome

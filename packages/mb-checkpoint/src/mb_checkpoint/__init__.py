@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_checkpoint.best import BestCheckpoint as BestCheckpoint
+    from mb_checkpoint.best import best_checkpoint as best_checkpoint
+    from mb_checkpoint.callback_states import stateful_callbacks as stateful_callbacks
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
     from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
     from mb_checkpoint.context import CheckpointManager as CheckpointManager
@@ -94,6 +97,9 @@ if TYPE_CHECKING:
     from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
 _HOMES = {
+    "BestCheckpoint": "best",
+    "stateful_callbacks": "callback_states",
+    "best_checkpoint": "best",
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
     "CheckpointDescription": "inspect.inspection",

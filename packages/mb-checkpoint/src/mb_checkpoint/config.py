@@ -26,6 +26,11 @@ class CheckpointConfig(StrictFields):
     """Number of newest `iter_*` folders to keep; -1 keeps all. The folder that a tracker names is never deleted."""
     save_retain_interval: int | None = None
     """Interval in steps of the checkpoints to keep in addition to the newest ones."""
+    best_metric: str | None = None
+    """Name of a validation metric, such as "lm loss". The best checkpoint by it is never deleted, and the link `best`
+    next to the checkpoints points to it. None: checkpoints are kept by their steps only."""
+    best_metric_mode: Literal["min", "max"] = "min"
+    """"min" if a lower value of `best_metric` is better, "max" if a higher one is."""
     save_optim: bool = True
     """Store the optimizer state. The scheduler is stored in any case."""
     save_rng: bool = True

@@ -57,6 +57,19 @@ class SchedulerLike(Protocol):
         ...
 
 
+@runtime_checkable
+class StatefulLike(Protocol):
+    """Callback with a state that a resumed run needs; `mb_loop.EarlyStopping` matches."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state: values of plain types, identical on all ranks."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+        """Restore the state."""
+        ...
+
+
 class GroupLike(Protocol):
     """Process group; torch's process groups match."""
 
@@ -117,6 +130,10 @@ class CheckpointSaveContext:
     """Name of one module among several; not supported by this version."""
     rerun_state_machine: RerunStateMachineLike | None = None
     """State machine whose state is stored as well."""
+    callbacks: Mapping[str, StatefulLike] = field(default_factory=dict)
+    """Callbacks by name whose state is stored as well, as rank 0 has it."""
+    best_metric: float | None = None
+    """Value of the section's `best_metric` in an evaluation after this step, on rank 0; None: there was none."""
     megatron_arguments: Mapping[str, Any] | None = None
     """Arguments of Megatron-LM that describe this run, by the names of `megatron.training`: stored so that Megatron-LM
     can resume from the checkpoint. None stores none, and Megatron-LM then starts the data from the beginning."""
@@ -150,6 +167,8 @@ class CheckpointLoadContext:
     """As for saving."""
     rerun_state_machine: RerunStateMachineLike | None = None
     """State machine whose state is restored if a run is resumed in the same parallel layout."""
+    callbacks: Mapping[str, StatefulLike] = field(default_factory=dict)
+    """Callbacks by name whose state is restored if a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from mb_checkpoint.callback_states import callback_states
 from mb_checkpoint.context import (
     CheckpointLoadContext,
     CheckpointManager,
@@ -17,11 +18,13 @@ from mb_checkpoint.context import (
     SavedCheckpoint,
     ScheduledSave,
     SchedulerLike,
+    StatefulLike,
     TrainStateLike,
 )
 from mb_checkpoint.load.run_load import load_run
 from mb_checkpoint.save.retry import SaveRetry
 from mb_checkpoint.state.adapters import KeyFilter
+from mb_checkpoint.evaluated_metric import EvaluatedMetric, EvaluationContext
 
 
 class RunCountersLike(TrainStateLike, Protocol):
@@ -125,10 +128,16 @@ class RunCheckpointer:
         train_data_iterator: its position is stored and restored if it is stateful (see `dataloader.positioned`).
         rerun_state_machine: its state is stored and restored; None: there is none.
         adapter_key_filter: accepts the parameters that a checkpoint holds; None: all of them.
+        callbacks: callbacks by name whose state is stored and restored; see `stateful_callbacks`.
+        best_metric: `checkpoint.best_metric`. Register the checkpointer as a callback of the loop as well, so that it
+            receives the metric of each evaluation. None: there is none.
         megatron_arguments: the run as arguments of Megatron-LM, as `CheckpointSaveContext.megatron_arguments`. Those of
             a resumed checkpoint that are not among them are stored again.
         log: receives one line per load, save and skipped checkpoint, on every rank.
         clock: monotonic clock in seconds.
+
+    Raises:
+        CheckpointLayoutError: the state of a callback cannot be stored.
     """
 
     def __init__(  # noqa: PLR0913 - parts, each by name
@@ -143,6 +152,8 @@ class RunCheckpointer:
         train_data_iterator: Any | None = None,
         rerun_state_machine: RerunStateMachineLike | None = None,
         adapter_key_filter: KeyFilter | None = None,
+        callbacks: Mapping[str, StatefulLike] | None = None,
+        best_metric: str | None = None,
         megatron_arguments: Mapping[str, Any] | None = None,
         log: Callable[[str], object] = lambda _line: None,
         clock: Callable[[], float] = time.monotonic,
@@ -158,7 +169,10 @@ class RunCheckpointer:
             "train_data_iterator": train_data_iterator,
             "rerun_state_machine": rerun_state_machine,
             "adapter_key_filter": adapter_key_filter,
+            "callbacks": dict(callbacks or {}),
         }
+        callback_states(self._bound["callbacks"])  # raises now rather than at the first save
+        self._metric = None if best_metric is None else EvaluatedMetric(best_metric)
         self._megatron_arguments = megatron_arguments
         self._log = log
         self._clock = clock
@@ -188,6 +202,15 @@ class RunCheckpointer:
             self._megatron_arguments = {**loaded.megatron_arguments, **self._megatron_arguments}
         return loaded
 
+    def on_eval_end(self, context: EvaluationContext) -> None:
+        """Record the metric `best_metric` of an evaluation, for a save of the same step. Collective over the world.
+
+        Raises:
+            CheckpointConfigError: on all ranks: the evaluation has no such metric.
+        """
+        if self._metric is not None and context.total_loss_dict is not None:
+            self._metric.record(self._state.train_state.step, context.total_loss_dict)
+
     def save(self, step: int, *, non_persistent: bool) -> list[SaveOutcome]:
         """Write a checkpoint, or start a background save; return the saves that have ended, oldest first.
 
@@ -200,6 +223,7 @@ class RunCheckpointer:
             num_floating_point_operations_so_far=self._state.train_state.floating_point_operations_so_far,
             non_persistent_ckpt=non_persistent,
             megatron_arguments=self._megatron_arguments,
+            best_metric=None if self._metric is None or non_persistent else self._metric.at(step),
         )
         start = self._clock()
         outcome = self._manager.save(context, None)

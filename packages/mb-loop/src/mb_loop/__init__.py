@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
     from mb_loop.callbacks import normalize_callbacks as normalize_callbacks
+    from mb_loop.early_stopping import EarlyStopping as EarlyStopping
+    from mb_loop.early_stopping import EarlyStoppingStateError as EarlyStoppingStateError
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import ForwardStepError as ForwardStepError
@@ -99,6 +101,8 @@ _HOMES = {
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
     "DeferredLossCheck": "step.deferred_loss_check",
+    "EarlyStopping": "early_stopping",
+    "EarlyStoppingStateError": "early_stopping",
     "ForwardStepError": "errors",
     "repeat": "repeated_data",
     "DistributedSignalHandler": "exits.stop_signal",

@@ -110,6 +110,13 @@ Listener = Callable[[CallbackContext], None]
 class Callback:
     """Base class of callbacks. Override the events to handle; events that are not overridden have no cost."""
 
+    def stop_requested(self, step: int) -> str | None:
+        """Return the reason to end training after this step, which is then complete; None to continue.
+
+        Called after each step, and before the first one of a resumed run. It must return the same on all ranks.
+        """
+        return None
+
     def on_data_init_start(self, context: CallbackContext) -> None:
         """Called before the data is built; there is no model yet. Fired by a trainer, not by the loop."""
 
@@ -191,6 +198,7 @@ class CallbackManager:
     def __init__(self, callbacks: Iterable[object] = ()) -> None:
         self.user_state: dict[str, Any] = {}
         self._listeners: dict[EventName, list[Listener]] = {event: [] for event in EVENTS}
+        self._stop_sources: list[Callable[[int], str | None]] = []
         for callback in callbacks:
             self.add(callback)
 
@@ -219,6 +227,8 @@ class CallbackManager:
             )
         for event in handled:
             self._listeners[event].append(getattr(callback, event))
+        if isinstance(callback, Callback) and type(callback).stop_requested is not Callback.stop_requested:
+            self._stop_sources.append(callback.stop_requested)
 
     def register(self, event: EventName, listener: Listener) -> None:
         """Register a function for one event.
@@ -231,6 +241,11 @@ class CallbackManager:
                 f"callbacks: there is no event {event!r}, so it would never be called. Use one of {', '.join(EVENTS)}."
             )
         self._listeners[event].append(listener)
+
+    def stop_requested(self, step: int) -> str | None:
+        """Return the reason of the first callback that ends training after this step, or None."""
+        reasons = (source(step) for source in self._stop_sources)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def has_listeners(self, event: EventName) -> bool:
         """Return whether the event has listeners."""

@@ -1,5 +1,8 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
+from math import inf
+
+from mb_schema.rule_kinds import in_range, no_effect
 from mb_schema.rules import Rule
 
 
@@ -17,7 +20,70 @@ def _unsharded_weights(clips: bool, *sharded: bool | None) -> str | None:
     return f"is true with {found}"
 
 
+def _is_evaluated(patience: int | None, interval: int | None, batches: int | None, full: bool) -> str | None:
+    if patience is None or (interval and (batches or full)):
+        return None
+    return (
+        f"is {patience} without evaluations during training (eval_interval={interval}, eval_iters={batches})"
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    in_range(
+        "LP04",
+        "train.early_stop_patience",
+        1,
+        inf,
+        why="it is a number of evaluations without an improvement",
+        fix="Set it to 1 or more, or to null.",
+        passes=3,
+    ),
+    Rule(
+        id="LP05",
+        fields=(
+            "train.early_stop_patience",
+            "validation.eval_interval",
+            "validation.eval_iters",
+            "validation.full_validation",
+        ),
+        test=_is_evaluated,
+        why="training ends when a metric of the evaluations stops improving",
+        fix="Set validation.eval_interval and validation.eval_iters.",
+        fails={
+            "train.early_stop_patience": 3,
+            "validation.eval_interval": None,
+            "validation.eval_iters": 10,
+            "validation.full_validation": False,
+        },
+        passes={
+            "train.early_stop_patience": 3,
+            "validation.eval_interval": 100,
+            "validation.eval_iters": 10,
+            "validation.full_validation": False,
+        },
+    ),
+    no_effect(
+        "LP06",
+        "train.early_stop_patience",
+        {
+            "train.early_stop_metric": "lm loss",
+            "train.early_stop_min_delta": 0.0,
+            "train.early_stop_mode": "min",
+        },
+        why="they describe the improvements that the patience counts",
+        fix="Set train.early_stop_patience.",
+        fails=(None, "accuracy", 0.0, "min"),
+        passes=(3, "accuracy", 0.0, "max"),
+    ),
+    in_range(
+        "LP07",
+        "train.early_stop_min_delta",
+        0,
+        inf,
+        why="it is the size of a change",
+        fix="Set it to 0 or more.",
+        passes=0.01,
+    ),
     Rule(
         id="LP02",
         fields=("train.manual_gc", "train.manual_gc_interval"),

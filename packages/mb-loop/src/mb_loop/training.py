@@ -164,6 +164,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
         stop_requested=stop,
         straggler_stop_requested=straggler_stop_requested,
         duration_stop_requested=duration_stop_requested,
+        early_stop_requested=build.callbacks.stop_requested,
     )
     saver = CheckpointSaver(
         checkpointer, settings=cfg.checkpoint, hooks=build.hooks, events=events, start_step=state.step
@@ -199,7 +200,7 @@ def train(  # noqa: PLR0913 (the seed's arguments, and what it found in globals)
     for chunk in model:
         chunk.train()
     with build.manual_gc.managed(), stop.handling_signal():
-        return _run(loop, hooks=build.hooks, saver=saver, replicas=replicas, graphs=graphs)
+        return _run(loop, exits=exits, hooks=build.hooks, saver=saver, replicas=replicas, graphs=graphs)
 
 
 def _last_step(train: TrainSettings) -> int:
@@ -231,6 +232,7 @@ def _skipped_training(step: int) -> TrainOutcome:
 def _run(
     loop: TrainLoop,
     *,
+    exits: ExitConditions,
     hooks: ForwardPreHooks,
     saver: CheckpointSaver,
     replicas: ReplicaCheck | None,
@@ -243,7 +245,8 @@ def _run(
             replicas(loop.state.step)
         loop.events("on_train_start")
         hooks.begin()
-        leave = run_train_loop(loop)
+        # a run that is resumed after its early stop is complete
+        leave = exits.early_stop(loop.state.step) or run_train_loop(loop)
         hooks.end()
         if graphs is not None:
             graphs.end()

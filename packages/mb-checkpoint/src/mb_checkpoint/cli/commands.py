@@ -94,6 +94,8 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
     verb = "would delete" if dry_run else "deleted"
     lines = [f"{verb} {path}" for path in done.removed]
     lines += [f"kept {path}: {reason}" for path, reason in done.not_removed]
+    if done.kept_best is not None:
+        lines.append(f"kept {done.kept_best}: the best by checkpoint.best_metric")
     lines += [f"not counted {path}: {reason}" for path, reason in done.damaged]
     print_result(done, lines or ["nothing to delete"], as_json=as_json)
     return 1 if any(reason != TRACKED for _, reason in done.not_removed) else 0

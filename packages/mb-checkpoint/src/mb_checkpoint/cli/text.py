@@ -38,6 +38,8 @@ def listed_line(each: ListedCheckpoint) -> str:
     state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "complete")
     if not each.has_manifest and not each.unfinished:
         state = f"{state}, no manifest: contents cannot be verified"
+    if each.best is not None:
+        state = f"{state}, best: {each.best}"
     if each.non_persistent:
         state = f"non-persistent, {state}"
     return f"{each.step:>9}  {format_bytes(each.total_bytes):>9}  {each.path.name}  {state}"

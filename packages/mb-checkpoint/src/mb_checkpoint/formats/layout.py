@@ -13,6 +13,8 @@ NON_PERSISTENT = "non_persistent"
 DATALOADER = "energon"
 STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
+BEST_LINK = "best"
+"""Link to the best checkpoint by a validation metric, next to the step folders."""
 
 MARKER_FILES = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARKER, TENSOR_INDEX)
 WEIGHTS = (TENSOR_INDEX,)
@@ -33,6 +35,11 @@ _STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 def iteration_directory(root: Path, step: int) -> Path:
     """Return the folder of a step: `<root>/iter_0000100`, with at least seven digits."""
     return root / f"iter_{step:07d}"
+
+
+def resolved_best(path: Path) -> Path:
+    """Return the checkpoint that the link `best` points to; any other path unchanged."""
+    return path.with_name(path.readlink().name) if path.name == BEST_LINK and path.is_symlink() else path
 
 
 def step_of(directory: Path) -> int | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mb_checkpoint import mcore
+from mb_checkpoint.callback_states import CALLBACKS
 from mb_checkpoint.collectives import on_rank_zero, read_on_all_ranks
 from mb_checkpoint.formats.layout import format_of
 from mb_checkpoint.megatron.shards import read_entries, read_index
@@ -14,6 +15,7 @@ COMMON = (
     "parallel_layout",
     "content_metadata",
     "opt_param_scheduler",
+    CALLBACKS,
 )
 """Objects of the fsdp_dtensor layout that are identical on all ranks."""
 

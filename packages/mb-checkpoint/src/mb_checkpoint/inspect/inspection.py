@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from mb_checkpoint.best import best_checkpoint
 from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
@@ -68,6 +69,8 @@ class ListedCheckpoint:
     """Whether it is a non-persistent checkpoint, which the trackers and the pruning of persistent ones ignore."""
     unfinished: bool = False
     """Whether it is the staging folder of a save in progress, or of one whose process died; not a checkpoint."""
+    best: str | None = None
+    """Metric and value, such as "lm loss 3.21", if it is the best by `checkpoint.best_metric`; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,7 @@ def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
 
 def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
     tracked = tracked_steps(root)
+    best = None if non_persistent else best_checkpoint(root)
     return [
         ListedCheckpoint(
             path=path,
@@ -125,6 +129,7 @@ def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
             problems=tuple(find_problems(path)),
             has_manifest=_exists(path / MANIFEST),
             non_persistent=non_persistent,
+            best=f"{best.metric} {best.value:.6g}" if best is not None and best.path == path else None,
         )
         for step, path in steps_in(root).items()
     ] + [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import mcore
+from mb_checkpoint.callback_states import restore_callbacks
 from mb_checkpoint.collectives import read_on_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
@@ -151,6 +152,7 @@ def _load(
         notes += restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
     if resume:
         ctx.state.train_state.load_state_dict(counters)
+        notes += restore_callbacks(ctx.callbacks, contents.common)
         if counters["step"] > 0:
             notes += restore_position(
                 ctx,

@@ -33,6 +33,7 @@ from mb_checkpoint.formats.layout import (
     iteration_directory,
     legacy_ranks,
     missing_files,
+    resolved_best,
     step_of,
     steps_in,
 )
@@ -100,7 +101,7 @@ def select_checkpoint(
             (NoIntactCheckpointError).
         IncompleteCheckpointError: The path or `step` names one checkpoint, and it is incomplete.
     """
-    root, bad = Path(path), rejected or {}
+    root, bad = resolved_best(Path(path)), rejected or {}
     if is_iteration_directory(root):
         return _exactly(root, found_by="path", wanted=wanted, bad=bad)
     if step is not None:

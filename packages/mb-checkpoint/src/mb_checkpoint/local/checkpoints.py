@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint import mcore
+from mb_checkpoint.callback_states import restore_callbacks
 from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
@@ -155,6 +156,7 @@ def load_local(
     counters = dict(stored.common[COUNTERS])
     step = int(counters["step"])
     ctx.state.train_state.load_state_dict(counters)
+    notes += restore_callbacks(ctx.callbacks, contents.common)
     notes += restore_position(ctx, lambda: _position_of(ctx, groups, positions[0], step=step))
     older = (
         () if passed is None else (SkippedCheckpoint(path=passed.path, reason="older than the local one"),)

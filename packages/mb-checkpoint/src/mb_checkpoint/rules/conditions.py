@@ -30,6 +30,13 @@ def pretrained_exists(path: str | None) -> str | None:
         return f"{path} cannot be read ({type(error).__name__}: {error.strerror})"
 
 
+def best_metric_is_measured(metric: str | None, saves: int | None, evaluations: int | None) -> str | None:
+    """Check that each checkpoint is saved after an evaluation, so that it has a value of the metric."""
+    if metric is None or (saves and evaluations and saves % evaluations == 0):
+        return None
+    return f"requires saves after evaluations (save_interval={saves}, eval_interval={evaluations})"
+
+
 def load_has_checkpoint(
     load: str | None,
     save: str | None,

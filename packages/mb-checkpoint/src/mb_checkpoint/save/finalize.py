@@ -13,6 +13,7 @@ from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest
 from mb_checkpoint.save.retention import PruneResult, prune
 from mb_checkpoint.save.writing import collect_results
+from mb_checkpoint.best import BEST_METRIC, link_best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,8 @@ def finalize_save(
         job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
     )
     path = commit(job.root, job.facts.step, job.staging)
+    if BEST_METRIC in job.facts.content:
+        link_best(job.root, up_to=job.step)
     known = verified or VerifiedCache()
     known.trust(path)
     finalized = FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=PruneResult())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mb_checkpoint.best import ranked_checkpoints
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
 from mb_checkpoint.formats.layout import staging_directories, steps_in
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
@@ -23,6 +24,8 @@ class PruneResult:
     """Folders that should have been deleted, with the reason why they were not."""
     damaged: tuple[tuple[Path, str], ...] = ()
     """Folders that did not count among those to keep, because they are damaged, with the reason."""
+    kept_best: Path | None = None
+    """Folder that was kept only because it is the best by `checkpoint.best_metric`."""
 
 
 def prune(
@@ -39,9 +42,10 @@ def prune(
     """Delete the step folders beyond the `keep` newest intact ones; a folder that cannot be deleted is reported.
 
     Call it on one rank, after the trackers name the protected step. Checkpoints that a tracker names or a reader holds
-    are kept. Each folder is first renamed to a hidden name, so that no reader finds a partially deleted one. If there
-    is a candidate for deletion, the newest checkpoints are verified by their hashes first, each once in the lifetime of
-    `verified`, until `keep` of them are found intact; only older ones are deleted.
+    are kept, and so is the best intact one by `checkpoint.best_metric`. Each folder is first renamed to a hidden name,
+    so that no reader finds a partially deleted one. If there is a candidate for deletion, the newest checkpoints are
+    verified by their hashes first, each once in the lifetime of `verified`, until `keep` of them are found intact; only
+    older ones are deleted.
 
     Args:
         root: Folder with the `iter_*` folders.
@@ -63,14 +67,19 @@ def prune(
     pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
     newest = pruning.newest_intact(root, found) if protected is None else protected
     tracked = tracked_steps(root)
-    for step in steps_to_remove(
+    old = steps_to_remove(
         found,
         keep=keep,
         protected=newest,
         retain_interval=retain_interval,
         is_intact=lambda step: pruning.is_intact(found[step]),
-    ):
-        pruning.remove(found[step], is_tracked=step in tracked)
+    )
+    best = pruning.best(root, newest=newest) if old else None
+    for step in old:
+        if found[step] == best:
+            pruning.kept_best = best
+        else:
+            pruning.remove(found[step], is_tracked=step in tracked)
     if unfinished:
         pruning.remove_unfinished(root)
     return pruning.result()
@@ -95,6 +104,7 @@ class _Pruning:
         self.removed: list[Path] = []
         self.not_removed: list[tuple[Path, str]] = []
         self.damaged: list[tuple[Path, str]] = []
+        self.kept_best: Path | None = None
 
     def is_intact(self, path: Path) -> bool:
         """Return whether a checkpoint is intact; a damaged one is recorded."""
@@ -116,6 +126,11 @@ class _Pruning:
                 f"{root}: no intact checkpoint to keep, so none is deleted ({listing})."
             )
         return newest
+
+    def best(self, root: Path, *, newest: int) -> Path | None:
+        """Return the best intact checkpoint up to the newest one; None if none has a metric."""
+        ranked = (each.path for each in ranked_checkpoints(root, up_to=newest))
+        return next((path for path in ranked if self.is_intact(path)), None)
 
     def remove(self, path: Path, *, is_tracked: bool) -> None:
         """Delete a checkpoint unless a tracker names it or a process reads it, and record the result."""
@@ -146,7 +161,10 @@ class _Pruning:
     def result(self) -> PruneResult:
         """Return the results recorded so far."""
         return PruneResult(
-            removed=tuple(self.removed), not_removed=tuple(self.not_removed), damaged=tuple(self.damaged)
+            removed=tuple(self.removed),
+            not_removed=tuple(self.not_removed),
+            damaged=tuple(self.damaged),
+            kept_best=self.kept_best,
         )
 
 

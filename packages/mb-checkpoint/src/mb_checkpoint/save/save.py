@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from mb_checkpoint.best import metric_entry
 from mb_checkpoint.collectives import on_every_rank, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike
@@ -253,6 +254,7 @@ def _facts(ctx: CheckpointSaveContext, config: CheckpointConfig, state: SaveStat
             "optimizer": config.save_optim and ctx.optimizer is not None,
             "scheduler": ctx.opt_param_scheduler is not None,
             "random_states": config.save_rng,
+            **metric_entry(config.best_metric, config.best_metric_mode, ctx.best_metric),
             **state.metadata,
         },
         versions=installed_versions(*WRITERS),

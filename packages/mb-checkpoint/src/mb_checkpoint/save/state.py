@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_checkpoint import mcore
+from mb_checkpoint.callback_states import callback_states
 from mb_checkpoint.collectives import gather, gather_in, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
@@ -66,6 +67,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
             if ({type(each) for each in value} if isinstance(value, list | tuple) else {type(value)}) <= PLAIN
         }
         common[ARGUMENTS] = Namespace(**{**plain, **{name: int(counters.get(name, 0)) for name in COUNTERS}})
+    common |= callback_states(ctx.callbacks)
     if ctx.opt_param_scheduler is not None:
         common["opt_param_scheduler"] = mcore.scheduler_state(ctx.opt_param_scheduler)
     collect = _fsdp_entries if config.ckpt_format == fsdp.FORMAT else _torch_dist_entries

@@ -23,6 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
+from mb_checkpoint.best import ranked
 from mb_checkpoint.errors import ManifestError, StorageError, first_of
 from mb_checkpoint.formats.layout import MANIFEST, iteration_directory
 from mb_checkpoint.formats.manifest import (
@@ -134,7 +135,7 @@ def upload_checkpoint(
         storage.put(checkpoint / MANIFEST, f"{folder}/{MANIFEST}")
         files = storage.sizes()
         superseded = _superseded(
-            storage, files, folder, manifest.step, run=owner.run, keep=keep, retain_interval=retain_interval
+            storage, files, folder, manifest, run=owner.run, keep=keep, retain_interval=retain_interval
         )
         missing = [each for each in copied if files.get(f"{folder}/{each.name}") != each.size]
         if damaged := _differing(storage, folder, copied if superseded else missing):
@@ -325,7 +326,7 @@ def _superseded(
     storage: Storage,
     files: Mapping[str, int],
     current: str,
-    step: int,
+    manifest: Manifest,
     *,
     run: str,
     keep: int,
@@ -333,8 +334,9 @@ def _superseded(
 ) -> list[str]:
     """Return unfinished copies, other checkpoints of the current step, and those beyond the `keep` newest intact ones.
 
-    Folders of other runs are not among them.
+    Folders of other runs, and the best checkpoint by `checkpoint.best_metric`, are not among them.
     """
+    step = manifest.step
     others = {each: read_stored(storage, each) for each in _folders(files, run) if each != current}
     complete = {each: found.manifest for each, found in others.items() if found is not None}
     intact = {step, *(_step(each) for each, its in complete.items() if _is_listed(files, each, its))}
@@ -345,8 +347,14 @@ def _superseded(
         retain_interval=retain_interval,
         is_intact=intact.__contains__,
     )
+    best = next(
+        iter(ranked({Path(each): its for each, its in {**complete, current: manifest}.items()})), None
+    )
+    kept = None if best is None else str(best.path)
     return [
-        each for each in sorted(others) if each not in complete or _step(each) == step or _step(each) in old
+        each
+        for each in sorted(others)
+        if each not in complete or _step(each) == step or (_step(each) in old and each != kept)
     ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mb_checkpoint.best import metric_entry
 from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_on_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
@@ -54,6 +55,8 @@ READ_FIELDS = frozenset(
         "exit_on_missing_checkpoint",
         "most_recent_k",
         "save_retain_interval",
+        "best_metric",
+        "best_metric_mode",
         "save_rng",
         "load_rng",
         "storage_writers_per_rank",
@@ -192,7 +195,8 @@ class TorchCheckpointer:
 
         Args:
             step: Number of finished steps, which names the checkpoint.
-            **counters: Further numbers to store with it, which `read_train_state` returns.
+            **counters: Further numbers to store with it, which `read_train_state` returns. That of the name
+                `best_metric`, the value of a validation after this step, decides which checkpoint is the best.
 
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise"; otherwise a FailedSave is returned.
@@ -294,6 +298,7 @@ class TorchCheckpointer:
                 "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
             )
         root = Path(config.save)
+        metric = None if config.best_metric is None else counters.get(config.best_metric)
         entries = self._state.entries(with_rng=config.save_rng)
         with cleaned_up(root, step):
             staging = on_rank_zero(lambda: open_staging(root, step))
@@ -310,7 +315,10 @@ class TorchCheckpointer:
                 files=(),
                 ckpt_format=FORMAT,
                 layout={"world_size": number_of_ranks()},
-                content={"random_states": config.save_rng},
+                content={
+                    "random_states": config.save_rng,
+                    **metric_entry(config.best_metric, config.best_metric_mode, metric),
+                },
                 versions=installed_versions("mb-checkpoint", "torch"),
             ),
             keep=-1 if config.most_recent_k is None else config.most_recent_k,

@@ -61,6 +61,18 @@ class TrainingConfig(Section):
     exit_duration_in_mins: int | None = None
     """Exit after this run time in minutes; None: never."""
 
+    early_stop_patience: int | None = None
+    """End training once `early_stop_metric` has not improved in this many evaluations in a row; None: never."""
+
+    early_stop_metric: str = "lm loss"
+    """Metric of the evaluation for `early_stop_patience`."""
+
+    early_stop_min_delta: float = 0.0
+    """Smallest change of `early_stop_metric` that is an improvement; a change of exactly this size is none."""
+
+    early_stop_mode: Literal["min", "max"] = "min"
+    """"min" if a lower value of `early_stop_metric` is better, "max" if a higher one is."""
+
     exit_signal_handler: bool = False
     """On `exit_signal`, save a checkpoint and exit."""
 
@@ -79,8 +91,9 @@ class TrainingConfig(Section):
     manual_gc_interval: int = 0
     """Interval of manual garbage collection in steps; 0: only around evaluation."""
 
-    manual_gc_eval: bool = True
-    """With `manual_gc`, collect before and after each evaluation."""
+    manual_gc_eval: bool | int = True
+    """With `manual_gc`, collect before and after each evaluation. A number, as in recipes of Megatron-Bridge, is no
+    interval: any but 0 counts as true, as in Megatron-LM."""
 
     iterations_to_skip: list[int] = field(default_factory=list)
     """Steps, counted from 1, whose data is read and skipped."""

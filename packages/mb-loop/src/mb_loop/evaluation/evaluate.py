@@ -221,7 +221,7 @@ def evaluate_after_training(
 ) -> tuple[str, str]:
     """Evaluate on the validation set and the test set, as `do_valid` and `do_test` of the state define.
 
-    Collective. Call it after `train` returned the reason "finished" or "skip_train".
+    Collective. Call it after `train` returned the reason "finished", "early_stop" or "skip_train".
 
     Args:
         forward_step_func: see `evaluate`.

@@ -14,7 +14,7 @@ that the ranks agree which further conditions are evaluated. It may therefore be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitConditions:
-    """Exit conditions. The first that holds decides, in the order stop request, duration, interval, stragglers."""
+    """Exit conditions. The first that holds decides: stop request, duration, early stop, interval, stragglers."""
 
     duration: DurationLimit | None = None
     """Limit on the time that the job runs on any rank. Ranks compare their clocks by collectives. None: no limit other
@@ -23,6 +23,9 @@ class ExitConditions:
     duration_stop_requested: StopRequested | None = None
     """Duration limit that the caller implements, such as over a store. Called after every step unless a stop was
     requested; the text names the rank."""
+
+    early_stop_requested: StopRequested | None = None
+    """Called at a step at which no condition before holds; leads to the exit reason "early_stop"."""
 
     interval: int | None = None
     """Leave after steps that are multiples of it; None: never."""
@@ -44,6 +47,7 @@ class ExitConditions:
         stop_requested: StopRequested | None,
         straggler_stop_requested: StopRequested | None,
         duration_stop_requested: StopRequested | None = None,
+        early_stop_requested: StopRequested | None = None,
     ) -> "ExitConditions":
         """Return the conditions that the settings define, with one duration limit at most.
 
@@ -55,6 +59,7 @@ class ExitConditions:
             stop_requested: see the field of this name.
             straggler_stop_requested: see the field of this name.
             duration_stop_requested: see the field of this name; replaces `duration`. None: ranks compare their clocks.
+            early_stop_requested: see the field of this name.
         """
         minutes = train.exit_duration_in_mins
         duration = (
@@ -70,6 +75,7 @@ class ExitConditions:
             stop_requested=stop_requested,
             straggler_stop_requested=straggler_stop_requested,
             duration_stop_requested=duration_stop_requested,
+            early_stop_requested=early_stop_requested,
         )
 
     def duration_reached(self) -> bool:
@@ -79,6 +85,15 @@ class ExitConditions:
         `duration_stop_requested` is not called.
         """
         return self.duration is not None and self.duration.reached()
+
+    def early_stop(self, step: int) -> LoopExit | None:
+        """Return the exit if a callback ends training after this step, or None. Also for use before the first step."""
+        text = None if self.early_stop_requested is None else self.early_stop_requested(step)
+        return (
+            None
+            if text is None
+            else LoopExit(reason="early_stop", message=f"stopped after step {step}: {text}")
+        )
 
     def decide(self, step: int) -> LoopExit | None:
         """Return the exit for the first condition that holds after this step, or None.
@@ -96,12 +111,17 @@ class ExitConditions:
                 reason="duration",
                 message=f"stopped after step {step}: train.exit_duration_in_mins={self.duration.minutes} have passed",
             )
+        early = self.early_stop(step)
+        if early is not None:
+            return early
         if self.interval and step % self.interval == 0:
             return LoopExit(
                 reason="interval",
                 message=f"stopped after step {step}: train.exit_interval={self.interval} divides it",
             )
         text = None if self.straggler_stop_requested is None else self.straggler_stop_requested(step)
-        if text is not None:
-            return LoopExit(reason="stragglers", message=f"stopped after step {step}: {text}")
-        return None
+        return (
+            None
+            if text is None
+            else LoopExit(reason="stragglers", message=f"stopped after step {step}: {text}")
+        )

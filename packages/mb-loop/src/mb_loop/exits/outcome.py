@@ -4,10 +4,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 ExitReason = Literal[
-    "finished", "signal", "duration", "interval", "stragglers", "rerun", "skip_train", "spare"
+    "finished",
+    "early_stop",
+    "signal",
+    "duration",
+    "interval",
+    "stragglers",
+    "rerun",
+    "skip_train",
+    "spare",
 ]
-"""Reason for leaving the loop. "signal" is any stop request returned by `stop_requested`; a "spare" process
-has not trained."""
+"""Reason for leaving the loop. "early_stop": a callback ended training, such as `EarlyStopping`. "signal" is any stop
+request returned by `stop_requested`; a "spare" process has not trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

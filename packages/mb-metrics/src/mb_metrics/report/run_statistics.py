@@ -164,7 +164,7 @@ def _continued(events: Sequence[RunEvent]) -> int:
     """Return how often a finished run was continued with more steps, which does not count as a restart."""
     marks = [event for event in events if event.kind == "stop" or event.starts_attempt]
     return sum(
-        before.details.get("reason") == "finished" and after.starts_attempt
+        before.details.get("reason") in ("finished", "early_stop") and after.starts_attempt
         for before, after in pairwise(marks)
         if before.kind == "stop"
     )
@@ -181,7 +181,11 @@ def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunSta
     )
     if stop is not None and stop.kind == "stop":
         reason = str(stop.details.get("reason", "stop"))
-        known: dict[str, RunStatus] = {"finished": "complete", "failed": "failed"}
+        known: dict[str, RunStatus] = {
+            "finished": "complete",
+            "early_stop": "complete",
+            "failed": "failed",
+        }
         return known.get(reason, "stopped"), reason
     if not split.attempts:
         return "empty", None

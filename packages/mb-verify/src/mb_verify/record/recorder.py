@@ -88,7 +88,7 @@ class Recorder:
         """Record the final state, unless the run has failed."""
         if context.outcome is not None:
             # at an interruption only the interrupted run comes here: the uninterrupted run trains on without this event
-            complete = context.outcome.reason == "finished"
+            complete = context.outcome.reason in ("finished", "early_stop")
             state = self._started().state(context, complete=complete)
             self._file.state(context.state.train_state.step, state)
 

@@ -1,0 +1,177 @@
+"""Early stopping: the end of training when a validation metric stops improving. Imports torch."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from mb_loop.callbacks import Callback, CallbackContext
+from mb_loop.collectives import max_across_ranks
+from mb_loop.errors import LoopError, TrainSettingsError
+
+_WORST = math.inf
+"""Score without any value so far, and of a value that is NaN: every number is better."""
+
+
+class EarlyStoppingSettings(Protocol):
+    """Fields of section `train` that define early stopping."""
+
+    @property
+    def early_stop_patience(self) -> int | None:
+        """Evaluations without an improvement; None: there is no early stopping."""
+
+    @property
+    def early_stop_metric(self) -> str:
+        """Name of the metric."""
+
+    @property
+    def early_stop_min_delta(self) -> float:
+        """Smallest change that is an improvement."""
+
+    @property
+    def early_stop_mode(self) -> Literal["min", "max"]:
+        """Whether a lower or a higher value is better."""
+
+
+def early_stopping(train: EarlyStoppingSettings) -> "EarlyStopping | None":
+    """Return the callback that the section configures, or None."""
+    if train.early_stop_patience is None:
+        return None
+    return EarlyStopping(
+        train.early_stop_metric,
+        patience=train.early_stop_patience,
+        min_delta=train.early_stop_min_delta,
+        mode=train.early_stop_mode,
+    )
+
+
+class EarlyStoppingStateError(LoopError, ValueError):
+    """A stored state of early stopping belongs to another metric, or is incomplete."""
+
+
+class EarlyStopping(Callback):
+    """Stop training once a validation metric has not improved in `patience` evaluations in a row.
+
+    In `mb_loop.train` it is a callback. In another loop call `update` after each evaluation:
+
+    >>> stopping = EarlyStopping("loss", patience=2)
+    >>> [stopping.update(loss) for loss in (3.0, 2.0, 2.1, 2.0)]
+    [False, False, False, True]
+
+    `state_dict` has the best value and the count, so that a resumed run stops where an uninterrupted one would. In
+    `mb_loop.train` all ranks stop after the same step: a metric is known on the last pipeline stage only, so the ranks
+    compare it after each evaluation, with one collective over the world. A run that is resumed after its early stop
+    makes no further step.
+
+    Args:
+        metric: name of a metric of the evaluation, such as "lm loss".
+        patience: number of evaluations without an improvement after which training ends.
+        min_delta: smallest change that is an improvement; a change of exactly this size is none.
+        mode: "min" if a lower value is better, "max" if a higher one is.
+
+    Raises:
+        TrainSettingsError: patience is below 1, min_delta is negative or not finite, or the mode is unknown.
+    """
+
+    def __init__(
+        self, metric: str, *, patience: int, min_delta: float = 0.0, mode: Literal["min", "max"] = "min"
+    ) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise TrainSettingsError(
+                f"early stopping: patience is {patience!r}, but it is a number of evaluations. Set it to 1 or more."
+            )
+        if not (math.isfinite(min_delta) and min_delta >= 0):
+            raise TrainSettingsError(
+                f"early stopping: min_delta is {min_delta!r}, but it is the size of a change. Set it to 0 or more."
+            )
+        if mode not in ("min", "max"):
+            raise TrainSettingsError(f'early stopping: mode is {mode!r}. Set it to "min" or "max".')
+        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._best = _WORST
+        self._without_improvement = 0
+
+    @property
+    def best(self) -> float | None:
+        """Best value so far; None before the first number."""
+        return None if self._best == _WORST else self._sign * self._best
+
+    @property
+    def without_improvement(self) -> int:
+        """Number of evaluations since the best value."""
+        return self._without_improvement
+
+    def update(self, value: float) -> bool:
+        """Record the metric of an evaluation; return whether to stop. NaN is no improvement.
+
+        Not collective: on several ranks, pass the same value on each.
+        """
+        self._record(_WORST if math.isnan(value) else self._sign * value)
+        return self._is_exhausted
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """Record the metric of an evaluation that was not stopped early. Collective over the world.
+
+        Raises:
+            TrainSettingsError: on all ranks: no evaluation has had the metric.
+        """
+        if context.total_loss_dict is None:
+            return
+        value = context.total_loss_dict.get(self.metric)
+        known = -math.inf if value is None else _WORST if math.isnan(value) else self._sign * value
+        score = max_across_ranks(known)
+        if score != -math.inf:
+            self._record(score)
+        elif self._best == _WORST and not self._without_improvement:
+            names = ", ".join(map(repr, context.total_loss_dict)) or "none on this rank"
+            raise TrainSettingsError(
+                f"early stopping: the evaluation has no metric {self.metric!r} (it has {names}). Name one of them."
+            )
+
+    def stop_requested(self, step: int) -> str | None:
+        """Return the reason to end training after this step, or None; identical on all ranks."""
+        if not self._is_exhausted:
+            return None
+        return (
+            f"{self.metric} has not improved on {self.best:.6g} in {self._without_improvement} evaluations "
+            f"(patience {self.patience})"
+        )
+
+    def state_dict(self) -> dict[str, float | int | str]:
+        """Return the best value and the evaluations since, with the metric that they belong to."""
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "best": self._sign * self._best,
+            "without_improvement": self._without_improvement,
+        }
+
+    def load_state_dict(self, state: Mapping[str, float | int | str]) -> None:
+        """Restore a stored state.
+
+        Raises:
+            EarlyStoppingStateError: the state is that of another metric or mode, or lacks a value.
+        """
+        missing = {"metric", "mode", "best", "without_improvement"} - state.keys()
+        if missing:
+            raise EarlyStoppingStateError(
+                f"early stopping: the stored state lacks {', '.join(sorted(missing))}. Load one that state_dict() "
+                "wrote."
+            )
+        if (state["metric"], state["mode"]) != (self.metric, self.mode):
+            raise EarlyStoppingStateError(
+                f"early stopping: the stored state is of {state['metric']!r} ({state['mode']}), not of {self.metric!r} "
+                f"({self.mode}). Keep the metric and the mode of the run, or start a new one."
+            )
+        self._best = self._sign * float(state["best"])
+        self._without_improvement = int(state["without_improvement"])
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return self._without_improvement >= self.patience
+
+    def _record(self, score: float) -> None:
+        """Record a score, of which a lower one is better."""
+        if score < self._best - self.min_delta:
+            self._best, self._without_improvement = score, 0
+        else:
+            self._without_improvement += 1

@@ -59,7 +59,7 @@ def has_experts(config: ConfigContainer) -> bool:
     return bool(getattr(config.model, "num_moe_experts", None))
 
 
-def batch_form(config: ConfigContainer) -> dict[str, bool]:
+def batch_form(config: ConfigContainer) -> dict[str, Any]:
     """Return the options of a forward step that the form of the data requires."""
     forms = {"packed": config.dataset.is_packed, "padded": config.dataset.is_padded and has_experts(config)}
     return {name: value for name, value in forms.items() if value}

@@ -96,6 +96,11 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
             "process_non_loss_data: is set with logger.tensorboard_dir=null, and receives TensorBoard's writer. "
             "Set logger.tensorboard_dir."
         )
+    if options.code.compute_metrics is not None and config.model.cuda_graph_impl == "full_iteration":
+        raise UserCodeError(
+            "compute_metrics: cannot be called with model.cuda_graph_impl=full_iteration, because a graph replays "
+            "evaluations without Python. Set another cuda_graph_impl, such as transformer_engine."
+        )
     if config.ft is not None and config.ft.enable_ft_package:
         require_monitor(options.environment)
     unwritable = require_writable(config, folder)

@@ -217,7 +217,10 @@ class Run:
                 self.code.forward_step, self.state, inspect_loss=inspect_loss
             )
             return own
-        return self.training_model.forward_step(inspect_loss=inspect_loss, **batch_form(self.job.config))
+        options = batch_form(self.job.config)
+        if self.code.compute_metrics is not None:
+            options["compute_metrics"] = self.code.compute_metrics
+        return self.training_model.forward_step(inspect_loss=inspect_loss, **options)
 
     def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
         """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""

@@ -36,11 +36,22 @@ class UserCode:
     `loss_function(output, non_loss_data=True)` of the last batch.
     """
 
+    compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None
+    """Called with each microbatch of an evaluation (`mb_models.EvaluationOutput`: losses, labels, logits), on the ranks
+    of the last pipeline stage; returns metrics by name, which are logged as "NAME validation" and can be
+    `checkpoint.best_metric`. With a custom `forward_step`, return them from its loss function instead.
+    """
+
     def __post_init__(self) -> None:
-        """Raise UserCodeError if a hook, a callback or a sink takes the place of a list of them."""
+        """Raise UserCodeError if a hook, a callback or a sink is not in a list, or metrics would not be computed."""
         for part in ("pre_wrap_hooks", "post_wrap_hooks", "callbacks", "sinks"):
             if not isinstance(value := getattr(self, part), Sequence):
                 raise UserCodeError(f"code.{part}: is not a list ({value!r}). Write it in square brackets.")
+        if self.compute_metrics is not None and self.forward_step is not None:
+            raise UserCodeError(
+                "code.compute_metrics: is set with a custom forward_step, whose labels are not known. Return the "
+                "metrics from the loss function of the forward step, where model.training is false."
+            )
 
     def with_callbacks(self, callbacks: Sequence[object]) -> "UserCode":
         """Return the same code with further callbacks, which are called after those of this record."""

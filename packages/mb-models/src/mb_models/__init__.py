@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from mb_models.config import GPTModelConfig as GPTModelConfig
     from mb_models.config import TransformerFields as TransformerFields
     from mb_models.errors import BatchError as BatchError
+    from mb_models.errors import EvaluationMetricsError as EvaluationMetricsError
     from mb_models.errors import ModelConfigError as ModelConfigError
     from mb_models.errors import ModelsError as ModelsError
     from mb_models.evaluation.generation import PromptError as PromptError
     from mb_models.evaluation.generation import generate as generate
+    from mb_models.evaluation_metrics import EvaluationOutput as EvaluationOutput
     from mb_models.families import Family as Family
     from mb_models.families import family_of as family_of
     from mb_models.gpt.layer_choice import LayerChoice as LayerChoice
@@ -84,6 +86,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batch": "training.batches",
+    "EvaluationMetricsError": "errors",
+    "EvaluationOutput": "evaluation_metrics",
     "BatchError": "errors",
     "DataParallelSetup": "training.setup",
     "Family": "families",

@@ -18,5 +18,11 @@ class ModelConfigError(ModelsError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class EvaluationMetricsError(ModelsError, TypeError):
+    """The user's `compute_metrics` returned something that cannot be averaged."""
+
+    internal = True
+
+
 class BatchError(ModelsError, ValueError):
     """A microbatch that the model cannot process."""

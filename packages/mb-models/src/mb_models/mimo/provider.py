@@ -28,10 +28,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mb_models.errors import BatchError
 from mb_models.gpt.provider import LayerSpec
 from mb_models.gpt.transformer import transformer_config
 from mb_models.mimo.config import MimoModelConfig, encoder_section, projection_section
+from mb_models.errors import BatchError, EvaluationMetricsError
+from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.provider import ModelProvider
 from mb_models.training.batches import next_microbatch, to_device
 from mb_models.training.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss
@@ -172,6 +173,8 @@ class MimoForwardStep:
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
     rows: ModuleRows = ALL_ROWS
+    compute_metrics: ComputeMetrics | None = None
+    """Metrics of the user, logged with the losses of evaluations; see `GPTForwardStep`. Without context parallelism."""
 
     def __call__(
         self,
@@ -207,14 +210,30 @@ class MimoForwardStep:
         batch = to_device(own, [*own], device=parameter.device)
         if self.rows.images is not None:
             images = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
-        losses, loss_mask = model(
-            batch["tokens"],
-            batch["position_ids"],
-            loss_mask=batch["loss_mask"],
-            labels=batch["labels"],
-            modality_inputs=images,
-        )
-        return losses, partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
+        measures = self.compute_metrics is not None and not model.training
+        with recorded_logits(model, needed=measures) as logits:
+            losses, loss_mask = model(
+                batch["tokens"],
+                batch["position_ids"],
+                loss_mask=batch["loss_mask"],
+                labels=batch["labels"],
+                modality_inputs=images,
+            )
+        loss_function = partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
+        if measures and isinstance(losses, torch.Tensor):  # a rank of the encoder returns no losses
+            if losses.shape != batch["labels"].shape:
+                raise EvaluationMetricsError(
+                    "compute_metrics: a vision-language model under context parallelism has the labels of complete "
+                    "sequences and the losses of a part. Set model.context_parallel_size=1, or remove compute_metrics."
+                )
+            loss_function = with_metrics(
+                loss_function,
+                self.compute_metrics,
+                labels_BS=batch["labels"],
+                loss_mask_BS=loss_mask,
+                logits=logits,
+            )
+        return losses, loss_function
 
 
 def _part(tensor: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.config import TransformerFields
 from mb_models.gpt.transformer import reject_violations, transformer_config
+from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.provider import ModelProvider
 from mb_models.t5.config import T5ModelConfig
 from mb_models.training.batches import next_microbatch, to_device
@@ -69,6 +70,8 @@ class T5ForwardStep:
     """Callable forward step; `inspect_loss` receives every microbatch's loss sum."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
+    compute_metrics: ComputeMetrics | None = None
+    """Metrics of the user, logged with the losses of evaluations; see `GPTForwardStep`."""
 
     def __call__(
         self,
@@ -94,8 +97,19 @@ class T5ForwardStep:
         chunk = get_attr_wrapped_model(model, "encoder", return_model_obj=True)
         kernels = chunk.config.transformer_impl == "transformer_engine"
         masks = kernel_masks(batch) if kernels else attention_masks(batch)
-        losses = model(batch["text_enc"], batch["text_dec"], *masks, lm_labels=batch["labels"])
-        return losses, partial(masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss)
+        measures = self.compute_metrics is not None and not model.training
+        with recorded_logits(chunk, needed=measures) as logits:
+            losses = model(batch["text_enc"], batch["text_dec"], *masks, lm_labels=batch["labels"])
+        loss_function = partial(masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss)
+        if measures:
+            loss_function = with_metrics(
+                loss_function,
+                self.compute_metrics,
+                labels_BS=batch["labels"],
+                loss_mask_BS=batch["loss_mask"],
+                logits=logits,
+            )
+        return losses, loss_function
 
 
 def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.errors import BatchError
 from mb_models.training.batches import get_batch
+from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """Sum of token losses, number of tokens (int), and logged metrics: name -> tensor([sum, number])."""
@@ -56,6 +57,8 @@ class GPTForwardStep:
     Only padding is left out. Other tokens that the loss mask leaves out, such as prompts, are routed like all others,
     so they count in the balancing losses, the z-loss and the expert bias.
     """
+    compute_metrics: ComputeMetrics | None = None
+    """Metrics of the user, logged with the losses of evaluations: where the model is in evaluation mode."""
 
     def __call__(
         self,
@@ -101,12 +104,23 @@ class GPTForwardStep:
             loss_function = partial(
                 masked_next_token_loss, batch.loss_mask_BS, inspect_loss=self.inspect_loss
             )
+        measures = self.compute_metrics is not None and batch.labels_BS is not None and not model.training
         if return_schedule_plan:
             plan = chunk.build_schedule_plan(
                 *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options
             )
             return plan, loss_function
-        return model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options), loss_function
+        with recorded_logits(chunk, needed=measures) as logits:
+            output = model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options)
+        if measures and loss_function is not None:
+            loss_function = with_metrics(
+                loss_function,
+                self.compute_metrics,
+                labels_BS=batch.labels_BS,
+                loss_mask_BS=batch.loss_mask_BS,
+                logits=logits,
+            )
+        return output, loss_function
 
 
 def _has_intermediate_stages(chunk: Any) -> bool:

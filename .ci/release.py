@@ -65,7 +65,7 @@ def plan_release(package: str, *, root: Path, tags: set[str], version: str | Non
         version: Version to release; None: it follows from the changelog.
 
     Raises:
-        ReleaseError: There is no such package, nothing to release, or the version is no later one.
+        ReleaseError: There is no such package, nothing to release, or the version is not a later one.
     """
     folder = folder_of(package, root)
     project, changelog = folder / "pyproject.toml", folder / "CHANGELOG.md"

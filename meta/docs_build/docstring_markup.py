@@ -1,4 +1,4 @@
-"""Extension of griffe: docstrings are plain text with code in backticks, so that `<name>` is no HTML in them."""
+"""Extension of griffe: docstrings are plain text with code in backticks, so that `<name>` is not HTML in them."""
 
 import re
 from typing import Any

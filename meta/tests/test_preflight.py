@@ -250,7 +250,7 @@ def test_the_error_of_an_unknown_recipe_shows_the_form_of_an_override():
 @pytest.mark.parametrize("command", ["check", "plan", "sweep"])
 def test_a_version_that_is_none_is_exit_code_2(command):
     result = mb(command, "gpt_tiny", "--te", "abc")
-    assert (result.exit_code, "'abc' is no version" in result.stderr) == (2, True)
+    assert (result.exit_code, "'abc' is not a version" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("version", ["2", "2.20", "2.9.0rc1", "2.2.0.dev0+3f2a"])

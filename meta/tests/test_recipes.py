@@ -158,7 +158,7 @@ def test_adapters_learn_from_text_that_their_base_has_not_seen():
     (folder,) = map(Path, RECIPES["lora_tiny"].build().dataset.sources)
     assert folder.is_dir()
     assert not folder.is_relative_to(Path(sysconfig.get_path("stdlib"))) or "site-packages" in folder.parts
-    with pytest.raises(ModuleNotFoundError, match="no_such_package: is no installed package"):
+    with pytest.raises(ModuleNotFoundError, match="no_such_package: is not an installed package"):
         folder_of("no_such_package")
 
 

@@ -26,7 +26,7 @@ NO_SECTION = "concerns a kind of dataset without a section here"
 NOT_RULES = {
     3: "variables are set by the trainer when a job starts; the shell's values win",
     10: "no recipe: nothing happens",
-    12: "a recipe that is no name is taken as it is",
+    12: "a recipe that is not a name is taken as it is",
     17: RESOLVED,
     **dict.fromkeys(range(18, 28), RECIPE),
     31: RESOLVED,

@@ -271,7 +271,7 @@ def test_packages_are_installed_or_added_to_the_path(tmp_path, monkeypatch, capf
     assert capfd.readouterr() == ("", "unpacked\n")
     versions = [*Path(path[-1]).glob("mb_checkpoint-*.dist-info/METADATA")]
     assert len(versions) == 1
-    with pytest.raises(MachineError, match=r"--packages: .*/none is no folder"):
+    with pytest.raises(MachineError, match=r"--packages: .*/none is not a folder"):
         prepare(tmp_path, [tmp_path / "none"], dry_run=True)
     (bundle / "install.sh").write_text("exit 1\n")
     with pytest.raises(MachineError, match=r"install\.sh: no environment in"):
@@ -370,7 +370,7 @@ def test_on_a_gpu_the_layers_are_those_of_transformer_engine(tmp_path):
 def test_a_folder_of_peers_that_is_not_there_is_one_error():
     command = [sys.executable, str(SCRIPT), "--peers", "none", "--list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "--peers: none is no folder. Name one with programs.\n")
+    assert (done.returncode, done.stderr) == (1, "--peers: none is not a folder. Name one with programs.\n")
 
 
 def test_a_pattern_without_a_row_is_one_error():

@@ -160,7 +160,7 @@ def test_an_index_of_safetensors_names_no_file_elsewhere(tmp_path, marker):
         json.dumps({"weight_map": {"x": "../elsewhere.safetensors"}})
     )
     result = mb("import-hf", folder, "--out", tmp_path / "out")
-    assert (result.exit_code, "is no file below its folder" in result.stderr) == (1, True)
+    assert (result.exit_code, "is not a file below its folder" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -119,7 +119,7 @@ def test_an_upload_reads_nothing_outside_of_its_folder(tmp_path, name):
     checkpoint = complete_checkpoint.save(tmp_path / "run", 1)
     (checkpoint / "link").symlink_to(secret)
     (checkpoint / "manifest.json").write_bytes(evil_manifest(str(secret) if name == "ABSOLUTE" else name))
-    with pytest.raises(StorageError, match=r"which is no file below its folder|a link that leads out"):
+    with pytest.raises(StorageError, match=r"which is not a file below its folder|a link that leads out"):
         upload_checkpoint(checkpoint, open_storage(str(tmp_path / "storage")))
     stored = [path.read_bytes() for path in (tmp_path / "storage").rglob("*") if path.is_file()]
     assert b"abc" not in stored

@@ -212,7 +212,7 @@ def test_the_protected_step_and_enough_others_are_kept(steps, keep):
 
 @pytest.mark.parametrize("spacing", [0, -2])
 def test_an_interval_below_one_step_is_rejected(spacing):
-    with pytest.raises(ValueError, match=f"save_retain_interval: {spacing} is no spacing"):
+    with pytest.raises(ValueError, match=f"save_retain_interval: {spacing} is not a spacing"):
         steps_to_remove([1, 2], keep=1, protected=2, retain_interval=spacing)
 
 

@@ -123,7 +123,7 @@ def test_a_mig_slice_is_not_the_gpu(run):
 
 def test_an_invalid_version_cannot_be_read(run):
     code, _, err = run("check", "--te", "abc")
-    assert (code, "'abc' is no version" in err) == (2, True)
+    assert (code, "'abc' is not a version" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,10 @@ def test_the_environment_is_not_printed(run, monkeypatch):
         (("show", "train.lr=1"), "train.lr: no such field"),
         (("show", "--section", "trian"), "trian: is no section. Nearest: train."),
         (("show", "--section", "xyz"), "xyz: is no section. The sections are "),
+        (("plan", "train.lr=1"), "train.lr: no such field"),
+        (("show", "--section", "trian"), "trian: is not a section. Nearest: train."),
+        (("show", "--section", "xyz"), "xyz: is not a section. The sections are "),
+        (("sweep", "train.micro_batch_size=interval(0,1)"), "has no finite list of values"),
     ],
 )
 def test_unreadable_input_has_exit_code_two(run, arguments, message):

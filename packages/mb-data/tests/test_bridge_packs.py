@@ -201,7 +201,7 @@ def test_a_file_without_packs_is_rejected(tmp_path):
 
 
 def test_paths_are_checked(tmp_path):
-    with pytest.raises(DataPathError, match=r"packed_train_data_path: none\.npy is no file of packs"):
+    with pytest.raises(DataPathError, match=r"packed_train_data_path: none\.npy is not a file of packs"):
         build(section(tmp_path, packed_train_data_path="none.npy"))
     config = section(tmp_path, packed_train_data_path="a.npy")
     config.max_train_samples = 3

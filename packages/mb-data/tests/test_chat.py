@@ -409,7 +409,7 @@ def test_share_gpt_is_read_as_messages():
         ({"messages": ["a"]}, "messages[0] is a str, not an object. Write"),
         (
             {"messages": [{"role": "bot"}]},
-            "messages[0].role is 'bot', which is no known role. Write one of system",
+            "messages[0].role is 'bot', which is not a known role. Write one of system",
         ),
         ({"messages": [{"role": "user"}]}, 'messages[0] has no content. Write "content"'),
         (
@@ -428,7 +428,7 @@ def test_share_gpt_is_read_as_messages():
         ({"messages": [{"role": "user", "content": "\ud83d"}]}, "unpaired surrogate"),
         (
             {"conversations": [{"from": "cat", "value": "a"}]},
-            "conversations[0].from is 'cat', which is no known",
+            "conversations[0].from is 'cat', which is not a known",
         ),
         ({"conversations": [{"from": "function_call", "value": "a"}]}, "is not the JSON of a function call"),
         ({"messages": TALK, "tools": "["}, "tools is not a list of JSON schemas. Write"),

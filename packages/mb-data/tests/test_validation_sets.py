@@ -134,7 +134,7 @@ def test_a_complete_set_starts_again_in_each_evaluation():
         (
             range(11),
             ValidationDataError,
-            "11 sequences, which is no multiple of the batch of 4, and .* no loss_mask",
+            "11 sequences, which is not a multiple of the batch of 4, and .* no loss_mask",
         ),
     ],
 )

@@ -73,11 +73,11 @@ def test_a_cluster_holds_defaults_that_options_replace(tmp_path, monkeypatch):
     [
         (None, "clusters.yaml: cannot be read"),
         ("a: [", "clusters.yaml: cannot be read"),
-        ("- a", "is no mapping of clusters"),
+        ("- a", "is not a mapping of clusters"),
         ("hopper:\n  partitoin: x\n", "hopper.partitoin is unknown. Did you mean partition?"),
         ("other:\n  nodes: 1\n", "has no cluster 'hopper'. Known: other."),
         ("hoper:\n  nodes: 1\n", "has no cluster 'hopper'. Did you mean hoper?"),
-        ("hopper:\n  nodes: many\n", "nodes: 'many' is no whole number"),
+        ("hopper:\n  nodes: many\n", "nodes: 'many' is not a whole number"),
     ],
 )
 def test_a_bad_file_of_clusters_is_named(tmp_path, monkeypatch, text, message):

@@ -191,7 +191,7 @@ def test_nothing_given_is_one_gpu_a_copy():
 
 def test_a_reason_has_the_values():
     (found,) = violated_constraints(read_launch_request({"num_gpus": 8, "mb": 3, "gb": 32}))
-    assert str(found) == "C04: gb=32 is no multiple of mb x dp = 24"
+    assert str(found) == "C04: gb=32 is not a multiple of mb x dp = 24"
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,9 @@ def test_a_blank_recipe_a_bad_file_and_uneven_nodes_are_named(tmp_path):
     with pytest.raises(CloudaiTestError, match="model_recipe_name: is blank"):
         trainer_arguments(blank)
     (tmp_path / "bad.toml").write_text("name = ")
-    with pytest.raises(CloudaiTestError, match=r"bad\.toml: is no test definition of CloudAI"):
+    with pytest.raises(CloudaiTestError, match=r"bad\.toml: is not a test definition of CloudAI"):
         read_test(tmp_path / "bad.toml")
-    with pytest.raises(CloudaiTestError, match=r"num_gpus: 12 is no multiple of gpus_per_node \(8\)"):
+    with pytest.raises(CloudaiTestError, match=r"num_gpus: 12 is not a multiple of gpus_per_node \(8\)"):
         job_settings(definition(num_gpus=12))
     several = definition()
     several.extra_env_vars = {"A": ["1", "2"]}

@@ -46,14 +46,14 @@ def test_a_file_and_settings_describe_an_executor(tmp_path):
     [
         ("kubernetes", [], "has the kind 'kubernetes', which is unknown. Known: local, slurm"),
         ("missing.yaml", [], "missing.yaml: cannot be read"),
-        ("list.yaml", [], "list.yaml: is no mapping of fields"),
+        ("list.yaml", [], "list.yaml: is not a mapping of fields"),
         ("bad.yaml", [], "bad.yaml: cannot be read"),
         ("missing.py:name", [], "missing.py is not a file"),
         ("code.py:name", ["nodes=2"], "nodes=2 has no effect on code.py:name"),
-        ("local", ["nodes"], "'nodes' is no setting. Write FIELD=VALUE"),
-        ("local", ["nodes=["], "'[' is no value in YAML"),
-        ("local", ["nodes=2", "nodes.x=2"], "nodes.x is set, but nodes is no mapping"),
-        ("local", ["env_vars=x"], "env_vars is no mapping"),
+        ("local", ["nodes"], "'nodes' is not a setting. Write FIELD=VALUE"),
+        ("local", ["nodes=["], "'[' is not a value in YAML"),
+        ("local", ["nodes=2", "nodes.x=2"], "nodes.x is set, but nodes is not a mapping"),
+        ("local", ["env_vars=x"], "env_vars is not a mapping"),
         ("docker", ["env_vars.WANDB_API_KEY=abc"], "env_vars.WANDB_API_KEY looks like a secret"),
     ],
 )
@@ -72,10 +72,10 @@ def test_jobs_are_read_from_the_run_folder(tmp_path):
     record_experiment(tmp_path, job)
     assert read_experiments(tmp_path) == [job]
     record_experiment(tmp_path, NemoRunJob(experiment="../elsewhere", job="run", executor="local"))
-    with pytest.raises(JobNotFoundError, match="is no name of a job"):
+    with pytest.raises(JobNotFoundError, match="is not a name of a job"):
         read_experiments(tmp_path)
     (tmp_path / "nemo_run" / "jobs.jsonl").write_text("[]\n")
-    with pytest.raises(JobNotFoundError, match="is no job of NeMo-Run"):
+    with pytest.raises(JobNotFoundError, match="is not a job of NeMo-Run"):
         read_experiments(tmp_path)
 
 

@@ -20,11 +20,11 @@ RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_di
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"nodes": 0}, "nodes: 0 is no whole number of at least 1"),
-        ({"gpus_per_node": True}, "gpus_per_node: True is no whole number of at least 0"),
-        ({"chain": "2"}, "chain: '2' is no whole number"),
+        ({"nodes": 0}, "nodes: 0 is not a whole number of at least 1"),
+        ({"gpus_per_node": True}, "gpus_per_node: True is not a whole number of at least 0"),
+        ({"chain": "2"}, "chain: '2' is not a whole number"),
         ({"ft_launcher": "yes"}, "ft_launcher: 'yes' is neither true nor false"),
-        ({"max_restarts": -1}, "max_restarts: -1 is no whole number of at least 0"),
+        ({"max_restarts": -1}, "max_restarts: -1 is not a whole number of at least 0"),
         ({"max_restarts": 2}, "max_restarts: 2 has no effect without ft_launcher"),
         ({"requeue": 1}, "requeue: 1 is neither true nor false"),
         (
@@ -35,14 +35,14 @@ RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_di
         ({"account": 3}, "account: 3 cannot be written"),
         ({"signal_seconds": 70_000}, "signal_seconds: 70000 is more than Slurm supports"),
         ({"container_mounts": "/a:/b"}, "container_mounts: '/a:/b' has no effect without an image"),
-        ({"env": "A=1"}, "env: 'A=1' is no list of texts"),
-        ({"env": ["1A=2"]}, "env: '1A' is no variable"),
+        ({"env": "A=1"}, "env: 'A=1' is not a list of texts"),
+        ({"env": ["1A=2"]}, "env: '1A' is not a variable"),
         ({"env": ["HF_TOKEN=hello"]}, r"env: 'HF_TOKEN=\*\*\*' looks like a secret.*write --env HF_TOKEN"),
-        ({"sbatch": ["exclusive"]}, "sbatch: 'exclusive' is no option of sbatch"),
-        ({"sbatch": ["--comment=a#b"]}, "sbatch: '--comment=a#b' is no option of sbatch"),
+        ({"sbatch": ["exclusive"]}, "sbatch: 'exclusive' is not an option of sbatch"),
+        ({"sbatch": ["--comment=a#b"]}, "sbatch: '--comment=a#b' is not an option of sbatch"),
         (
             {"sbatch": ["--comment='a'"]},
-            "is no option of sbatch. Write --NAME or --NAME=VALUE, without spaces, quotes",
+            "is not an option of sbatch. Write --NAME or --NAME=VALUE, without spaces, quotes",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_first_host_of_a_node_list(nodes, first):
 
 @pytest.mark.parametrize("nodes", ["", "gpu[007", "gpu]1", "gpu[]", ","])
 def test_a_malformed_node_list_is_an_error(nodes):
-    with pytest.raises(WorldError, match=r"SLURM_STEP_NODELIST: .* is no list of nodes"):
+    with pytest.raises(WorldError, match=r"SLURM_STEP_NODELIST: .* is not a list of nodes"):
         read_world({**SRUN, "SLURM_STEP_NODELIST": nodes})
 
 

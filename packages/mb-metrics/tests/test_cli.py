@@ -90,7 +90,7 @@ def test_settings_that_cannot_be_read_are_reported(run, text):
     (run / "run_config.yaml").write_bytes(text)
     assert read_configuration(run) is None
     done = mb_metrics("report", run)
-    note = "the settings are not shown: run_config.yaml is no YAML file of settings"
+    note = "the settings are not shown: run_config.yaml is not a YAML file of settings"
     assert (done.exit_code, done.stderr) == (0, f"note: {run}: {note}\n")
     assert note[1:] in (run / "report.html").read_text()
 

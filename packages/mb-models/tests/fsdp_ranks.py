@@ -37,7 +37,7 @@ def wrap_under_a_head(chunks, ddp, *, pg_collection):
 
 
 def wrap_a_layer(chunks, ddp, *, pg_collection):
-    """Shard a module that is no GPT."""
+    """Shard a module that is not a GPT."""
     return wrap_torch_fsdp2([chunks[0].decoder], ddp, pg_collection=pg_collection)
 
 

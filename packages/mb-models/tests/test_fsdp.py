@@ -127,7 +127,7 @@ def test_without_no_sync_megatron_fsdp_would_silently_train_incorrectly(pool, ti
         (TIED, *TORCH, "[FS02]"),
         ({}, "torch", SHARDED, "[FS03]"),
         ({"fp16": True, "params_dtype": "float16"}, *TORCH, "[FS04]"),
-        ({}, "torch on a layer", {}, "TransformerBlock is no GPT"),
+        ({}, "torch on a layer", {}, "TransformerBlock is not a GPT"),
         ({}, "torch under a head", {}, "output_layer.weight has 1 rows for 2 ranks"),
         ({}, "torch with adapters", {}, "[FS08]"),
         ({}, "torch", {"use_megatron_fsdp": True}, "only one of the two can shard a weight"),

@@ -527,7 +527,7 @@ def test_a_hybrid_is_no_family_of_gpts():
         config_of(hybrid, vocab_size=8, dtype="float32", model_type="llama")
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "is no JSON")])
+@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "is not JSON")])
 def test_a_folder_without_a_readable_config_is_rejected(text, message, tmp_path):
     if text is not None:
         (tmp_path / "config.json").write_text(text)

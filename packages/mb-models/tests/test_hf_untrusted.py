@@ -92,7 +92,7 @@ def test_a_config_that_makes_no_model_is_one_error(folder, name):
 )
 def test_an_index_names_files_of_its_folder(folder, content):
     (folder / INDEX).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(HuggingFaceError, match=r"index\.json: (is no index|names)"):
+    with pytest.raises(HuggingFaceError, match=r"index\.json: (is not an index|names)"):
         TensorFolder(folder)
 
 

@@ -190,7 +190,7 @@ def test_examples_precede_each_question(ours, task_files):
     [
         ("missing.yaml", "no such file"),
         ("{folder}/wrong.yaml", "cannot be loaded"),
-        ("unknown_task", "is no task that is installed"),
+        ("unknown_task", "is not a task that is installed"),
     ],
 )
 def test_unknown_tasks_are_rejected(tmp_path, name, problem):

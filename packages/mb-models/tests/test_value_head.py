@@ -203,7 +203,7 @@ def test_chunks_that_are_wrapped_or_missing_are_rejected(tiny, groups):
     with pytest.raises(HeadError, match="2 chunks, because a rank of this model has 1"):
         make_value_model(64, False)([*chunks, *chunks])
     [wrapped] = wrap_ddp(chunks, DistributedDataParallelConfig(), pg_collection=groups)
-    with pytest.raises(HeadError, match="DistributedDataParallel is no language model"):
+    with pytest.raises(HeadError, match="DistributedDataParallel is not a language model"):
         make_value_model(64, False)(wrapped)
     with pytest.raises(FreezingError, match=r"got a DistributedDataParallel.*Freeze before wrapping"):
         freeze_moe_router(wrapped)

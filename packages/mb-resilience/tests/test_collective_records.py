@@ -70,7 +70,7 @@ def test_files_of_the_flight_recorder_are_read_as_plain_data(tmp_path):
     assert read_dump_files(range(2), environment=prefix) == {1: (NEWEST,)}
     assert read_dump_files(range(2), environment={}) == {}
     (tmp_path / "_dump_0").write_bytes(pickle.dumps(Path("anything")))
-    with pytest.raises(ValueError, match=r"_dump_0: is no record of the flight recorder \(pathlib"):
+    with pytest.raises(ValueError, match=r"_dump_0: is not a record of the flight recorder \(pathlib"):
         read_dump_files(range(2), environment=prefix)
     (tmp_path / "_dump_0").write_bytes(
         b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."

@@ -58,7 +58,7 @@ def test_a_signal_may_be_given_by_its_name():
         signal.raise_signal(signal.SIGUSR1)
     assert watcher.received == "SIGUSR1"
     for unknown in ("SIGNONE", 1000):
-        with pytest.raises(StopSetupError, match=f"SignalWatcher: {unknown!r} is no signal"):
+        with pytest.raises(StopSetupError, match=f"SignalWatcher: {unknown!r} is not a signal"):
             SignalWatcher([unknown])
 
 

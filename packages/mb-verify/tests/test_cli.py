@@ -60,7 +60,7 @@ def test_a_difference_before_the_interruption_is_reported(tmp_path, invoke):
     )
 
 
-@pytest.mark.parametrize(("text", "why"), [("{]", "is damaged"), ("[]", "is no part of a record")])
+@pytest.mark.parametrize(("text", "why"), [("{]", "is damaged"), ("[]", "is not a part of a record")])
 def test_a_damaged_record_is_named(tmp_path, invoke, text, why):
     written(tmp_path / "a", steps=range(2))
     (tmp_path / "a" / "rank-0.0.jsonl").write_text(text + "\n")

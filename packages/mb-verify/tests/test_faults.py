@@ -86,7 +86,7 @@ def test_nan_reaches_the_tensors_of_any_output():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nan", "MB_VERIFY_FAULT: 'nan' is no request of a fault"),
+        ("nan", "MB_VERIFY_FAULT: 'nan' is not a request of a fault"),
         ('{"kind": "nan"}', "Set a JSON object with kind, rank, step, seconds, mark"),
         (
             '{"kind": "kill", "rank": 0, "step": 1, "seconds": 0, "mark": ""}',

@@ -79,7 +79,7 @@ def test_steps_without_metrics_are_rejected(run):
 @pytest.mark.parametrize("line", ["[1]", "{", '{"step": "a"}'])
 def test_a_damaged_file_is_rejected(run, line):
     (run / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(ReplayRequestError, match="line 1 is no JSON object with a step"):
+    with pytest.raises(ReplayRequestError, match="line 1 is not a JSON object with a step"):
         plan_replay(run, 1, checkpoints=())
 
 

@@ -20,7 +20,7 @@ def folder_of(package: str) -> Path:
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"{package}: is no installed package. Install what brings it.", name=package
+            f"{package}: is not an installed package. Install what brings it.", name=package
         )
     return Path(found.submodule_search_locations[0])
 

@@ -73,7 +73,7 @@ def ranked(manifests: Mapping[Path, Manifest]) -> list[BestCheckpoint]:
 
 
 def metric_entry(metric: str | None, mode: str, value: float | None) -> dict[str, Any]:
-    """Return the entry for the content of a manifest; empty without a metric, or if its value is no finite number."""
+    """Return the entry for the content of a manifest; empty without a metric or a finite value of it."""
     if metric is None or value is None or not math.isfinite(value):
         return {}
     return {BEST_METRIC: {"name": metric, "mode": mode, "value": float(value)}}

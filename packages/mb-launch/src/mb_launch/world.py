@@ -214,8 +214,8 @@ def first_host(nodes: str, *, variable: str) -> str:
     first = re.match(r"(?:[^\[\],]|\[[^\[\]]+\])+", nodes)
     if first is None or nodes[first.end() : first.end() + 1] not in ("", ","):
         raise WorldError(
-            f"{variable}: {nodes!r} is no list of nodes in Slurm's notation, such as gpu[007-009]. Set MASTER_ADDR to "
-            "the node of rank 0, or start with torchrun."
+            f"{variable}: {nodes!r} is not a list of nodes in Slurm's notation, such as gpu[007-009]. Set MASTER_ADDR "
+            "to the node of rank 0, or start with torchrun."
         )
     return re.sub(r"\[([^-,\]]+)[^\]]*\]", r"\1", first.group())
 

@@ -101,7 +101,7 @@ class EarlyStopping(Callback):
         return self._without_improvement
 
     def update(self, value: float) -> bool:
-        """Record the metric of an evaluation; return whether to stop. NaN is no improvement.
+        """Record the metric of an evaluation; return whether to stop. NaN is not an improvement.
 
         Not collective: on several ranks, pass the same value on each.
         """

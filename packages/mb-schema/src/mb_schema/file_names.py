@@ -21,7 +21,7 @@ def checked_name(name: object) -> str:
         raise FileNameError(f"names a {type(name).__name__} as a file")
     parts = name.split("/")
     if not name.isprintable() or len(name) > LONGEST or any(part in ("", ".", "..") for part in parts):
-        raise FileNameError(f"names {name[:60]!r}, which is no file below its folder")
+        raise FileNameError(f"names {name[:60]!r}, which is not a file below its folder")
     return name
 
 

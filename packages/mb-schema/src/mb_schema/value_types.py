@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -80,7 +81,16 @@ def mismatches(section: Any, *, path: str = "") -> Iterator[MismatchError]:
 
 def hints(cls: Any) -> dict[str, Any]:
     """Return the resolved annotations of the fields of `cls`, including inherited ones."""
-    return get_type_hints(cls)
+    if sys.version_info >= (3, 11) or not is_dataclass(cls):
+        return get_type_hints(cls)
+    # Python 3.10 cannot resolve an InitVar that is written as text, as all annotations of some files are
+    names = {item.name for item in fields(cls)}
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        own = {name: text for name, text in vars(base).get("__annotations__", {}).items() if name in names}
+        holder: Any = types.SimpleNamespace(__annotations__=own)
+        found |= get_type_hints(holder, vars(sys.modules[base.__module__]), dict(vars(base)))
+    return found
 
 
 def options(annotation: Any) -> tuple[Any, ...]:

@@ -58,5 +58,5 @@ def _reject_invalid(keep: int, retain_interval: int | None) -> None:
         )
     if retain_interval is not None and retain_interval < 1:
         raise ValueError(
-            f"checkpoint.save_retain_interval: {retain_interval} is no spacing in steps. Use 1 or more."
+            f"checkpoint.save_retain_interval: {retain_interval} is not a spacing in steps. Use 1 or more."
         )

@@ -108,7 +108,7 @@ class TorchCheckpointer:
 
     Raises:
         CheckpointConfigError: The section is invalid, or sets a field that only Megatron's layouts read; or the folder
-            is no path.
+            is not a path.
         CheckpointFolderError: The path of the folder is a file.
         CheckpointLayoutError: An object of the state cannot be stored.
     """

@@ -158,7 +158,7 @@ def _is_extra(raw: str) -> bool:
 
 
 def _memory(tensor: Any) -> int | None:
-    """Return the address of the memory of a tensor, or of its local part; None for what is no plain tensor."""
+    """Return the address of the memory of a tensor, or of its local part; None for what is not a plain tensor."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     try:
         return int(local.untyped_storage().data_ptr())

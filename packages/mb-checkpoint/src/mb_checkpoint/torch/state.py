@@ -74,8 +74,8 @@ class TorchState:
         The first call compares the tensors that are stored once between all ranks, which synchronizes with the device.
 
         Raises:
-            CheckpointLayoutError: A tensor that is no DTensor differs between ranks; the state of an object could not
-                be loaded again, or a parameter of an optimizer belongs to no module.
+            CheckpointLayoutError: A tensor that is not a DTensor differs between ranks; the state of an object could
+                not be loaded again, or a parameter of an optimizer belongs to no module.
         """
         parts = [*self._parts, RandomPart()] if with_rng else self._parts
         entries = {name: value for part in parts for name, value in part.entries().items()}

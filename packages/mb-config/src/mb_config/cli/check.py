@@ -103,7 +103,7 @@ def show(program: ConfigProgram, given: CommandInput, *, target: TargetMachine, 
     if view.section is not None and view.section not in sections:
         near = get_close_matches(view.section, sections, n=3)
         listed = f"Nearest: {', '.join(near)}" if near else f"The sections are {', '.join(sections)}"
-        raise UnknownSectionError(f"{view.section}: is no section. {listed}.")
+        raise UnknownSectionError(f"{view.section}: is not a section. {listed}.")
     if view.non_default:
         names = None if view.section is None else (view.section,)
         print(non_default_values(request.config, sections=names))

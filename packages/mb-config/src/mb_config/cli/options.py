@@ -30,7 +30,7 @@ def read_version(text: str | None) -> str | None:
         typer.BadParameter: The text is not a version that begins with a number.
     """
     if text is not None and re.fullmatch(r"\d+(\.\d+)*(\.?[A-Za-z]+\d*)*(\+[\w.-]+)?", text) is None:
-        raise typer.BadParameter(f"{text!r} is no version, such as 2.20")
+        raise typer.BadParameter(f"{text!r} is not a version, such as 2.20")
     return text
 
 

@@ -17,7 +17,7 @@ def settings_differences(
         saved: The configuration that was written first, as `ConfigContainer.to_dict` returns it.
         wanted: The other one.
         chosen: The non-default part of `wanted` (`to_dict(defaults=False)`). A field that `saved` lacks, because an
-            earlier version wrote it, is no difference if it has its default; None counts every such field.
+            earlier version wrote it, is not a difference if it has its default; None counts every such field.
         ignored: Paths that are not compared.
     """
     old, new = _leaves(saved), _leaves(wanted)

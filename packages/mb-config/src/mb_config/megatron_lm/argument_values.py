@@ -44,4 +44,4 @@ def _evaluate(node: Any) -> Any:
         return _evaluate(node.left) + _evaluate(node.right)
     if isinstance(node, BinOp) and isinstance(node.op, Mult):
         return _evaluate(node.left) * _evaluate(node.right)
-    raise ValueError(f"{type(node).__name__} is no value")
+    raise ValueError(f"{type(node).__name__} is not a value")

@@ -22,7 +22,7 @@ def base_of(path: Path | str) -> str | None:
     A file is relative to the folder of the file that names it.
 
     Raises:
-        ConfigReadError: The file is not valid YAML, or its base is no text or a file of Python.
+        ConfigReadError: The file is not valid YAML, or its base is not text or a file of Python.
     """
     if Path(path).suffix not in YAML_SUFFIXES or not Path(path).is_file():
         return None

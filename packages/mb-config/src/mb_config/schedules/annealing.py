@@ -86,8 +86,8 @@ def distributed_fused_adam_with_cosine_annealing_samples(  # noqa: PLR0913 (the 
 ) -> tuple[OptimizerConfig, SchedulerConfig]:
     """Return the sections of Adam with a sharded state, and of a schedule in samples.
 
-    None for `lr_warmup_samples` is no warmup, for `lr_decay_samples` the samples of the run. The other parameters are
-    those of `distributed_fused_adam_with_cosine_annealing`.
+    None for `lr_warmup_samples` means no warmup, for `lr_decay_samples` the samples of the run. The others are those of
+    `distributed_fused_adam_with_cosine_annealing`.
     """
     optimizer = _adam(
         precision,

@@ -20,7 +20,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> t
 
     Raises:
         TokenizerError: The tokenizer has no chat template, or cannot encode its special tokens; or the prompt begins
-            with `[{` and is no list of messages.
+            with `[{` and is not a list of messages.
         ChatTemplateError: The template rejects the conversation, or jinja2 is not installed (extra `chat`).
     """
     if not chat:

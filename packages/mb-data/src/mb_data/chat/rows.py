@@ -113,7 +113,7 @@ def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict
     if sender not in _SENDERS:
         _reject(
             location,
-            f"{where}.from is {entry['from']!r}, which is no known sender",
+            f"{where}.from is {entry['from']!r}, which is not a known sender",
             f"Write one of {', '.join((*_SENDERS, _CALL))}",
         )
     return {**rest, "role": _SENDERS[sender], **({"content": entry["value"]} if "value" in entry else {})}
@@ -138,7 +138,9 @@ def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str,
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         _reject(
-            location, f"{where}.role is {role!r}, which is no known role", f"Write one of {', '.join(_ROLES)}"
+            location,
+            f"{where}.role is {role!r}, which is not a known role",
+            f"Write one of {', '.join(_ROLES)}",
         )
     if message.get("weight", 1) != 1:
         _reject(

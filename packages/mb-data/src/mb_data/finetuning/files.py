@@ -58,8 +58,9 @@ def pack_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
         found = [place] if place.is_file() else sorted(place.parent.glob(place.name))
     if not found or any(file.suffix.lower() not in _PACK_SUFFIXES for file in found):
         raise DataPathError(
-            f"dataset.packed_sequence_specs.{names[split]}: {path} is no file of packs ({', '.join(_PACK_SUFFIXES)}), "
-            "nor a folder or pattern of such files. Correct the path, or leave it unset to pack the samples themselves."
+            f"dataset.packed_sequence_specs.{names[split]}: {path} is not a file of packs "
+            f"({', '.join(_PACK_SUFFIXES)}), nor a folder or pattern of such files. Correct "
+            "the path, or leave it unset to pack the samples themselves."
         )
     return found
 

@@ -111,7 +111,7 @@ def build_validation_sets(
 
     Args:
         section: The dataset section, finalized; not modified.
-        context: Its `valid_samples` apply to each set that is no complete one. 0: there is no evaluation, hence no set.
+        context: Its `valid_samples` apply to each set that is not complete. 0: there is no evaluation, hence no set.
         options: Division into sets.
         gather: All-gather of one value per rank.
 
@@ -260,7 +260,7 @@ def _require_whole_set(name: str, size: int, batch_samples: int, *, can_be_fille
         )
     if not can_be_filled:
         raise ValidationDataError(
-            f"validation.full_validation: {label} has {size} sequences, which is no multiple of the batch of "
+            f"validation.full_validation: {label} has {size} sequences, which is not a multiple of the batch of "
             f"{batch_samples}, and its samples have no loss_mask that would exclude what fills the last batch. Give "
             f"them a loss_mask, or set validation.eval_global_batch_size to a divisor of {size}."
         )

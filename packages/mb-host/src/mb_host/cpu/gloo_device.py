@@ -20,7 +20,7 @@ def share_gloo_device() -> None:
     """Let process groups of gloo that are made from now on share a device, and with it a thread.
 
     Groups on network interfaces that the variable GLOO_SOCKET_IFNAME names keep their own, as does a group with an
-    argument that is no option of gloo. A forked process makes a device of its own.
+    argument that is not an option of gloo. A forked process makes a device of its own.
     """
     if not distributed_c10d.is_gloo_available() or isinstance(
         distributed_c10d.ProcessGroupGloo, _SharedDevice

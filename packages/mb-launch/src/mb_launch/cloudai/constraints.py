@@ -157,7 +157,7 @@ def violated_constraints(request: LaunchRequest, *, additional: bool = False) ->
 def _ranks(r: LaunchRequest) -> str | None:
     if r.model_ranks > 0 and r.num_gpus % r.model_ranks == 0:
         return None
-    return f"num_gpus={r.num_gpus} is no multiple of tp x pp x cp = {r.tp} x {r.pp} x {r.cp}"
+    return f"num_gpus={r.num_gpus} is not a multiple of tp x pp x cp = {r.tp} x {r.pp} x {r.cp}"
 
 
 def _stages_have_layers(r: LaunchRequest) -> str | None:
@@ -180,7 +180,7 @@ def _batch(r: LaunchRequest) -> str | None:
     if divisor and r.global_batch_size % divisor == 0:
         return None
     instances = " x instances" if r.fsdp else ""
-    return f"gb={r.global_batch_size} is no multiple of mb x dp{instances} = {divisor}"
+    return f"gb={r.global_batch_size} is not a multiple of mb x dp{instances} = {divisor}"
 
 
 def _fsdp_graphs(r: LaunchRequest) -> str | None:
@@ -199,12 +199,12 @@ def _expert_ranks(r: LaunchRequest) -> str | None:
     ranks = r.etp * r.ep * r.pp
     if ranks != 0 and r.num_gpus % ranks == 0:
         return None
-    return f"num_gpus={r.num_gpus} is no multiple of et x ep x pp = {r.etp} x {r.ep} x {r.pp}"
+    return f"num_gpus={r.num_gpus} is not a multiple of et x ep x pp = {r.etp} x {r.ep} x {r.pp}"
 
 
 def _chunks(r: LaunchRequest) -> str | None:
     if r.vp is not None and r.vp < 1:
-        return f"vp={r.vp} is no number of chunks"
+        return f"vp={r.vp} is not a number of chunks"
     if r.num_layers is None or r.uneven or r.pp < 2:
         return None
     stage, rest = divmod(r.num_layers, r.pp)

@@ -45,7 +45,7 @@ CONSTRAINT_COVERAGE: Mapping[str, ConstraintCoverage] = {
 
 
 def explain_coverage(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return how a constraint that is no rule itself is covered, and the rules with its condition.
+    """Return how a constraint that is not a rule itself is covered, and the rules with its condition.
 
     None: there is no such constraint, or it is a rule with the same number.
     """

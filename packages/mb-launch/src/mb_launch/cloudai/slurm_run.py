@@ -104,12 +104,12 @@ def read_test(file: Path) -> MegatronBridgeTestDefinition:
     """Read the file of a test.
 
     Raises:
-        CloudaiTestError: It cannot be read, or is no test definition; the message names all wrong fields.
+        CloudaiTestError: It cannot be read, or is not a test definition; the message names all wrong fields.
     """
     try:
         return load_test_definition(file)
     except (OSError, UnicodeDecodeError, ValueError) as error:  # pydantic's and TOML's errors are ValueErrors
-        raise CloudaiTestError(f"{file}: is no test definition of CloudAI ({error}).") from error
+        raise CloudaiTestError(f"{file}: is not a test definition of CloudAI ({error}).") from error
 
 
 def trainer_arguments(test: MegatronBridgeTestDefinition) -> list[str]:
@@ -144,7 +144,8 @@ def job_settings(test: MegatronBridgeTestDefinition) -> dict[str, Any]:
     per_node = extra.get("gpus_per_node") or min(arguments.num_gpus, 8)
     if not isinstance(per_node, int) or per_node < 1 or arguments.num_gpus % per_node:
         raise CloudaiTestError(
-            f"cmd_args.num_gpus: {arguments.num_gpus} is no multiple of gpus_per_node ({per_node}). Set gpus_per_node."
+            f"cmd_args.num_gpus: {arguments.num_gpus} is not a multiple of gpus_per_node ({per_node}). "
+            "Set gpus_per_node."
         )
     found: dict[str, Any] = {
         "nodes": arguments.num_gpus // per_node,

@@ -63,7 +63,9 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ExecutorFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ExecutorFileError(f"{file}: is no mapping of fields. Write executor: KIND, then FIELD: VALUE.")
+        raise ExecutorFileError(
+            f"{file}: is not a mapping of fields. Write executor: KIND, then FIELD: VALUE."
+        )
     return found
 
 
@@ -71,20 +73,20 @@ def _set(fields: dict[str, Any], setting: str) -> None:
     name, equals, text = setting.partition("=")
     *parents, last = name.split(".")
     if not equals or not all((*parents, last)):
-        raise ExecutorFileError(f"--set: {setting!r} is no setting. Write FIELD=VALUE, such as nodes=2.")
+        raise ExecutorFileError(f"--set: {setting!r} is not a setting. Write FIELD=VALUE, such as nodes=2.")
     for parent in parents:
         fields = fields.setdefault(parent, {})
         if not isinstance(fields, dict):
-            raise ExecutorFileError(f"--set: {name} is set, but {parent} is no mapping. Correct the name.")
+            raise ExecutorFileError(f"--set: {name} is set, but {parent} is not a mapping. Correct the name.")
     try:
         fields[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ExecutorFileError(f"--set: {text!r} is no value in YAML. Quote it.") from error
+        raise ExecutorFileError(f"--set: {text!r} is not a value in YAML. Quote it.") from error
 
 
 def _reject_secrets(text: str, variables: Any) -> None:
     if variables is not None and not isinstance(variables, dict):
-        raise ExecutorFileError(f"{text}: env_vars is no mapping. Write NAME: VALUE.")
+        raise ExecutorFileError(f"{text}: env_vars is not a mapping. Write NAME: VALUE.")
     for name, value in (variables or {}).items():
         if is_secret_variable(str(name), str(value)):
             raise ExecutorFileError(

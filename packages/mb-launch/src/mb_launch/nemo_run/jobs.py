@@ -38,7 +38,7 @@ def read_experiments(folder: Path) -> list[NemoRunJob]:
     """Return the jobs of a run folder, oldest first; none if NeMo-Run has not started it.
 
     Raises:
-        JobNotFoundError: A line of the file is no job. An identifier is a name, not a path out of NeMo-Run's folder.
+        JobNotFoundError: A line of the file is not a job. An identifier is a name, not a path out of NeMo-Run's folder.
     """
     file = folder / _FILE
     if not file.is_file():
@@ -48,8 +48,8 @@ def read_experiments(folder: Path) -> list[NemoRunJob]:
         try:
             job = NemoRunJob(**json.loads(line))
         except (TypeError, ValueError) as error:
-            raise JobNotFoundError(f"{file}: {line!r} is no job of NeMo-Run. Remove the line.") from error
+            raise JobNotFoundError(f"{file}: {line!r} is not a job of NeMo-Run. Remove the line.") from error
         if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in (job.experiment, job.job)):
-            raise JobNotFoundError(f"{file}: {job} is no name of a job of NeMo-Run. Remove the line.")
+            raise JobNotFoundError(f"{file}: {job} is not a name of a job of NeMo-Run. Remove the line.")
         found.append(job)
     return found

@@ -35,7 +35,7 @@ def read_cluster(file: Path, name: str) -> dict[str, Any]:
         raise ClustersFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(clusters, dict) or not all(isinstance(each, dict) for each in clusters.values()):
         raise ClustersFileError(
-            f"{file}: is no mapping of clusters to their settings. Write NAME: then KEY: VALUE."
+            f"{file}: is not a mapping of clusters to their settings. Write NAME: then KEY: VALUE."
         )
     for cluster, settings in clusters.items():
         for key in settings:

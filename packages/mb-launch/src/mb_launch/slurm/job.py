@@ -88,7 +88,7 @@ class SlurmJob:
         value = getattr(self, name)
         unset = value is None and name in ("tasks_per_node", "cpus_per_task", "max_restarts")
         if not unset and (type(value) is not int or value < least):
-            raise _bad(name, value, f"is no whole number of at least {least}", "Set such a number.")
+            raise _bad(name, value, f"is not a whole number of at least {least}", "Set such a number.")
 
     def _check_texts(self) -> None:
         for name, pattern in _PATTERNS.items():
@@ -103,11 +103,11 @@ class SlurmJob:
         for name in ("env", "sbatch"):
             values = getattr(self, name)
             if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-                raise _bad(name, values, "is no list of texts", f"Write {name}: [...].")
+                raise _bad(name, values, "is not a list of texts", f"Write {name}: [...].")
         for setting in self.env:
             name, equals, value = setting.partition("=")
             if _VARIABLE.fullmatch(name) is None or "\n" in value:
-                raise _bad("env", name, "is no variable", "Write NAME=VALUE or NAME.")
+                raise _bad("env", name, "is not a variable", "Write NAME=VALUE or NAME.")
             if equals and is_secret_variable(name, value):
                 raise _bad(
                     "env",
@@ -118,7 +118,7 @@ class SlurmJob:
         for option in self.sbatch:
             if re.fullmatch(r"""--[a-z][a-z-]*(=[^\s#'"]+)?""", option) is None:
                 fix = "Write --NAME or --NAME=VALUE, without spaces, quotes and #."
-                raise _bad("sbatch", option, "is no option of sbatch", fix)
+                raise _bad("sbatch", option, "is not an option of sbatch", fix)
 
 
 _MAX_SIGNAL_SECONDS = 65_535

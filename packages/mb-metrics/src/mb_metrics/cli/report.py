@@ -126,7 +126,7 @@ def read_run_with_settings(
     run = replace(run, notes=(*run.notes, *_changes_on_resume(run)))
     if configuration is not None or not (path / CONFIG).is_file():
         return run
-    note = f"the settings are not shown: {CONFIG} is no YAML file of settings"
+    note = f"the settings are not shown: {CONFIG} is not a YAML file of settings"
     return replace(run, notes=(*run.notes, note))
 
 

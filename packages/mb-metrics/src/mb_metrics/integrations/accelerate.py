@@ -49,7 +49,7 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
         """Do nothing: sinks for trackers take the configuration of a run as `config=`."""
 
     def log(self, values: Mapping[str, Value], step: int | None = None, **_others: Any) -> None:
-        """Add metrics to a step; without a step, to the next one. What is no number is left out, with a warning."""
+        """Add metrics to a step; without a step, to the next one. What is not a number is left out, with a warning."""
         self._logger.log(values, step)
 
     def finish(self) -> None:

@@ -19,7 +19,7 @@ _NAMES = {"learning_rate": LEARNING_RATE, "grad_norm": GRAD_NORM}
 _OMITTED = re.compile(
     r"epoch|total_flos|num_input_tokens_seen|train_loss|eval_(.*_)?loss|.*_(runtime|per_second|preparation_time)"
 )
-"""What the Trainer logs, and is no metric of a step: counters, times, the end of training, losses of evaluations."""
+"""What the Trainer logs, and is not a metric of a step: counters, times, the end of training, losses of evaluations."""
 
 
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]

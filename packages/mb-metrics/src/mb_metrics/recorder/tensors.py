@@ -45,7 +45,7 @@ def pack_vector(names: tuple[str, ...], vector: Tensor, *, different: int) -> Pa
     """Copy a vector with the values of several metrics, of which `different` have different names. No synchronization.
 
     Raises:
-        TypeError: the value is no tensor, or is distributed over ranks (a DTensor).
+        TypeError: the value is not a tensor, or is distributed over ranks (a DTensor).
         ValueError: the vector does not have one element for each name, or a name is given twice.
     """
     if not isinstance(vector, Tensor) or hasattr(vector, "full_tensor"):

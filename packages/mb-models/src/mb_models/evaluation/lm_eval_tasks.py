@@ -73,7 +73,7 @@ def load_tasks(names: Sequence[str], *, manager: Any = None) -> list[Any]:
             for some seconds.
 
     Raises:
-        TaskError: a file does not exist or is no task, a name is unknown, or the data of a task cannot be read.
+        TaskError: a file does not exist or is not a task, a name is unknown, or the data of a task cannot be read.
     """
     # warnings about metrics with default settings, of which there are two for each
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -87,8 +87,8 @@ def load_tasks(names: Sequence[str], *, manager: Any = None) -> list[Any]:
         found = [name] if name in files else manager.match_tasks([name])
         if not found:
             raise TaskError(
-                f"--tasks: {name} is no task that is installed with lm_eval. Correct the name, or pass the path of a "
-                "*.yaml file."
+                f"--tasks: {name} is not a task that is installed with lm_eval. Correct the name, or pass the path of "
+                "a *.yaml file."
             )
         for each in found:
             try:

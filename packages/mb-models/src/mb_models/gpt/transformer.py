@@ -123,7 +123,7 @@ def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], 
 
 
 def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerConfig) -> list[str]:
-    """Return one line for each name that is no field of the installed TransformerConfig, or of a subclass."""
+    """Return one line for each name that is not a field of the installed TransformerConfig, or of a subclass."""
     known = [item.name for item in fields(kind)]
     problems = []
     for name in names:

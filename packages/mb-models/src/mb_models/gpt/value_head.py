@@ -166,7 +166,7 @@ def _checked(chunk: torch.nn.Module, expected: dict[str, Any], *, number_of_chun
     kind = type(chunk).__name__
     if not isinstance(chunk, LanguageModule):
         raise HeadError(
-            f"value head: {kind} is no language model of Megatron Core, because it is another kind of module or is "
+            f"value head: {kind} is not a language model of Megatron Core, because it is another kind of module or is "
             "already wrapped. Call the hook between building and wrapping."
         )
     config = chunk.config

@@ -71,19 +71,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json; that of the text part of a model with an image encoder (`mb_models.hf.text_part`).
 
     Raises:
-        HuggingFaceFolderError: it is missing, or is no JSON.
-        HuggingFaceError: it is no JSON object, or its model_type is none of `ARCHITECTURES`.
+        HuggingFaceFolderError: it is missing, or is not JSON.
+        HuggingFaceError: it is not a JSON object, or its model_type is none of `ARCHITECTURES`.
     """
     path = folder / "config.json"
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise HuggingFaceFolderError(
-            f"{path}: does not exist, because {folder} is no folder of a Hugging Face model. Pass one that holds "
+            f"{path}: does not exist, because {folder} is not a folder of a Hugging Face model. Pass one that holds "
             "config.json and *.safetensors."
         ) from error
     except (ValueError, RecursionError) as error:  # also of other encodings, and of absurd numbers and depths
-        raise HuggingFaceFolderError(f"{path}: is no JSON ({error}). Download the file again.") from error
+        raise HuggingFaceFolderError(f"{path}: is not JSON ({error}). Download the file again.") from error
     content = text_config(content) if isinstance(content, dict) else {}
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:

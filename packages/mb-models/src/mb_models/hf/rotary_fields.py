@@ -79,7 +79,7 @@ def local_base(content: Mapping[str, Any]) -> int:
     """Return the rotary base of layers with a window.
 
     Raises:
-        HuggingFaceError: these layers have scaled positions, or a base that is no integer.
+        HuggingFaceError: these layers have scaled positions, or a base that is not an integer.
     """
     rotary = dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
     base = rotary.get("rope_theta", content.get("rope_local_base_freq", content["rope_theta"]))

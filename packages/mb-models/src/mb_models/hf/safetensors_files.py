@@ -24,13 +24,15 @@ def _named_files(index: Path) -> list[str]:
     """Return the files that an index names, which are in its folder.
 
     Raises:
-        HuggingFaceError: it is no index, or names other files.
+        HuggingFaceError: it is not an index, or names other files.
     """
     try:
         names = json.loads(index.read_bytes())["weight_map"].values()
         return sorted({checked_name(name) for name in names})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = str(error) if isinstance(error, FileNameError) else f"is no index ({type(error).__name__})"
+        reason = (
+            str(error) if isinstance(error, FileNameError) else f"is not an index ({type(error).__name__})"
+        )
         raise HuggingFaceError(f"{index}: {reason}. Download the file again.") from error
 
 
@@ -73,7 +75,7 @@ class TensorFolder:
             ) from error
 
     def _add(self, file: Any) -> None:
-        for stored in file.keys():  # noqa: SIM118 (a file is no mapping)
+        for stored in file.keys():  # noqa: SIM118 (a file is not a mapping)
             name = text_tensor(stored)
             if name is None:
                 self.left_out += 1

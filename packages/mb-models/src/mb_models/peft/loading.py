@@ -23,7 +23,7 @@ def require_adapters(section: PEFT | None) -> LoRA:
     if not isinstance(section, LoRA):
         kind = "a run without adapters" if section is None else type(section).__name__
         raise PeftError(
-            f"peft: {kind} cannot be merged or exported, because it is no kind of LoRA. Do it with the class "
+            f"peft: {kind} cannot be merged or exported, because it is not a kind of LoRA. Do it with the class "
             "itself, or export the complete model."
         )
     return section

@@ -104,7 +104,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "FS07",
         (TORCH, "model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"),
-        _with_fsdp2("is on with a model that is no GPT"),
+        _with_fsdp2("is on with a model that is not a GPT"),
         why="checkpoints of hybrid models do not support shards, and other families are untested",
         fix="Use ddp.use_distributed_optimizer=true instead.",
         fails=(True, "M-*-", None, None),

@@ -109,7 +109,7 @@ def wrap_torch_fsdp2(
     All ranks call it, after the weights are loaded or initialised.
 
     Raises:
-        FsdpError: a rule of `mb_models.rules.fsdp` on FSDP2 is violated, a chunk is no GPT, `ddp_config` selects
+        FsdpError: a rule of `mb_models.rules.fsdp` on FSDP2 is violated, a chunk is not a GPT, `ddp_config` selects
             Megatron-FSDP, or a weight is not divisible by the number of ranks.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -204,7 +204,7 @@ def _reject_other_families(chunks: Sequence[torch.nn.Module]) -> None:
     for chunk in chunks:
         if not isinstance(chunk, GPTModel):
             raise FsdpError(
-                f"wrap_torch_fsdp2: {type(chunk).__name__} is no GPT, because checkpoints of hybrid models hold no "
+                f"wrap_torch_fsdp2: {type(chunk).__name__} is not a GPT, because checkpoints of hybrid models hold no "
                 "shards, and other families are untested. Use wrap_ddp."
             )
 

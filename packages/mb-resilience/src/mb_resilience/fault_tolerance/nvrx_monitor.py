@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignore]  # not everywhere
     """NVRx's client with calculated timeouts of at least `MIN_TIMEOUT_SECONDS`.
 
-    A monitor that has ended is no error of the rank. A scheduler that ends a job signals the processes of its monitors,
-    too, which do not wait for the ranks; the ranks then save and exit without them.
+    A monitor that has ended is not an error of the rank. A scheduler that ends a job signals the processes of its
+    monitors, too, which do not wait for the ranks; the ranks then save and exit without them.
     """
 
     rank_monitor_socket: Any

@@ -158,6 +158,6 @@ def read_dump_files(
                 found[rank] = parse_record(_PlainUnpickler(io.BytesIO(content)).load())
             except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"{file}: is no record of the flight recorder ({error}). Remove the file."
+                    f"{file}: is not a record of the flight recorder ({error}). Remove the file."
                 ) from None
     return found

@@ -62,7 +62,7 @@ class AgreedStop:
         sleep: sleeps for a number of seconds.
 
     Raises:
-        StopSetupError: several ranks without a store, invalid numbers, or an object that is no watcher.
+        StopSetupError: several ranks without a store, invalid numbers, or an object that is not a watcher.
     """
 
     def __init__(  # noqa: PLR0913 (clock and sleep are for tests)
@@ -118,7 +118,7 @@ class AgreedStop:
         """Return the reason why all ranks stop after this step, or None.
 
         Raises:
-            StopOrderError: the step is no whole number, does not follow the previous one, or comes after the agreed
+            StopOrderError: the step is not a whole number, does not follow the previous one, or comes after the agreed
                 stop.
             StopSetupError: the watcher is a `SignalWatcher` that was never entered.
             Rank0TimeoutError: rank 0 has not ended the previous round in time.

@@ -178,7 +178,8 @@ def _signal(given: signal.Signals | str) -> signal.Signals:
         return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError):
         raise StopSetupError(
-            f"SignalWatcher: {given!r} is no signal. Pass signals such as signal.SIGTERM, or names such as 'SIGTERM'."
+            f"SignalWatcher: {given!r} is not a signal. Pass signals such as signal.SIGTERM, or names such as "
+            "'SIGTERM'."
         ) from None
 
 

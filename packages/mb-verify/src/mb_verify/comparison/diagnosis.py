@@ -14,7 +14,7 @@ EXIT_CODES: Mapping[Conclusion, int] = {"equal": 0, "resume differs": 1, "not re
 
 MEANINGS: Mapping[Conclusion, str] = {
     "resume differs": "the resume is not exact: two uninterrupted runs are equal, and the resumed one differs",
-    "not repeatable": "the machine is not repeatable: runs differ without a resume, so that this is no proof "
+    "not repeatable": "the machine is not repeatable: runs differ without a resume, so that this is not a proof "
     "against the resume",
 }
 

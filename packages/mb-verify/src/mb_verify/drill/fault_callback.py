@@ -44,7 +44,7 @@ class FaultRequest:
         except (ValueError, TypeError) as error:
             names = ", ".join(each.name for each in fields(cls))
             raise RecordingRequestError(
-                f"{FAULT}: {text!r} is no request of a fault ({error}). Set a JSON object with {names}, or unset it."
+                f"{FAULT}: {text!r} is not a request of a fault ({error}). Set a JSON object with {names}, or unset it."
             ) from None
         if found.kind not in IN_PROCESS:
             raise RecordingRequestError(

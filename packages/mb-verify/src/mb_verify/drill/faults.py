@@ -61,7 +61,7 @@ def read_kinds(names: Sequence[str]) -> tuple[FaultKind, ...]:
     """Return the kinds of these names; all kinds if there are none.
 
     Raises:
-        DrillError: a name is no kind.
+        DrillError: a name is not a kind.
     """
     kinds: tuple[FaultKind, ...] = get_args(FaultKind)
     unknown = [name for name in names if name not in kinds]

@@ -67,8 +67,8 @@ def conclusion_text(report: DrillReport) -> str:
         return f"passed: {counted}; the run recovered from each, and its results are equal bit for bit"
     if report.conclusion == "not repeatable":
         return (
-            f"not repeatable: {counted}; two undisturbed runs differ, so that this is no proof against the recovery; "
-            f"first in\n  {report.repetition}"
+            f"not repeatable: {counted}; two undisturbed runs differ, so that this is not a proof against the "
+            f"recovery; first in\n  {report.repetition}"
         )
     failed = ", ".join(f"{outcome.fault.kind}" for outcome in injected if not outcome.passed)
     return f"failed: {counted}; not recovered or different: {failed or 'none, because nothing was injected'}"

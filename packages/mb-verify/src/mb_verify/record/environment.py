@@ -141,7 +141,7 @@ def number_of(name: str, environment: Mapping[str, str]) -> int | None:
     """Return the number that a variable holds; None if it is not set or empty.
 
     Raises:
-        RecordingRequestError: the text is no number.
+        RecordingRequestError: the text is not a number.
     """
     text = environment.get(name)
     if not text:

@@ -187,14 +187,14 @@ def parse_line(line: str, file: Path) -> dict[str, Any]:
     """Parse a line of a record.
 
     Raises:
-        VerificationError: it is no JSON object of a record.
+        VerificationError: it is not a JSON object of a record.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
         raise VerificationError(f"{file}: is damaged ({error}). Record the run again.") from error
     if not isinstance(row, dict) or not {"kind", "step", "values"} <= row.keys():
-        raise VerificationError(f"{file}: has a line that is no part of a record. Record the run again.")
+        raise VerificationError(f"{file}: has a line that is not a part of a record. Record the run again.")
     return row
 
 

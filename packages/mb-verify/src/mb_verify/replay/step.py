@@ -174,7 +174,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file of JSON lines; an incomplete last line is left out.
 
     Raises:
-        ReplayRequestError: The file is missing, or a line is no JSON object with a step.
+        ReplayRequestError: The file is missing, or a line is not a JSON object with a step.
     """
     try:
         lines = file.read_bytes().split(b"\n")[:-1]
@@ -186,6 +186,6 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         row = parse_row(line)
         if row is None or step_of_row(row) is None:
             raise ReplayRequestError(
-                f"{file}: line {number} is no JSON object with a step. Restore the file."
+                f"{file}: line {number} is not a JSON object with a step. Restore the file."
             )
         yield row

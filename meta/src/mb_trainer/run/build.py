@@ -33,8 +33,8 @@ from mb_host.cpu.reproducibility import irreproducibility_reasons, read_arithmet
 from mb_launch import barrier, default_store, pick_device
 from mb_launch.ranks.failures import ERROR_FOLDER
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
+from mb_loop.exits.early_stopping import early_stopping
 from mb_loop.graphs.megatron import graph_resources, wrapping_stream
-from mb_loop.early_stopping import early_stopping
 from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
 from mb_metrics import RunProfilers, start_profilers
 from mb_metrics.run.captured_logging import captured_records, captured_warnings

@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_checkpoint.best import BestCheckpoint as BestCheckpoint
-    from mb_checkpoint.best import best_checkpoint as best_checkpoint
-    from mb_checkpoint.callback_states import stateful_callbacks as stateful_callbacks
     from mb_checkpoint.config import CheckpointConfig as CheckpointConfig
     from mb_checkpoint.context import CheckpointLoadContext as CheckpointLoadContext
     from mb_checkpoint.context import CheckpointManager as CheckpointManager
@@ -83,9 +80,12 @@ if TYPE_CHECKING:
     from mb_checkpoint.save.retention import prune as prune
     from mb_checkpoint.save.save import save_checkpoint as save_checkpoint
     from mb_checkpoint.save.save import save_model_weights as save_model_weights
+    from mb_checkpoint.save.save.best import BestCheckpoint as BestCheckpoint
+    from mb_checkpoint.save.save.best import best_checkpoint as best_checkpoint
     from mb_checkpoint.state.adapters import (
         apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
     )
+    from mb_checkpoint.state.callback_states import stateful_callbacks as stateful_callbacks
     from mb_checkpoint.state.dataloader import read_dataloader_state as read_dataloader_state
     from mb_checkpoint.state.position_copies import PositionCopies as PositionCopies
     from mb_checkpoint.state.position_copies import position_callbacks as position_callbacks
@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
 _HOMES = {
-    "BestCheckpoint": "best",
-    "stateful_callbacks": "callback_states",
-    "best_checkpoint": "best",
+    "BestCheckpoint": "save.best",
+    "stateful_callbacks": "state.callback_states",
+    "best_checkpoint": "save.best",
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
     "CheckpointDescription": "inspect.inspection",

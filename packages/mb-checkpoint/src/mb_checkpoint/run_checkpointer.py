@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from mb_checkpoint.callback_states import callback_states
 from mb_checkpoint.context import (
     CheckpointLoadContext,
     CheckpointManager,
@@ -23,8 +22,9 @@ from mb_checkpoint.context import (
 )
 from mb_checkpoint.load.run_load import load_run
 from mb_checkpoint.save.retry import SaveRetry
+from mb_checkpoint.save.save.evaluated_metric import EvaluatedMetric, EvaluationContext
 from mb_checkpoint.state.adapters import KeyFilter
-from mb_checkpoint.evaluated_metric import EvaluatedMetric, EvaluationContext
+from mb_checkpoint.state.callback_states import callback_states
 
 
 class RunCountersLike(TrainStateLike, Protocol):

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
     from mb_loop.callbacks import normalize_callbacks as normalize_callbacks
-    from mb_loop.early_stopping import EarlyStopping as EarlyStopping
-    from mb_loop.early_stopping import EarlyStoppingStateError as EarlyStoppingStateError
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import ForwardStepError as ForwardStepError
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from mb_loop.evaluation.validation import ValidationSet as ValidationSet
     from mb_loop.evaluation.validation import ValidationSetError as ValidationSetError
     from mb_loop.evaluation.validation import validation_line as validation_line
+    from mb_loop.exits.early_stopping import EarlyStopping as EarlyStopping
+    from mb_loop.exits.early_stopping import EarlyStoppingStateError as EarlyStoppingStateError
     from mb_loop.exits.outcome import TrainOutcome as TrainOutcome
     from mb_loop.exits.stop_signal import DistributedSignalHandler as DistributedSignalHandler
     from mb_loop.graphs.capture_schedule import CudaGraphs as CudaGraphs
@@ -101,8 +101,8 @@ _HOMES = {
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
     "DeferredLossCheck": "step.deferred_loss_check",
-    "EarlyStopping": "early_stopping",
-    "EarlyStoppingStateError": "early_stopping",
+    "EarlyStopping": "exits.early_stopping",
+    "EarlyStoppingStateError": "exits.early_stopping",
     "ForwardStepError": "errors",
     "repeat": "repeated_data",
     "DistributedSignalHandler": "exits.stop_signal",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mb_models.errors import ModelsError as ModelsError
     from mb_models.evaluation.generation import PromptError as PromptError
     from mb_models.evaluation.generation import generate as generate
-    from mb_models.evaluation_metrics import EvaluationOutput as EvaluationOutput
+    from mb_models.evaluation.metrics import EvaluationOutput as EvaluationOutput
     from mb_models.families import Family as Family
     from mb_models.families import family_of as family_of
     from mb_models.gpt.layer_choice import LayerChoice as LayerChoice
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "training.batches",
     "EvaluationMetricsError": "errors",
-    "EvaluationOutput": "evaluation_metrics",
+    "EvaluationOutput": "evaluation.metrics",
     "BatchError": "errors",
     "DataParallelSetup": "training.setup",
     "Family": "families",

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from mb_checkpoint import mcore
-from mb_checkpoint.callback_states import CALLBACKS
 from mb_checkpoint.collectives import on_rank_zero, read_on_all_ranks
 from mb_checkpoint.formats.layout import format_of
 from mb_checkpoint.megatron.shards import read_entries, read_index
+from mb_checkpoint.state.callback_states import CALLBACKS
 
 COMMON = (
     "checkpoint_version",

@@ -9,7 +9,6 @@ from zipfile import BadZipFile
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from mb_checkpoint.best import best_checkpoint
 from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
@@ -46,6 +45,7 @@ from mb_checkpoint.load.select import (
     select_checkpoint,
     tracked_steps,
 )
+from mb_checkpoint.save.save.best import best_checkpoint
 from mb_checkpoint.state.train_state import read_train_state
 
 NAME_A_FOLDER = "Name a run's folder, its checkpoint folder or an iter_* folder."

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.callback_states import restore_callbacks
 from mb_checkpoint.collectives import read_on_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
@@ -32,6 +31,7 @@ from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.state.adapters import KeyFilter, all_but, either
+from mb_checkpoint.state.callback_states import restore_callbacks
 from mb_checkpoint.state.dataloader import read_dataloader_state
 from mb_checkpoint.state.train_state import FLOPS, read_train_state
 

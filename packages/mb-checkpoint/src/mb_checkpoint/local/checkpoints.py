@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint import mcore
-from mb_checkpoint.callback_states import restore_callbacks
 from mb_checkpoint.collectives import RanksFailedError, gather, on_every_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
@@ -26,6 +25,7 @@ from mb_checkpoint.local.state import LocalState
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.save.state import collect_state
+from mb_checkpoint.state.callback_states import restore_callbacks
 from mb_checkpoint.state.dataloader import positioned, read_dataloader_state
 from mb_checkpoint.state.train_state import FLOPS
 

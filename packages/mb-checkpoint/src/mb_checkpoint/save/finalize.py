@@ -12,8 +12,8 @@ from mb_checkpoint.formats.manifest import FileEntry, Manifest
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest
 from mb_checkpoint.save.retention import PruneResult, prune
+from mb_checkpoint.save.save.best import BEST_METRIC, link_best
 from mb_checkpoint.save.writing import collect_results
-from mb_checkpoint.best import BEST_METRIC, link_best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

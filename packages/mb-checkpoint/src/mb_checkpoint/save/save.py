@@ -30,7 +30,6 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from mb_checkpoint.best import metric_entry
 from mb_checkpoint.collectives import on_every_rank, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike
@@ -43,6 +42,7 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, write_and_commit
+from mb_checkpoint.save.save.best import metric_entry
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.save.state import SaveState, collect_state
 from mb_checkpoint.save.write_plan import WritePlan

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.callback_states import callback_states
 from mb_checkpoint.collectives import gather, gather_in, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
@@ -14,6 +13,7 @@ from mb_checkpoint.load.restore_shards import rng_name
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict
+from mb_checkpoint.state.callback_states import callback_states
 from mb_checkpoint.state.rerun_state import RERUN_KEY, entries_of, rerun_entry
 from mb_checkpoint.state.rng import collect_rng_state, rng_digest
 from mb_checkpoint.state.train_state import FLOPS, step_in

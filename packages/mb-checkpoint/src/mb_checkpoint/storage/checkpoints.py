@@ -23,7 +23,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from mb_checkpoint.best import ranked
 from mb_checkpoint.errors import ManifestError, StorageError, first_of
 from mb_checkpoint.formats.layout import MANIFEST, iteration_directory
 from mb_checkpoint.formats.manifest import (
@@ -37,6 +36,7 @@ from mb_checkpoint.formats.manifest import (
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.save.commit import fsync_path
 from mb_checkpoint.save.kept_steps import steps_to_remove
+from mb_checkpoint.save.save.best import ranked
 from mb_checkpoint.storage.owner import (
     StorageOwner,
     claim_storage,

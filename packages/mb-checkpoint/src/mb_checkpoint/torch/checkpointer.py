@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mb_checkpoint.best import metric_entry
 from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_on_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
@@ -38,6 +37,7 @@ from mb_checkpoint.save.background_writer import new_writer
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, start_in_background, write_and_commit
+from mb_checkpoint.save.save.best import metric_entry
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 from mb_checkpoint.storage.mirror import load_with_storage, new_mirror

@@ -28,11 +28,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mb_models.errors import BatchError, EvaluationMetricsError
+from mb_models.evaluation.metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.gpt.provider import LayerSpec
 from mb_models.gpt.transformer import transformer_config
 from mb_models.mimo.config import MimoModelConfig, encoder_section, projection_section
-from mb_models.errors import BatchError, EvaluationMetricsError
-from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.provider import ModelProvider
 from mb_models.training.batches import next_microbatch, to_device
 from mb_models.training.forward_step import NO_SCHEDULE_PLAN, Loss, masked_next_token_loss

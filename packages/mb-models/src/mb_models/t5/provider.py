@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.config import TransformerFields
+from mb_models.evaluation.metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.gpt.transformer import reject_violations, transformer_config
-from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.provider import ModelProvider
 from mb_models.t5.config import T5ModelConfig
 from mb_models.training.batches import next_microbatch, to_device

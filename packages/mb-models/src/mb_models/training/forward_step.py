@@ -12,8 +12,8 @@ import torch
 from megatron.core.utils import get_attr_wrapped_model
 
 from mb_models.errors import BatchError
+from mb_models.evaluation.metrics import ComputeMetrics, recorded_logits, with_metrics
 from mb_models.training.batches import get_batch
-from mb_models.evaluation_metrics import ComputeMetrics, recorded_logits, with_metrics
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """Sum of token losses, number of tokens (int), and logged metrics: name -> tensor([sum, number])."""

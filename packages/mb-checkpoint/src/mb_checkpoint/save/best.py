@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mb_checkpoint.errors import ManifestError
-from mb_checkpoint.layout import BEST_LINK, checkpoints_in, steps_in
-from mb_checkpoint.manifest import Manifest, read_manifest
+from mb_checkpoint.formats.layout import BEST_LINK, checkpoints_in, steps_in
+from mb_checkpoint.formats.manifest import Manifest, read_manifest
 
 BEST_METRIC = "best_metric"
 """Key in the content of a manifest: name and mode of the metric, and its value."""

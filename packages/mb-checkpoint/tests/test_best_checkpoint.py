@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mb_checkpoint.save.save.best import link_best, metric_entry, ranked
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -27,6 +26,7 @@ from mb_checkpoint import (
 )
 from mb_checkpoint.formats.layout import steps_in
 from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.inspect.best import link_best, metric_entry, ranked
 from mb_checkpoint.state.callback_states import callback_states, restore_callbacks
 
 VALUES = {10: 3.0, 20: 1.0, 30: 2.0, 40: 1.5}

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from mb_checkpoint.formats.manifest import Manifest as Manifest
     from mb_checkpoint.formats.manifest import read_manifest as read_manifest
     from mb_checkpoint.formats.trust import trusted as trusted
+    from mb_checkpoint.inspect.best import BestCheckpoint as BestCheckpoint
+    from mb_checkpoint.inspect.best import best_checkpoint as best_checkpoint
     from mb_checkpoint.inspect.difference import CheckpointDifference as CheckpointDifference
     from mb_checkpoint.inspect.difference import diff_checkpoints as diff_checkpoints
     from mb_checkpoint.inspect.inspection import CheckpointDescription as CheckpointDescription
@@ -80,8 +82,6 @@ if TYPE_CHECKING:
     from mb_checkpoint.save.retention import prune as prune
     from mb_checkpoint.save.save import save_checkpoint as save_checkpoint
     from mb_checkpoint.save.save import save_model_weights as save_model_weights
-    from mb_checkpoint.save.save.best import BestCheckpoint as BestCheckpoint
-    from mb_checkpoint.save.save.best import best_checkpoint as best_checkpoint
     from mb_checkpoint.state.adapters import (
         apply_peft_adapter_filter_to_state_dict as apply_peft_adapter_filter_to_state_dict,
     )
@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
 _HOMES = {
-    "BestCheckpoint": "save.best",
+    "BestCheckpoint": "inspect.best",
     "stateful_callbacks": "state.callback_states",
-    "best_checkpoint": "save.best",
+    "best_checkpoint": "inspect.best",
     "CheckpointConfig": "config",
     "CheckpointConfigError": "errors",
     "CheckpointDescription": "inspect.inspection",

@@ -22,9 +22,9 @@ from mb_checkpoint.context import (
 )
 from mb_checkpoint.load.run_load import load_run
 from mb_checkpoint.save.retry import SaveRetry
-from mb_checkpoint.save.save.evaluated_metric import EvaluatedMetric, EvaluationContext
 from mb_checkpoint.state.adapters import KeyFilter
 from mb_checkpoint.state.callback_states import callback_states
+from mb_checkpoint.state.evaluated_metric import EvaluatedMetric, EvaluationContext
 
 
 class RunCountersLike(TrainStateLike, Protocol):

@@ -35,6 +35,7 @@ from mb_checkpoint.formats.layout import (
 from mb_checkpoint.formats.manifest import Manifest, find_hash_mismatches, read_manifest
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, stored_counters
 from mb_checkpoint.formats.stored_arguments import read_common_state, read_legacy_tensors
+from mb_checkpoint.inspect.best import best_checkpoint
 from mb_checkpoint.inspect.trackers import check_trackers
 from mb_checkpoint.load.select import (
     DAMAGED,
@@ -45,7 +46,6 @@ from mb_checkpoint.load.select import (
     select_checkpoint,
     tracked_steps,
 )
-from mb_checkpoint.save.save.best import best_checkpoint
 from mb_checkpoint.state.train_state import read_train_state
 
 NAME_A_FOLDER = "Name a run's folder, its checkpoint folder or an iter_* folder."

@@ -2,5 +2,5 @@
 
 `save.py` lists the steps: `state.py` collects what its layout stores, `plan.py` writes it at once or hands it to the
 writer process (`async_save`, `background_writer`, `worker`), `finalize.py` and `commit.py` make it visible, and
-`retention.py` deletes old ones, but not the best one by a metric (`best`, `evaluated_metric`).
+`retention.py` deletes old ones.
 """

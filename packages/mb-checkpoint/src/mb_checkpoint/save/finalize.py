@@ -9,10 +9,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.formats.manifest import FileEntry, Manifest
+from mb_checkpoint.inspect.best import BEST_METRIC, link_best
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest
 from mb_checkpoint.save.retention import PruneResult, prune
-from mb_checkpoint.save.save.best import BEST_METRIC, link_best
 from mb_checkpoint.save.writing import collect_results
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
 from mb_checkpoint.formats.layout import staging_directories, steps_in
+from mb_checkpoint.inspect.best import ranked_checkpoints
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.locks import try_exclusive_lock
 from mb_checkpoint.save.commit import remove_folder
 from mb_checkpoint.save.kept_steps import steps_to_remove
-from mb_checkpoint.save.save.best import ranked_checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike
 from mb_checkpoint.formats.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots
 from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.inspect.best import metric_entry
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron import plan as mcore_plan
@@ -42,7 +43,6 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, write_and_commit
-from mb_checkpoint.save.save.best import metric_entry
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.save.state import SaveState, collect_state
 from mb_checkpoint.save.write_plan import WritePlan

@@ -33,10 +33,10 @@ from mb_checkpoint.formats.manifest import (
     hash_chunks,
     read_bytes,
 )
+from mb_checkpoint.inspect.best import ranked
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.save.commit import fsync_path
 from mb_checkpoint.save.kept_steps import steps_to_remove
-from mb_checkpoint.save.save.best import ranked
 from mb_checkpoint.storage.owner import (
     StorageOwner,
     claim_storage,

@@ -28,6 +28,7 @@ from mb_checkpoint.errors import (
 )
 from mb_checkpoint.formats.layout import TRAIN_STATE
 from mb_checkpoint.formats.manifest import Manifest, read_manifest
+from mb_checkpoint.inspect.best import metric_entry
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.load.sources import Source, intact_checkpoint
@@ -37,7 +38,6 @@ from mb_checkpoint.save.background_writer import new_writer
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, start_in_background, write_and_commit
-from mb_checkpoint.save.save.best import metric_entry
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 from mb_checkpoint.storage.mirror import load_with_storage, new_mirror

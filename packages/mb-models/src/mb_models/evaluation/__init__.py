@@ -1,1 +1,1 @@
-"""Uses of a trained model: perplexity, scores, generated text, tasks of lm-evaluation-harness, and metrics of the user."""
+"""Uses of a trained model: perplexity, scores, generated text, tasks of lm-evaluation-harness, metrics of the user."""

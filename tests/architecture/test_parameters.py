@@ -50,7 +50,6 @@ ALLOWED = {
     "mb_host.megatron.layers.HostCoreAttention.__init__.attention_type": "Transformer Engine's; the mask decides",
     "mb_host.megatron.layers.HostCoreAttention.__init__.cp_comm_type": "Transformer Engine's; one way here",
     "mb_loop.callbacks.Callback.stop_requested.step": "the base class, which never ends training",
-    "mb_loop.early_stopping.EarlyStopping.stop_requested.step": "the number of evaluations decides",
     "mb_loop.exits.early_stopping.EarlyStopping.stop_requested.step": "the number of evaluations decides",
     "mb_models.peft.config.PEFT.optimizer_overrides.lr": "the base class, without rates of its own",
     "mb_models.peft.config.PEFT.optimizer_overrides.min_lr": "the base class, without rates of its own",

@@ -205,7 +205,7 @@ def pickle_in_archive(stream: BinaryIO) -> bytes:
         pickle.UnpicklingError: It is no such archive, or declares sizes that it does not have.
     """
     if not _is_archive(stream):
-        raise pickle.UnpicklingError("is no archive of torch.save")
+        raise pickle.UnpicklingError("is not an archive of torch.save")
     start = stream.tell()
     stream.seek(0, io.SEEK_END)
     length = stream.tell() - start
@@ -219,7 +219,9 @@ def pickle_in_archive(stream: BinaryIO) -> bytes:
             # torch takes one of them, whatever the case of its name
             pickles = [each for each in entries if each.filename.lower().endswith("data.pkl")]
             if len(pickles) != 1:
-                raise pickle.UnpicklingError(f"is no archive of torch.save (it has {len(pickles)} pickles)")
+                raise pickle.UnpicklingError(
+                    f"is not an archive of torch.save (it has {len(pickles)} pickles)"
+                )
             found = archive.read(pickles[0])
     except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError) as error:
         raise pickle.UnpicklingError(f"has no readable directory ({error})") from error

@@ -273,21 +273,15 @@ def types(session: nox.Session) -> None:
 BUILT = "MB_WHEELS_ARE_BUILT"
 """Environment variable, set for the parallel sessions: the wheels in dist/ are up to date."""
 
-PARALLEL = [
+LONGEST = [
     *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
     *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
-    *("lint", "types", "docs", "newest_smoke", "installs"),
-    *("integration(architecture)", "unit(mb-loop)", "unit(mb-config)", "unit(mb-resilience)"),
-    *(
-        "unit(mb-schema)",
-        "unit(mb-overlap)",
-        "unit(mb-launch)",
-        "unit(mb-verify)",
-        "unit(mb-guard)",
-        "oldest(mb-data)",
-        "oldest_backends",
-        "oldest(mb-launch, extras)",
-    ),
+    *("lint", "types", "docs", "newest_smoke", "installs", "integration(architecture)"),
+]
+PARALLEL = [
+    *LONGEST,
+    *(name for package in PACKAGES if (name := f"unit({package})") not in LONGEST),
+    *("oldest(mb-data)", "oldest_backends", "oldest(mb-launch, extras)"),
     *(f"oldest({package})" for package in LIGHT),
     *(f"oldest({package}, {LIGHT_PYTHONS[0]})" for package in WITHOUT_MEGATRON),
     *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),

@@ -13,12 +13,14 @@ import mb_data.cli.app
 import mb_guard.cli
 import mb_launch.cli.app
 import mb_metrics.cli.app
+import mb_plan.cli.app
 import mb_trainer.cli.app
 import mb_verify.cli.app
 
 APPS = {
     "mb": mb_trainer.cli.app.app,
     "mb-config": mb_config.cli.app.app,
+    "mb-plan": mb_plan.cli.app.app,
     "mb-data": mb_data.cli.app.app,
     "mb-checkpoint": mb_checkpoint.cli.app.app,
     "mb-metrics": mb_metrics.cli.app.app,

@@ -21,9 +21,7 @@ from mb_config import ConfigError, ConfigReadError, Provenance, apply_overrides,
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import rules_per_point
 from mb_config.preflight.run import effective_dist, preflight
-from mb_metrics import model_flops_per_token
-from mb_plan import Axis, PlanError, run_sweep
-from mb_plan.time.run_estimate import estimate_run
+from mb_plan import Axis, PlanError, make_plan, run_sweep
 from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import embedding_rows
@@ -179,12 +177,7 @@ def examine(chance: random.Random, config: ConfigContainer) -> str:
         assert {index[1] for index in swept.passing} <= {0}
     smallest_world(config.model)
     json.dumps(
-        estimate_run(
-            config.sections(),
-            world_size=world_size,
-            vocab_size=embedding_rows(config),
-            count_flops=model_flops_per_token,
-        ).to_dict()
+        make_plan(config.sections(), world_size=world_size, vocab_size=embedding_rows(config)).to_dict()
     )
     return "problems" if findings.errors else "planned"
 

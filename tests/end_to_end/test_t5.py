@@ -7,10 +7,8 @@ from runs import exit_code_of, losses, metrics, train_here
 from mb_data import T5TextCorpusConfig
 from mb_host.megatron.t5 import host_t5_spec
 from mb_launch import World, pick_device
-from mb_metrics import model_flops_per_token
 from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count
 from mb_plan import make_plan
-from mb_plan.time.run_estimate import estimate_run
 from mb_trainer.config import ConfigContainer
 from mb_trainer.config_program import embedding_rows
 from mb_trainer.recipes import RECIPES
@@ -53,12 +51,7 @@ def test_it_learns_and_evaluates(runs):
 
 def test_its_work_is_counted_as_it_was_planned(runs):
     config = ConfigContainer.from_yaml(runs / "straight" / "run_config.yaml")
-    planned = estimate_run(
-        config.sections(),
-        world_size=1,
-        vocab_size=embedding_rows(config),
-        count_flops=model_flops_per_token,
-    ).flops.total
+    planned = make_plan(config.sections(), world_size=1, vocab_size=embedding_rows(config)).flops
     first = next(row for row in metrics(runs / "straight") if "throughput/tflops" in row)
     assert first["throughput/tflops"] * 1e12 / first["throughput/tokens_per_sec"] == pytest.approx(planned)
 

@@ -1,5 +1,6 @@
 """The plan of a run is mb-plan's, its configuration mb-config's: what both know is one thing, and they fit together."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -12,11 +13,14 @@ from mb_config.preflight.module_layouts import rules_per_point
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.hardware import KNOWN, nvlink_gpus
 from mb_config.schedules.batch_stages import scheduled_stages
+from mb_metrics import model_flops_per_token
 from mb_plan import GPU_MEMORY, Axis, make_plan, read_shape, run_sweep
 from mb_plan.memory.overhead import FRAGMENTED, FRAGMENTED_EXPANDABLE, estimate_overhead
 from mb_plan.memory.pipeline_schedule import batch_sizes
+from mb_plan.shape.flops import flops_per_token
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_schema.rules import Rule
+from mb_trainer.registry import REGISTRY
 
 TP, PP, CP = (f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "context"))
 CP, OFFSET = "context_parallel_size", "language_rank_offset"
@@ -111,3 +115,69 @@ def test_a_script_with_swiglu_has_the_parameters_of_the_model_that_megatron_buil
     total = 2 * 32000 * hidden + 32 * layer + hidden
     assert (width, total) == (10880, 6_688_083_968)
     assert make_plan({"model": model}, vocab_size=32000).parameters == total
+
+
+FLOPS: Mapping[str, Mapping[str, Any]] = {
+    "grouped queries, gated MLP": {"num_query_groups": 4, "gated_linear_unit": True, "ffn_hidden_size": 96},
+    "output gate": {"attention_output_gate": True, "kv_channels": 16},
+    "every second layer has a window": {"window_size": (3, 0), "window_attn_skip_freq": 2},
+    "windows by layer": {"window_size": (3, 0), "window_attn_skip_freq": [1, 1, 0, 0, 1, 1, 0, 1]},
+    "experts": {
+        "num_moe_experts": 8,
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 32,
+        "moe_layer_freq": [0, 1] * 4,
+    },
+    "shared experts": {
+        "num_moe_experts": 8,
+        "moe_shared_expert_intermediate_size": 48,
+        "moe_shared_expert_gate": True,
+    },
+    "experts behind projections": {"num_moe_experts": 8, "moe_latent_size": 24, "moe_ffn_hidden_size": 32},
+    "latent attention": {
+        "multi_latent_attention": True,
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_head_dim": 8,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 8,
+    },
+    "compressed queries": {
+        "multi_latent_attention": True,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_head_dim": 8,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 8,
+    },
+    "multi-token prediction": {"mtp_num_layers": 2, "num_moe_experts": 8, "moe_layer_freq": [0, 1] * 4},
+    "hybrid": {"hybrid_layer_pattern": "MG*-E/*-/*-", "num_moe_experts": 4, "mamba_num_heads": 4},
+    "T5": {"decoder_seq_length": 4, "encoder_num_layers": 3},
+    "images": {
+        "vision_num_layers": 2,
+        "vision_hidden_size": 32,
+        "vision_num_attention_heads": 2,
+        "patch_size": 8,
+        "image_size": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("name", FLOPS)
+def test_operations_of_a_token_are_those_that_are_logged(name: str) -> None:
+    """The plan counts them from its shape, mb-metrics by itself."""
+    model = {**SIZES, "position_embedding_type": "rope", **FLOPS[name]}
+    planned = make_plan({"model": model, "dataset": {"seq_length": 16}}).flops_per_token
+    logged = model_flops_per_token(model, seq_length=16).parts
+    assert planned == pytest.approx(logged)
+
+
+def test_operations_of_every_recipe_are_those_that_are_logged() -> None:
+    for name, recipe in REGISTRY.recipes.items():
+        model = recipe.build().model
+        fields = {item.name: getattr(model, item.name) for item in dataclasses.fields(model)}
+        fields |= fields.pop("transformer", None) or {}
+        planned = flops_per_token(read_shape(model, vocab_size=50_304), seq_length=512)
+        rows = fields.get("vocab_size") or 50_304
+        logged = model_flops_per_token(fields, seq_length=512, vocab_size=rows).parts
+        assert planned == pytest.approx(logged), name

@@ -18,7 +18,6 @@ import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
 from mb_config.overrides.request import PlainReader, RecipeLike, RecipeReader, RequestReader
 from mb_config.preflight.run import ViolationLike
-from mb_plan.time.run_estimate import CountFlops, FlopsLike
 from mb_trainer.config import ConfigContainer
 
 RULES: Iterable[RuleLike] = (
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
     from mb_loop.progress.progress_recorder import LoggingRank, RecordedState
     from mb_loop.settings import LoopSettings
     from mb_loop.step.attention_logits import LogitSettings
-    from mb_metrics import FlopsPerToken, ModelNorms, model_flops_per_token
+    from mb_metrics import ModelNorms
     from mb_metrics.norms.model import Norms
     from mb_metrics.norms.modules import ModuleNorms
     from mb_metrics.run.captured_logging import RankOutput
@@ -161,12 +160,6 @@ if TYPE_CHECKING:
 
     def _(reader: PlainReader) -> RequestReader:
         return reader
-
-    def _(flops: FlopsPerToken) -> FlopsLike:
-        return flops
-
-    def _() -> CountFlops:
-        return model_flops_per_token
 
     def _(dist: DistributedInitConfig) -> GroupSettings:
         return dist

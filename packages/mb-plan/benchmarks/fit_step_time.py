@@ -47,7 +47,7 @@ STEPS = 200
 
 def features(run: PublishedRun) -> list[float]:
     """Return the terms of a run in the order of `TERMS`, in units of its published time."""
-    total = step_terms(run.sizes, run.settings).total
+    total = step_terms(run.shape, run.settings).total
     return [total[name] / run.step_seconds for name in TERMS]
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mb_plan import PlanError, make_plan, read_shape
+from mb_plan.shape.products import layer_products
 
 LLAMA_8B = {
     "num_layers": 32,
@@ -164,6 +165,12 @@ def test_an_encoder_with_its_own_number_of_layers_and_positions_for_the_longer_s
 
 def test_all_fields_of_a_small_plan():
     plan = run({**LLAMA_8B, "pipeline_model_parallel_size": 4}, world_size=64)
+    flops = {
+        "attention_linear": 6 * 32 * 4096 * (2 * 4096 + 2 * 1024),
+        "attention_core": 6 * 32 * 8192 * 4096,
+        "mlp": 6 * 32 * 3 * 4096 * 14336,
+        "logits": 6 * 4096 * 128_256,
+    }
     assert plan.to_dict() == {
         "parameters": {
             "total": 8_030_261_248,
@@ -179,6 +186,8 @@ def test_all_fields_of_a_small_plan():
             "activations": 36_540_776_448,
             "total": 51_864_846_336,
         },
+        "flops_per_token": {"total": sum(flops.values()), **flops},
+        "flops_per_step": sum(flops.values()) * 128 * 8192,
         "overhead_bytes": {"cuda": 640 * 2**20, "nccl": 2 * 256 * 2**20, "fragmentation": 1_827_038_822},
         "num_microbatches": 8,
         "data_parallel_size": 16,
@@ -230,7 +239,7 @@ def test_unknown_values_are_none_and_noted():
     assert (plan.peak.rank_bytes.activations, plan.peak.rank_bytes.total) == (None, None)
     assert plan.notes == (
         "3 processes are not a multiple of tp x pp x cp = 2",
-        "the sequence length is not known",
+        "the sequence length is not known, so that floating-point operations are not counted",
     )
 
 
@@ -305,6 +314,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
         ({"hybrid_layer_pattern": "M", "tensor_model_parallel_size": 16}, "heads in 8 groups cannot be split into 16"),
         ({**PP2, "decoder_seq_length": 8}, "an encoder and its decoder are one stage"),
         ({"gtp_weight_remat_size": 2}, "model.gtp_weight_remat_size: is not supported"),
+        ({"window_size": [4, 0], "window_attn_skip_freq": [1]}, "model.window_attn_skip_freq: [1] is not valid"),
         ({"num_layers": None}, "model.num_layers: must be an integer of at least 1"),
         ({"hidden_size": True}, "model.hidden_size: must be an integer of at least 1"),
         ({"vocab_size": None}, "model.vocab_size: is not set"),
@@ -376,3 +386,11 @@ def test_a_notebook_shows_a_plan_as_a_table():
         f'parameters</td><td style="text-align:right">{make_plan({"model": TINY}).parameters:,}</td>' in html
     )
     assert 'microbatches</td><td style="text-align:right">?</td>' in html
+
+
+@pytest.mark.parametrize(
+    ("letter", "field"), [("E", "num_moe_experts"), ("+", "multi_latent_attention"), ("M", "hybrid_layer")]
+)
+def test_a_model_without_a_kind_of_layer_has_no_products_of_it(letter, field):
+    with pytest.raises(PlanError, match=field):
+        layer_products(read_shape(TINY), letter)

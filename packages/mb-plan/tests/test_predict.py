@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mb_plan.errors import PlanError
+from mb_plan import PlanError, make_plan, read_shape
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.prediction import WAITING, predict, predicted_speed
 from mb_plan.time.published import published_data, published_runs, trained_formats
-from mb_plan.time.run_estimate import estimate_run
-from mb_plan.time.sizes import read_sizes
 from mb_plan.time.step import TERMS, StepSettings, fitted, step_seconds, step_terms
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "fit_step_time.py"
 MODEL = {
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
     "num_layers": 32,
     "hidden_size": 4096,
     "ffn_hidden_size": 14336,
@@ -24,6 +24,13 @@ MODEL = {
     "num_query_groups": 8,
     "gated_linear_unit": True,
     "vocab_size": 128_256,
+}
+IMAGES = {
+    "vision_num_layers": 2,
+    "vision_hidden_size": 64,
+    "vision_num_attention_heads": 2,
+    "patch_size": 8,
+    "image_size": 16,
 }
 EXPERTS = {**MODEL, "num_moe_experts": 64, "moe_router_topk": 8, "moe_ffn_hidden_size": 1024}
 H100 = StepSettings(
@@ -38,12 +45,12 @@ H100 = StepSettings(
 
 def terms(model=MODEL, **settings):
     """Return the terms of a step on H100s."""
-    return step_terms(read_sizes(model), replace(H100, **settings)).total
+    return step_terms(read_shape(model), replace(H100, **settings)).total
 
 
 def seconds(model=MODEL, **settings):
     """Return the predicted time of a step on H100s."""
-    return step_seconds(step_terms(read_sizes(model), replace(H100, **settings)), fitted()["coefficients"])
+    return step_seconds(step_terms(read_shape(model), replace(H100, **settings)), fitted()["coefficients"])
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +147,10 @@ def test_fused_experts_and_windows_save_time():
 
 
 def test_stages_wait_as_the_schedule_states():
-    found = step_terms(read_sizes({**MODEL, "pipeline_model_parallel_size": 4}), H100)
+    found = step_terms(read_shape({**MODEL, "pipeline_model_parallel_size": 4}), H100)
     assert (found.waiting, found.microbatches) == (3, 8)
     interleaved = {**MODEL, "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2}
-    assert step_terms(read_sizes(interleaved), H100).waiting == 1.5
+    assert step_terms(read_shape(interleaved), H100).waiting == 1.5
 
 
 def test_sharded_weights_are_gathered_for_each_microbatch():
@@ -157,22 +164,21 @@ def test_sharded_weights_are_gathered_for_each_microbatch():
             {"decoder_seq_length": 128},
             "decoder_seq_length: the time of an encoder and a decoder is not modelled",
         ),
-        ({"vision_num_layers": 2}, "vision_num_layers: the time of a vision encoder is not modelled"),
+        (IMAGES, "vision_num_layers: the time of a vision encoder is not modelled"),
         ({"hybrid_layer_pattern": "MG-*"}, "layers G is not modelled"),
-        ({"hidden_size": None}, "hidden_size: is None"),
     ],
 )
 def test_what_is_not_modelled_has_a_reason(fields, message):
     with pytest.raises(PlanError, match=message):
-        read_sizes({**MODEL, **fields})
+        terms({**MODEL, **fields})
 
 
 def test_hybrids_and_further_tokens_have_parts():
-    sizes = read_sizes({**EXPERTS, "hybrid_layer_pattern": "ME*E/*E/*E"})
-    assert (sizes.parts, sizes.predictions) == ("ME*E", ("*E", "*E"))
-    gpt = read_sizes({**EXPERTS, "num_layers": 3, "moe_layer_freq": [0, 1, 1], "mtp_num_layers": 1})
-    assert (gpt.parts, gpt.predictions) == ("*-*E*E", ("*E",))
-    assert read_sizes({**MODEL, "num_layers": 2, "multi_latent_attention": True}).parts == "+-+-"
+    hybrid = read_shape({**EXPERTS, "hybrid_layer_pattern": "ME*E/*E/*E"})
+    assert (hybrid.layers, hybrid.ahead) == (("M", "E", "*", "E"), ("*E", "*E"))
+    gpt = read_shape({**EXPERTS, "num_layers": 3, "moe_layer_freq": [0, 1, 1], "mtp_num_layers": 1})
+    assert (gpt.layers, gpt.ahead) == (("*-", "*E", "*E"), ("*E",))
+    assert read_shape({**MODEL, "num_layers": 2, "multi_latent_attention": True}).layers == ("+-", "+-")
 
 
 def run(**changes):
@@ -183,41 +189,40 @@ def run(**changes):
         "dataset": {"seq_length": 4096},
         "optimizer": {"bf16": True},
     }
-    return sections, estimate_run(sections, world_size=4)
+    return sections, make_plan(sections, world_size=4)
 
 
 def test_a_run_is_predicted():
-    sections, estimate = run()
-    found = predict(sections, estimate, gpu="h100")
+    sections, plan = run()
+    found = predict(sections, plan, gpu="h100")
     assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
     assert found.tokens_per_second_per_gpu == pytest.approx(8 * 4096 / 4 / found.step_seconds)
     assert found.likely[0] < found.tokens_per_second_per_gpu < found.likely[1]
     assert found.days == pytest.approx(100 * found.step_seconds / 86_400)
     assert found.gpu_hours == pytest.approx(4 * 24 * found.days)
-    assert (found.mfu, found.notes, WAITING in found.parts) == (None, (), False)
+    assert (found.notes, WAITING in found.parts) == ((), False)
+    assert found.tflops_per_gpu * 1e12 == pytest.approx(plan.flops * found.tokens_per_second_per_gpu)
+    assert found.mfu == pytest.approx(found.tflops_per_gpu / 989)
     assert json.loads(json.dumps(found.to_dict()))["step_seconds"] == found.step_seconds
 
 
 def test_what_no_published_run_has_is_marked():
-    sections, estimate = run()
-    assert (
-        predict(sections, estimate, gpu="h100").extrapolated
-        == "no published run on h100 in bf16, only in fp8"
-    )
-    assert predict(sections, estimate, gpu="a100").extrapolated == "no published run on a100 in bf16"
-    sections, estimate = run(fp8="hybrid")
-    assert predict(sections, estimate, gpu="h100").extrapolated == ""
+    sections, plan = run()
+    assert predict(sections, plan, gpu="h100").extrapolated == "no published run on h100 in bf16, only in fp8"
+    assert predict(sections, plan, gpu="a100").extrapolated == "no published run on a100 in bf16"
+    sections, plan = run(fp8="hybrid")
+    assert predict(sections, plan, gpu="h100").extrapolated == ""
     assert ("h100", "fp8") in trained_formats()
 
 
 def test_what_is_not_in_the_time_is_noted():
-    sections, estimate = run(
+    sections, plan = run(
         recompute_granularity="selective",
         attn_logit_softcapping=50.0,
         num_moe_experts=8,
         overlap_moe_expert_parallel_comm=True,
     )
-    assert [note.split(",")[0] for note in predict(sections, estimate, gpu="h100").notes] == [
+    assert [note.split(",")[0] for note in predict(sections, plan, gpu="h100").notes] == [
         "recomputation of selected modules is not in the predicted time",
         "attention is predicted as fused",
         "the overlap of expert communication with computation is that of the published runs on average",
@@ -234,22 +239,22 @@ def test_what_is_not_in_the_time_is_noted():
     ],
 )
 def test_a_run_that_cannot_be_predicted_has_a_reason(changes, gpu, message):
-    sections, estimate = run(**changes)
+    sections, plan = run(**changes)
     with pytest.raises(PlanError, match=message):
-        predict(sections, estimate, gpu=gpu)
+        predict(sections, plan, gpu=gpu)
 
 
 def test_a_batch_that_does_not_divide_has_a_reason():
     sections, _ = run()
     sections["train"]["global_batch_size"] = 7
     with pytest.raises(PlanError, match="the microbatches of a step are not known"):
-        predict(sections, estimate_run(sections, world_size=4), gpu="h100")
+        predict(sections, make_plan(sections, world_size=4), gpu="h100")
 
 
 def test_the_first_event_of_a_run_has_its_predicted_speed():
-    sections, estimate = run()
+    sections, plan = run()
     found = predicted_speed(sections, gpu="h100", world_size=4)
-    speed = predict(sections, estimate, gpu="h100").tokens_per_second_per_gpu
+    speed = predict(sections, plan, gpu="h100").tokens_per_second_per_gpu
     assert found == {"predicted_tokens_per_second_per_gpu": round(speed, 1)}
     assert predicted_speed(sections, gpu=None, world_size=4) == {}
     assert predicted_speed(sections, gpu="v100", world_size=4) == {}

@@ -12,13 +12,12 @@ from mb_config.cli.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import smallest_world
 from mb_config.preflight.problems import ConfigError
-from mb_metrics import model_flops_per_token
-from mb_plan.cli.plan_report import print_estimate, write_memory_chart, write_step_chart
+from mb_plan.cli.plan_report import print_plan, write_memory_chart, write_step_chart
 from mb_plan.cli.step_report import print_prediction
 from mb_plan.errors import PlanError
 from mb_plan.memory.gpu_memory import GPU_MEMORY
+from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.time.prediction import Prediction, predict
-from mb_plan.time.run_estimate import RunEstimate, estimate_run
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 from mb_trainer.config import ConfigContainer
@@ -57,24 +56,24 @@ def plan(
     if not result.resolved:
         raise ConfigError(result.errors or result.problems)
     rows = program.embedding_rows(config)
-    estimate = _estimate(program, config, result.errors, world_size=size, rows=rows)
+    planned = _planned(program, config, result.errors, world_size=size, rows=rows)
     if chart is not None:
-        write_memory_chart(chart, estimate.plan, title=f"{request.name}: memory per GPU", gpu=target.gpu)
-    fits = estimate.plan.fits(target.gpu)
-    speed, unpredicted = _predicted(config, estimate, gpu=target.gpu, rows=rows)
+        write_memory_chart(chart, planned, title=f"{request.name}: memory per GPU", gpu=target.gpu)
+    fits = planned.fits(target.gpu)
+    speed, unpredicted = _predicted(config, planned, gpu=target.gpu)
     if chart is not None and explained and speed is not None:
         step = chart.with_name(f"{chart.stem}-step.svg")
         write_step_chart(step, speed, title=f"{request.name}: predicted step")
     if as_json:
         predicted = None if speed is None else speed.to_dict()
-        found = {**estimate.to_dict(), "gpu": target.gpu, "fits": fits, "predicted": predicted}
+        found = {**planned.to_dict(), "gpu": target.gpu, "fits": fits, "predicted": predicted}
         print(json.dumps(found, indent=2))
     else:
-        print_estimate(estimate, name=request.name, gpu=target.gpu)
+        print_plan(planned, name=request.name, gpu=target.gpu)
         if speed is not None:
             print_prediction(speed, precision_gpu=target.gpu or "", explained=explained)
     for line in _remarks(
-        estimate, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
+        planned, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
         print(line, file=sys.stderr)
     for note in (unpredicted,) if speed is None else speed.notes:
@@ -83,15 +82,15 @@ def plan(
     return FAILURE if result.errors or fits is False else DONE
 
 
-def _estimate(
+def _planned(
     program: ConfigProgram,
     config: ConfigContainer,
     errors: Sequence[Problem],
     *,
     world_size: int,
     rows: int | None,
-) -> RunEstimate:
-    """Estimate a resolved configuration.
+) -> ResourcePlan:
+    """Plan a resolved configuration.
 
     Raises:
         ConfigError: The model's sizes depend on data that cannot be read; contains the errors about that data.
@@ -99,9 +98,7 @@ def _estimate(
     """
     sections = config.sections()
     try:
-        return estimate_run(
-            sections, world_size=world_size, vocab_size=rows, count_flops=model_flops_per_token
-        )
+        return make_plan(sections, world_size=world_size, vocab_size=rows)
     except PlanError:
         read = program.checks.data_facts
         unread = [problem for problem in errors if read.intersection(problem.fields)]
@@ -111,24 +108,24 @@ def _estimate(
 
 
 def _predicted(
-    config: ConfigContainer, estimate: RunEstimate, *, gpu: str | None, rows: int | None
+    config: ConfigContainer, planned: ResourcePlan, *, gpu: str | None
 ) -> tuple[Prediction | None, str]:
     """Return the predicted step, or the reason why there is none; without a GPU there is neither."""
     if gpu is None:
         return None, ""
     try:
-        return predict(config.sections(), estimate, gpu=gpu, vocab_size=rows), ""
+        return predict(config.sections(), planned, gpu=gpu), ""
     except PlanError as error:
         return None, f"the time of a step is not predicted: {error}"
 
 
-def _remarks(estimate: RunEstimate, *, problems: int, gpu: str | None, assumed: bool) -> Iterator[str]:
+def _remarks(planned: ResourcePlan, *, problems: int, gpu: str | None, assumed: bool) -> Iterator[str]:
     """Yield the remarks that follow the statistics, on stderr."""
     if problems:
         yield f"{counted(problems, 'problem')}, see mb check: a run would be rejected"
     if assumed:
-        yield f"planned for the fewest processes that hold the model, {estimate.plan.world_size}: pass --world-size"
-    for note in estimate.notes:
+        yield f"planned for the fewest processes that hold the model, {planned.world_size}: pass --world-size"
+    for note in planned.notes:
         yield f"note: {note}"
     if gpu is not None and gpu not in GPU_MEMORY:
         yield f"note: the memory of {gpu} is not known; known are {', '.join(GPU_MEMORY)}"

@@ -21,14 +21,13 @@ from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist
 from mb_config.variations import Variation, read_variations, split_yaml, to_axes
-from mb_metrics import model_flops_per_token
 from mb_plan.cli.sweep_report import print_report, with_progress, write_sweep_chart
 from mb_plan.errors import PlanError
+from mb_plan.memory.resource_plan import make_plan
 from mb_plan.sweep.grid import Axis, AxisLike, SweepResult, run_sweep
 from mb_plan.sweep.layouts import layout_axes, splits_sequences_where_possible
 from mb_plan.sweep.points import SweepReport, SweptPoint, best_points, values_as_written
 from mb_plan.time.prediction import predict
-from mb_plan.time.run_estimate import estimate_run
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Rule
 
@@ -234,24 +233,18 @@ def _estimate_point(
     )
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     found = check_request(program, request, facts=program.gather_facts(target, config.env_vars))
-    estimate, unplanned = None, "" if found.errors else found.unresolved
-    prediction = None
+    plan, prediction, unplanned = None, None, "" if found.errors else found.unresolved
     if found.resolved:
-        rows = program.embedding_rows(config)
+        rows, sections = program.embedding_rows(config), config.sections()
         try:
-            estimate = estimate_run(
-                config.sections(),
-                world_size=target.world_size or 1,
-                vocab_size=rows,
-                count_flops=model_flops_per_token,
-            )
+            plan = make_plan(sections, world_size=target.world_size or 1, vocab_size=rows)
             if target.gpu is not None and not found.errors:
-                prediction = predict(config.sections(), estimate, gpu=target.gpu, vocab_size=rows)
+                prediction = predict(sections, plan, gpu=target.gpu)
         except PlanError as error:
             unplanned = "" if found.errors else str(error)
     return SweptPoint(
         values=values_as_written(result, swept.variations, index),
-        plan=None if estimate is None else estimate.plan,
+        plan=plan,
         unplanned=unplanned,
         prediction=prediction,
         gpu=target.gpu,

@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from mb_plan.memory.resource_plan import StagePlan as StagePlan
     from mb_plan.memory.resource_plan import make_plan as make_plan
     from mb_plan.memory.rules import RULES as RULES
+    from mb_plan.shape.flops import flops_per_token as flops_per_token
     from mb_plan.shape.model_shape import ModelShape as ModelShape
     from mb_plan.shape.model_shape import read_shape as read_shape
+    from mb_plan.shape.sources import read_model as read_model
     from mb_plan.sweep.grid import Axis as Axis
     from mb_plan.sweep.grid import SweepResult as SweepResult
     from mb_plan.sweep.grid import run_sweep as run_sweep
     from mb_plan.sweep.layouts import layout_axes as layout_axes
+    from mb_plan.sweep.run import RunDescription as RunDescription
+    from mb_plan.sweep.run import best_layouts as best_layouts
+    from mb_plan.sweep.run import describe_run as describe_run
     from mb_plan.time.prediction import Prediction as Prediction
     from mb_plan.time.prediction import predict as predict
     from mb_plan.time.prediction import predicted_speed as predicted_speed
-    from mb_plan.time.run_estimate import RunEstimate as RunEstimate
-    from mb_plan.time.run_estimate import estimate_run as estimate_run
 
 _HOMES = {
     "Axis": "sweep.grid",
@@ -46,15 +49,18 @@ _HOMES = {
     "RULES": "memory.rules",
     "RankBytes": "memory.resource_plan",
     "ResourcePlan": "memory.resource_plan",
-    "RunEstimate": "time.run_estimate",
+    "RunDescription": "sweep.run",
     "StagePlan": "memory.resource_plan",
     "SweepResult": "sweep.grid",
-    "estimate_run": "time.run_estimate",
+    "best_layouts": "sweep.run",
+    "describe_run": "sweep.run",
+    "flops_per_token": "shape.flops",
     "layout_axes": "sweep.layouts",
     "make_plan": "memory.resource_plan",
     "memory_facts": "memory.facts",
     "predict": "time.prediction",
     "predicted_speed": "time.prediction",
+    "read_model": "shape.sources",
     "read_shape": "shape.model_shape",
     "render_memory_chart": "memory.memory_chart",
     "run_sweep": "sweep.grid",

@@ -17,7 +17,6 @@ from mb_plan.memory.memory_chart import render_memory_chart
 from mb_plan.memory.resource_plan import ResourcePlan, StagePlan
 from mb_plan.memory.vision_encoder import module_layout
 from mb_plan.time.prediction import Prediction
-from mb_plan.time.run_estimate import RunEstimate
 from mb_plan.time.step_chart import render_step_chart
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "total")
@@ -39,13 +38,13 @@ def write_step_chart(path: Path, speed: Prediction, *, title: str) -> None:
     print(f"step chart written to {path}", file=sys.stderr)
 
 
-def print_estimate(estimate: RunEstimate, *, name: str, gpu: str | None) -> None:
+def print_plan(plan: ResourcePlan, *, name: str, gpu: str | None) -> None:
     """Print a table of the stages, then the statistics of the complete run."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    unit = _unit_of(max(map(_counted_bytes, estimate.plan.stages)))
-    console.print(f"[bold]{name}[/bold] on {_layout(estimate.plan)}; memory of one rank in {unit.name}")
-    console.print(_stage_table(estimate, unit))
-    for title, text in _statistics(estimate, gpu=gpu):
+    unit = _unit_of(max(map(_counted_bytes, plan.stages)))
+    console.print(f"[bold]{name}[/bold] on {_layout(plan)}; memory of one rank in {unit.name}")
+    console.print(_stage_table(plan, unit))
+    for title, text in _statistics(plan, gpu=gpu):
         console.print(f"{title:<17}{text}", soft_wrap=True)
 
 
@@ -96,12 +95,11 @@ def _layout(plan: ResourcePlan) -> str:
     return f"{processes} ({', '.join(shown)})"
 
 
-def _stage_table(estimate: RunEstimate, unit: Unit) -> Table:
+def _stage_table(plan: ResourcePlan, unit: Unit) -> Table:
     """Return a table with one row per pipeline stage."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "layers", "parameters", "on a rank", *PARTS):
         table.add_column(column, justify="right")
-    plan = estimate.plan
     for number, stage in enumerate(plan.stages):
         fullest = number == plan.peak_stage and len(plan.stages) > 1
         table.add_row(
@@ -115,19 +113,18 @@ def _stage_table(estimate: RunEstimate, unit: Unit) -> Table:
     return table
 
 
-def _statistics(estimate: RunEstimate, *, gpu: str | None) -> Iterator[tuple[str, str]]:
+def _statistics(plan: ResourcePlan, *, gpu: str | None) -> Iterator[tuple[str, str]]:
     """Yield the statistics of the complete run as (name, text)."""
-    plan = estimate.plan
     yield (
         "parameters",
         f"{plan.parameters:,} ({plan.active_parameters:,} active, {plan.embedding_parameters:,} in embeddings)",
     )
     yield "of these", _shares(plan.parts, plan.parameters)
-    if estimate.flops is not None:
-        total = estimate.flops.total
-        yield "work of a token", f"{format_flops(total)}: {_shares(estimate.flops.parts, total)}"
-    if estimate.flops_per_step is not None:
-        yield "work of a step", f"{format_flops(estimate.flops_per_step)} for {plan.tokens_per_step:,} tokens"
+    if plan.flops is not None and plan.flops_per_token is not None:
+        shares = _shares(plan.flops_per_token, plan.flops)
+        yield "work of a token", f"{format_flops(plan.flops)}: {shares}"
+    if plan.flops_per_step is not None:
+        yield "work of a step", f"{format_flops(plan.flops_per_step)} for {plan.tokens_per_step:,} tokens"
     if plan.num_microbatches is not None:
         waits = plan.bubble_fraction
         waiting = "" if waits is None else f"; pipeline stages wait {waits:.1%} of a step"

@@ -15,7 +15,7 @@ from mb_plan.cli.plan_report import GIB, MIB
 from mb_plan.cli.step_report import duration
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.sweep.chart import ChartPoint, render_sweep_chart
-from mb_plan.sweep.grid import Index, SweepResult
+from mb_plan.sweep.grid import Index
 from mb_plan.sweep.points import SweepReport, SweptPoint
 from mb_plan.time.prediction import Prediction
 
@@ -78,7 +78,7 @@ def print_report(report: SweepReport) -> None:
     """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if report.shown:
-        console.print(_passing_table(report.result, report.shown))
+        console.print(_passing_table([axis.path for axis in report.result.axes], report.shown))
     if report.folded:
         console.print(_rejected_table(report))
     for name, problem in report.problems.items():
@@ -87,12 +87,20 @@ def print_report(report: SweepReport) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
+def print_layouts(points: Sequence[SweptPoint]) -> None:
+    """Print a table of layouts, without the sizes that none of them has."""
+    known = {path: {point.values[path] for point in points} for path in points[0].values}
+    used = [path for path, values in known.items() if values - {None, 1}]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(_passing_table(used, points))
+
+
+def _passing_table(paths: Sequence[str], points: Sequence[SweptPoint]) -> Table:
     """Return a table with one row per point: values, replicas, microbatches, memory and pipeline bubble."""
     unit = GIB if max(point.statistics["bytes_per_rank"] or 0 for point in points) >= GIB.size else MIB
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for axis in result.axes:
-        table.add_column(_short(axis.path), justify="right")
+    for path in paths:
+        table.add_column(_short(path), justify="right")
     timed = any(point.prediction is not None for point in points)
     speeds = ("step", "tokens/s/GPU", "MFU") if timed else ()
     for column in ("dp", "microbatches", f"{unit.name} per rank", "waiting", *speeds, ""):
@@ -100,7 +108,7 @@ def _passing_table(result: SweepResult, points: Sequence[SweptPoint]) -> Table:
     for point in points:
         replicas, microbatches, size, waiting = point.statistics.values()
         table.add_row(
-            *(_text(value) for value in point.values.values()),
+            *(_text(point.values[path]) for path in paths),
             _text(replicas, "?"),
             _text(microbatches, "?"),
             unit(size),

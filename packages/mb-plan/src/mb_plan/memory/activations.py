@@ -143,8 +143,9 @@ def _experts(
     """Return the bytes of experts under equal load, including the weighted outputs unless the kernel is fused."""
     widths = _widths(shape, settings) - 1 + (0 if settings.fused_activation else 1)
     routed = wide * experts.top_k * (experts.capacity_factor or 1.0) / shape.tp
+    projected = 2 * (experts.latent or 0) * wide / shape.tp  # results of one projection, inputs of the other
     return {
-        "moe": (shape.hidden * shape.etp + widths * experts.width) * routed,
+        "moe": ((experts.latent or shape.hidden) * shape.etp + widths * experts.width) * routed + projected,
         "moe_act": experts.width * routed,
         "shared_experts": _widths(shape, settings) * experts.shared_width * wide / shape.tp,
     }

@@ -269,10 +269,12 @@ def _down(shape: ModelShape, outputs: int, *, copied: bool) -> ParameterCount:
     return column(shape, shape.hidden, outputs, bias=False)
 
 
-def _mlp(shape: ModelShape, width: int, *, over: int | None = None) -> ParameterCount:
-    inner = 2 * width if shape.gated else width
-    return column(shape, shape.hidden, inner, bias=shape.bias, over=over) + row(
-        shape, width, shape.hidden, bias=shape.bias, over=over
+def _mlp(
+    shape: ModelShape, width: int, *, over: int | None = None, hidden: int | None = None
+) -> ParameterCount:
+    inner, outer = 2 * width if shape.gated else width, hidden or shape.hidden
+    return column(shape, outer, inner, bias=shape.bias, over=over) + row(
+        shape, width, outer, bias=shape.bias, over=over
     )
 
 
@@ -282,18 +284,25 @@ def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, ParameterCoun
             f"model.num_moe_experts: {experts.number} experts cannot be divided equally over ep={shape.ep} ranks. "
             "Change one of the two."
         )
-    one = _mlp(shape, experts.width, over=shape.etp)
+    one = _mlp(shape, experts.width, over=shape.etp, hidden=experts.latent)
+    projections = _latent_projections(shape, experts)
     router = (shape.hidden + shape.bias) * experts.number
     parts = {
         "router": ParameterCount(router, router),
-        "experts": ParameterCount(
-            one.all_ranks * experts.number, 0, one.dense * (experts.number // shape.ep)
-        ),
+        "experts": ParameterCount(one.all_ranks * experts.number, 0, one.dense * (experts.number // shape.ep))
+        + ParameterCount(projections, projections),
     }
     if experts.shared_width:
         gate = shape.hidden if experts.shared_gate else 0
         parts["shared_experts"] = _mlp(shape, experts.shared_width) + ParameterCount(gate, gate)
     return parts
+
+
+def _latent_projections(shape: ModelShape, experts: ExpertShape) -> int:
+    """Return the parameters of the projections to the width of the experts and back, which every rank has."""
+    if experts.latent is None:
+        return 0
+    return 2 * shape.hidden * experts.latent + shape.bias * (shape.hidden + experts.latent)
 
 
 def active(parts: Parts, shape: ModelShape) -> int:
@@ -305,7 +314,7 @@ def active(parts: Parts, shape: ModelShape) -> int:
     if shape.experts is None:
         return everything
     inactive = shape.experts.number - shape.experts.top_k
-    one = _mlp(shape, shape.experts.width, over=1).all_ranks
+    one = _mlp(shape, shape.experts.width, over=1, hidden=shape.experts.latent).all_ranks
     layers = sum(shape.experts.layers)
     if shape.pattern is not None:
         ahead = layers_ahead(shape.pattern.pattern)

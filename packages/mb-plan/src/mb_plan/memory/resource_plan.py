@@ -16,6 +16,7 @@ from mb_plan.memory.pipeline_schedule import PipelineSchedule, batch_sizes, coun
 from mb_plan.memory.stage_activations import stage_activations
 from mb_plan.memory.vision_encoder import ModuleLayout, module_layout, vision_parts
 from mb_plan.shape.fields import read_field
+from mb_plan.shape.flops import flops_per_token
 from mb_plan.shape.model_shape import ModelShape, read_shape
 from mb_plan.shape.size_limits import MAX_STAGES, reject_more_than
 
@@ -82,8 +83,22 @@ class ResourcePlan:
     """Bytes of the optimizer state of one rank on the host."""
     overhead: Overhead
     """Estimated memory of the fullest rank that is not that of tensors."""
+    flops_per_token: Mapping[str, float] | None
+    """Floating-point operations of a token by part, forward and backward; None: the sequence length is not known."""
     notes: tuple[str, ...]
     """Omissions and assumptions."""
+
+    @property
+    def flops(self) -> float | None:
+        """Floating-point operations of a token."""
+        return None if self.flops_per_token is None else sum(self.flops_per_token.values())
+
+    @property
+    def flops_per_step(self) -> float | None:
+        """Floating-point operations of a step, over all processes."""
+        if self.flops is None or self.tokens_per_step is None:
+            return None
+        return self.flops * self.tokens_per_step
 
     @property
     def peak_stage(self) -> int:
@@ -152,6 +167,10 @@ class ResourcePlan:
                 "activations": memory.activations,
                 "total": memory.total,
             },
+            "flops_per_token": None
+            if self.flops_per_token is None
+            else {"total": self.flops, **self.flops_per_token},
+            "flops_per_step": self.flops_per_step,
             "overhead_bytes": {
                 "cuda": self.overhead.cuda,
                 "nccl": self.overhead.nccl,
@@ -227,6 +246,7 @@ def make_plan(
         bubble_fraction=None if pipeline is None else pipeline.bubble,
         checkpoint_bytes=None if store.saved is None else sum(parts.values()) * store.saved,
         host_bytes=_host_bytes(counts, store, over),
+        flops_per_token=flops_per_token(shape, seq_length=length) if length else None,
         notes=(*store.notes, *_batch_notes(batches), *_notes(sections, shape, layout, world=world)),
     )
 
@@ -249,7 +269,7 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
     for section in (dataset, sections["model"]):
         for name in ("seq_length", "sequence_length"):
             length = read_field(section, name)
-            if isinstance(length, int):
+            if isinstance(length, int) and length > 0:
                 return length
     return None
 
@@ -410,6 +430,6 @@ def _notes(
         notes.append("activations of Mamba and gated-delta layers are those that fused kernels save")
     if shape.vision is not None:
         notes.append("activations are counted for one image in each sequence")
-    if _seq_length(sections) is None:
-        notes.append("the sequence length is not known")
+    if not _seq_length(sections):
+        notes.append("the sequence length is not known, so that floating-point operations are not counted")
     return notes

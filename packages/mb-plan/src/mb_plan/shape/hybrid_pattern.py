@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 from mb_plan.errors import PlanError
 
-LETTERS = "MG*-E"
-"""Letters of Mamba, gated delta, attention, MLP and expert layers."""
+ATTENTION, LATENT, MLP, EXPERTS, MAMBA, DELTA = "*", "+", "-", "E", "M", "G"
+"""Kinds of layers, by their letter in Megatron's patterns: attention, latent attention, MLP, experts, Mamba, gated
+delta. A layer of a GPT has two: attention, and an MLP or experts."""
+
+LETTERS = MAMBA + DELTA + ATTENTION + MLP + EXPERTS
+"""Letters that a pattern may have."""
 
 MAMBA_FILTER = 4
 """Kernel size of the convolution of a Mamba layer in Megatron Core, in tokens."""
@@ -27,6 +31,8 @@ class HybridPattern:
     """Width of a Mamba head."""
     key_channels: int
     """Channels of all keys of a gated-delta layer."""
+    key_head: int
+    """Width of a key head of a gated-delta layer."""
     value_heads: int
     value_head: int
     """Width of a value head of a gated-delta layer."""

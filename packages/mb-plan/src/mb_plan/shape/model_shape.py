@@ -8,7 +8,15 @@ from typing import Any
 
 from mb_plan.errors import PlanError
 from mb_plan.shape.fields import read_field
-from mb_plan.shape.hybrid_pattern import HybridPattern, layers_ahead, layers_of
+from mb_plan.shape.hybrid_pattern import (
+    ATTENTION,
+    EXPERTS,
+    LATENT,
+    MLP,
+    HybridPattern,
+    layers_ahead,
+    layers_of,
+)
 from mb_plan.shape.size_limits import reject_huge_model
 
 UNCOUNTED = {
@@ -17,7 +25,6 @@ UNCOUNTED = {
     "is_hybrid_model": "state-space layers are not counted",
     "hybrid_override_pattern": "state-space layers are not counted",
     "mtp_hybrid_override_pattern": "state-space layers are not counted",
-    "moe_latent_size": "its projections are not counted",
     "mimo_submodules": "submodules of other models are not counted",
 }
 """Fields that change the number of parameters in an unsupported way, to the reason."""
@@ -66,6 +73,8 @@ class ExpertShape:
     """Total inner width of the shared experts; 0: none."""
     shared_gate: bool
     """The shared experts have a learned gate."""
+    latent: int | None
+    """Width of the inputs and outputs of the routed experts, between two projections; None: the hidden size."""
     capacity_factor: float | None
     """Tokens per expert relative to an equal share, if experts are padded to it; None: no padding."""
 
@@ -123,6 +132,12 @@ class ModelShape:
     experts: ExpertShape | None
     pattern: HybridPattern | None
     """Layers of a hybrid model; None: not a hybrid model."""
+    window: tuple[int, int] | None
+    """Attended positions to the left and right in layers with a sliding window, -1: all; None: no windows."""
+    window_frequency: int | tuple[bool, ...] | None
+    """All but each n-th layer have a window, or a flag for each layer; None: all have."""
+    decoder_length: int | None
+    """Tokens of a sequence of the decoder of a T5."""
     vision: VisionShape | None = None
     """Vision encoder; None: no encoder."""
     mtp_layers: int
@@ -160,6 +175,43 @@ class ModelShape:
             dense = first + dense if first else lcm(self.vision.tp, dense)
         return dense if self.experts is None else lcm(dense, self.expert_ranks)
 
+    @property
+    def hybrid(self) -> HybridPattern:
+        """Sizes of the layers of a hybrid model.
+
+        Raises:
+            PlanError: It is none.
+        """
+        if self.pattern is None:
+            raise PlanError(
+                "model.hybrid_layer_pattern: is not set, but a layer is of a hybrid model. Set it."
+            )
+        return self.pattern
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Letters of each layer of the main model, those of a decoder; a layer of a GPT has two."""
+        if self.pattern is not None:
+            return tuple(layers_of(self.pattern.pattern))
+        attention = ATTENTION if self.latent is None else LATENT
+        return tuple(
+            attention + (EXPERTS if self.has_experts(layer) else MLP) for layer in range(self.num_layers)
+        )
+
+    @property
+    def ahead(self) -> tuple[str, ...]:
+        """Letters of each depth of multi-token prediction; in a GPT those of the last layer."""
+        if self.pattern is not None:
+            return tuple(layers_ahead(self.pattern.pattern))
+        return self.layers[-1:] * self.mtp_layers
+
+    def has_window(self, layer: int) -> bool:
+        """Return True if a layer, counted from 0, has a sliding window."""
+        frequency = self.window_frequency
+        if self.window is None or frequency is None:
+            return self.window is not None
+        return (layer + 1) % frequency != 0 if isinstance(frequency, int) else frequency[layer]
+
     def has_experts(self, layer: int) -> bool:
         """Return True if a layer, counted from 0, has experts."""
         return self.experts is not None and self.experts.layers[layer]
@@ -183,8 +235,9 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
     tp, pp = _degree(model, "tensor_model_parallel_size"), _degree(model, "pipeline_model_parallel_size")
     bias = bool(read_field(model, "add_bias_linear", True))
     pattern = read_field(model, "hybrid_layer_pattern")
+    layers = _size(model, "num_layers") if pattern is None else len(layers_of(pattern))
     return ModelShape(
-        num_layers=_size(model, "num_layers") if pattern is None else len(layers_of(pattern)),
+        num_layers=layers,
         encoder_layers=_encoder_layers(model, pp),
         hidden=hidden,
         heads=heads,
@@ -201,8 +254,11 @@ def read_shape(model: object, *, vocab_size: int | None = None) -> ModelShape:
         output_gate=bool(read_field(model, "attention_output_gate", False)),
         softmax_sink=read_field(model, "softmax_type", "vanilla") == "learnable",
         latent=_latent(model) if read_field(model, "multi_latent_attention", False) else None,
-        experts=_experts(model, ffn) if read_field(model, "num_moe_experts") else None,
+        experts=_experts(model, ffn, layers) if read_field(model, "num_moe_experts") else None,
         pattern=None if pattern is None else _pattern(model, pattern, hidden),
+        window=_window(model),
+        window_frequency=_window_frequency(model, layers),
+        decoder_length=read_field(model, "decoder_seq_length"),
         vision=_vision(model, hidden, tp) if read_field(model, "vision_num_layers") else None,
         mtp_layers=_mtp_layers(model, pattern),
         mtp_repeated=bool(read_field(model, "mtp_use_repeated_layer", False)),
@@ -250,6 +306,7 @@ def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:
         mamba_heads=_optional(model, "mamba_num_heads") or 2 * hidden // width,
         mamba_head=width,
         key_channels=size("linear_num_key_heads", 16) * size("linear_key_head_dim", 128),
+        key_head=size("linear_key_head_dim", 128),
         value_heads=size("linear_num_value_heads", 32),
         value_head=size("linear_value_head_dim", 128),
         delta_filter=size("linear_conv_kernel_dim", 4),
@@ -314,8 +371,7 @@ def _latent(model: object) -> LatentAttention:
     )
 
 
-def _experts(model: object, ffn: int) -> ExpertShape:
-    layers = _size(model, "num_layers")
+def _experts(model: object, ffn: int, layers: int) -> ExpertShape:
     padded = read_field(model, "moe_pad_expert_input_to_capacity", False)
     return ExpertShape(
         number=_size(model, "num_moe_experts"),
@@ -324,7 +380,25 @@ def _experts(model: object, ffn: int) -> ExpertShape:
         layers=_expert_layers(read_field(model, "moe_layer_freq", 1), layers),
         shared_width=read_field(model, "moe_shared_expert_intermediate_size") or 0,
         shared_gate=bool(read_field(model, "moe_shared_expert_gate", False)),
+        latent=_optional(model, "moe_latent_size"),
         capacity_factor=read_field(model, "moe_expert_capacity_factor") if padded else None,
+    )
+
+
+def _window(model: object) -> tuple[int, int] | None:
+    window = read_field(model, "window_size")
+    return None if window is None else (int(window[0]), int(window[1]))
+
+
+def _window_frequency(model: object, layers: int) -> int | tuple[bool, ...] | None:
+    frequency = read_field(model, "window_attn_skip_freq")
+    if frequency is None or (isinstance(frequency, int) and frequency >= 1):
+        return frequency
+    if isinstance(frequency, list | tuple) and len(frequency) == layers:
+        return tuple(bool(flag) for flag in frequency)
+    raise PlanError(
+        f"model.window_attn_skip_freq: {frequency!r} is not valid for {layers} layers. It must be a positive integer "
+        "or a list with one entry for each layer. Correct it."
     )
 
 

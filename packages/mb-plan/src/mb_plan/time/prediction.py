@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mb_plan.errors import PlanError
-from mb_plan.memory.resource_plan import ResourcePlan
+from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.published import trained_formats
-from mb_plan.time.run_estimate import RunEstimate, estimate_run
-from mb_plan.time.sizes import read_sizes
 from mb_plan.time.step import TERMS, Graphs, StepSettings, StepTerms, fitted, step_terms
 
 SECONDS_PER_DAY = 86_400
@@ -61,29 +59,26 @@ class Prediction:
         }
 
 
-def predict(
-    sections: Mapping[str, object], estimate: RunEstimate, *, gpu: str, vocab_size: int | None = None
-) -> Prediction:
+def predict(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> Prediction:
     """Predict the step of a resolved run on a GPU.
 
     Args:
         sections: As for `make_plan`.
-        estimate: Its plan, with the FLOPs of a token.
+        plan: Their plan.
         gpu: Short name.
-        vocab_size: Rows of the embedding if the model does not set them.
 
     Raises:
         PlanError: The time of this model, batch or GPU is not modelled; the message has the reason.
     """
-    plan, model = estimate.plan, sections["model"]
+    model = sections["model"]
     settings = _settings(sections, plan, gpu)
-    terms = step_terms(read_sizes(model, vocab_size=vocab_size), settings)
+    terms = step_terms(plan.shape, settings)
     parts = _parts(terms)
     seconds = sum(parts.values())
     tokens = plan.tokens_per_step or 0
     speed = tokens / seconds / plan.world_size
     low, high = fitted()["throughput_range"]
-    flops = estimate.flops_per_step
+    flops = plan.flops_per_step
     per_gpu = None if flops is None else flops / seconds / plan.world_size
     peak = settings.gpu.peak(settings.precision)
     steps = read_field(sections.get("train"), "train_iters")
@@ -116,8 +111,8 @@ def predicted_speed(
     if gpu is None:
         return {}
     try:
-        estimate = estimate_run(sections, world_size=world_size, vocab_size=vocab_size)
-        found = predict(sections, estimate, gpu=gpu, vocab_size=vocab_size)
+        plan = make_plan(sections, world_size=world_size, vocab_size=vocab_size)
+        found = predict(sections, plan, gpu=gpu)
     except PlanError:  # `plan` reports the reason
         return {}
     return {PREDICTED_SPEED: round(found.tokens_per_second_per_gpu, 1)}

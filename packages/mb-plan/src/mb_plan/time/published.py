@@ -9,10 +9,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from mb_plan.shape.model_shape import ModelShape, read_shape
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.sizes import Sizes, read_sizes
 from mb_plan.time.step import StepSettings
 
+_UNPUBLISHED = {"add_bias_linear": False, "position_embedding_type": "rope"}
+"""Fields of all published models, unless "models" has others."""
 _LAYOUT = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -37,9 +39,9 @@ class PublishedRun:
         return str(self.row["model"]).partition(" (")[0]
 
     @property
-    def sizes(self) -> Sizes:
+    def shape(self) -> ModelShape:
         """Sizes of the model and its layout."""
-        return read_sizes(self.model)
+        return read_shape(self.model)
 
     @property
     def settings(self) -> StepSettings:
@@ -83,7 +85,7 @@ def published_runs() -> Iterator[PublishedRun]:
         if row["model"] in data["left_out"]:
             continue
         layout = {field: row[name] or 1 for name, field in _LAYOUT.items()}
-        yield PublishedRun(row=row, model={**data["models"][row["model"]], **layout})
+        yield PublishedRun(row=row, model={**_UNPUBLISHED, **data["models"][row["model"]], **layout})
 
 
 def trained_formats() -> set[tuple[str, str]]:

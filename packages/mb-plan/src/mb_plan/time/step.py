@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from mb_plan.shape.model_shape import ModelShape
 from mb_plan.time.gpus import GpuSpeed
-from mb_plan.time.sizes import Sizes
 from mb_plan.time.work import BYTES, Batch, Work, model_work
 
 Graphs = Literal["none", "modules", "step"]
@@ -95,14 +95,14 @@ class StepTerms:
         return {name: passes * self.microbatch.get(name, 0.0) + self.step.get(name, 0.0) for name in TERMS}
 
 
-def step_terms(sizes: Sizes, settings: StepSettings) -> StepTerms:
+def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
     """Return the terms of a step.
 
     Stages of a pipeline are taken to be of equal duration; the fraction of a step in which they wait is that of
     `mb_plan.memory.pipeline_schedule`.
     """
     gpu = settings.gpu
-    tokens = settings.micro_batch_size * settings.seq_length / sizes.cp
+    tokens = settings.micro_batch_size * settings.seq_length / shape.cp
     batch = Batch(
         tokens=tokens,
         context=settings.seq_length / 2,
@@ -112,10 +112,10 @@ def step_terms(sizes: Sizes, settings: StepSettings) -> StepTerms:
         fused=settings.fused_experts,
         passes=2.0 if settings.frozen else 3.0,
     )
-    work = model_work(sizes, batch)
-    world = settings.replicas * sizes.tp * sizes.pp * sizes.cp
+    work = model_work(shape, batch)
+    world = settings.replicas * shape.tp * shape.pp * shape.cp
     replayed = {"none": 0.0, "modules": work.captured, "step": work.kernels}[settings.graphs]
-    stages = 2 * sizes.vp * BYTES * tokens * sizes.hidden / sizes.tp if sizes.pp > 1 else 0.0
+    stages = 2 * shape.vp * BYTES * tokens * shape.hidden / shape.tp if shape.pp > 1 else 0.0
     terms = {
         "bf16": work.head / gpu.bf16,
         "experts": work.grouped,
@@ -123,8 +123,8 @@ def step_terms(sizes: Sizes, settings: StepSettings) -> StepTerms:
         "memory": work.moved / gpu.memory,
         "launches": (work.kernels - replayed) * MICROSECOND,
         "replays": replayed * MICROSECOND,
-        "tensor": work.tensor / _speed(gpu, sizes.tp) + work.context / _speed(gpu, sizes.tp * sizes.cp),
-        "routing": work.routed / _routing_speed(gpu, sizes.ep),
+        "tensor": work.tensor / _speed(gpu, shape.tp) + work.context / _speed(gpu, shape.tp * shape.cp),
+        "routing": work.routed / _routing_speed(gpu, shape.ep),
         "gradients": stages / _speed(gpu, world),
     }
     terms[settings.precision] = terms.get(settings.precision, 0.0) + work.dense
@@ -133,11 +133,11 @@ def step_terms(sizes: Sizes, settings: StepSettings) -> StepTerms:
     return StepTerms(
         microbatch=terms,
         step={
-            "gradients": _replica_time(work, sizes, settings, world),
-            "optimizer": _optimizer_time(work, sizes, settings),
+            "gradients": _replica_time(work, shape, settings, world),
+            "optimizer": _optimizer_time(work, shape, settings),
         },
         microbatches=settings.microbatches,
-        waiting=(sizes.pp - 1) / sizes.vp,
+        waiting=(shape.pp - 1) / shape.vp,
     )
 
 
@@ -154,12 +154,12 @@ def _routing_speed(gpu: GpuSpeed, ranks: int) -> float:
     return 1 / (away / gpu.network + (1 - away) / gpu.nvlink)
 
 
-def _replica_time(work: Work, sizes: Sizes, settings: StepSettings, world: int) -> float:
+def _replica_time(work: Work, shape: ModelShape, settings: StepSettings, world: int) -> float:
     """Return the time to reduce gradients and to gather weights."""
     if settings.frozen:
         return 0.0
-    ranks = settings.replicas * sizes.cp
-    expert_ranks = max(1.0, ranks * sizes.tp / sizes.ep)
+    ranks = settings.replicas * shape.cp
+    expert_ranks = max(1.0, ranks * shape.tp / shape.ep)
     times = 2 * settings.microbatches + 1 if settings.fsdp else 2  # gradients and weights, of BF16 each
     speed = _speed(settings.gpu, world)
     dense = work.weights * (ranks - 1) / ranks
@@ -167,11 +167,11 @@ def _replica_time(work: Work, sizes: Sizes, settings: StepSettings, world: int) 
     return times * BYTES * (dense + experts) / speed
 
 
-def _optimizer_time(work: Work, sizes: Sizes, settings: StepSettings) -> float:
+def _optimizer_time(work: Work, shape: ModelShape, settings: StepSettings) -> float:
     if settings.frozen:
         return 0.0
-    ranks = settings.replicas * sizes.cp
-    expert_ranks = max(1.0, ranks * sizes.tp / sizes.ep)
+    ranks = settings.replicas * shape.cp
+    expert_ranks = max(1.0, ranks * shape.tp / shape.ep)
     weights = work.weights / ranks + work.expert_weights / expert_ranks
     return OPTIMIZER_BYTES * weights / settings.gpu.memory
 

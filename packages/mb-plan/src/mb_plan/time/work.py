@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from mb_plan.time.sizes import ATTENTION, EXPERTS, LATENT, MAMBA, MLP, Sizes
+from mb_plan.errors import PlanError
+from mb_plan.shape.hybrid_pattern import ATTENTION, EXPERTS, LATENT, MAMBA, MLP
+from mb_plan.shape.model_shape import ModelShape
+from mb_plan.shape.products import attended_width, experts_of, latent_of, layer_products
 
 BYTES = 2
 """Bytes of an activation (BF16)."""
@@ -88,7 +91,7 @@ class Batch:
 class _Part:
     """Collects the work of one part."""
 
-    sizes: Sizes
+    shape: ModelShape
     batch: Batch
     work: Work = field(default_factory=Work)
 
@@ -122,112 +125,117 @@ class _Part:
 
     def exchange(self) -> None:
         """Count the collectives of sequence parallelism around a part: two forward, three backward."""
-        sizes = self.sizes
-        share = (sizes.tp - 1) / sizes.tp
-        self.work.tensor += 5 * share * BYTES * self.batch.tokens * sizes.hidden
+        tp = self.shape.tp
+        self.work.tensor += 5 * (tp - 1) / tp * BYTES * self.batch.tokens * self.shape.hidden
 
 
 def _attention(part: _Part) -> None:
-    sizes, batch = part.sizes, part.batch
-    heads, groups = sizes.heads / sizes.tp, sizes.groups / min(sizes.tp, sizes.groups)
-    part.product((heads + 2 * groups) * sizes.head, sizes.hidden)
-    part.product(sizes.hidden, heads * sizes.head)
-    context = batch.context
-    if sizes.window is not None:
-        context = (1 - sizes.windowed) * context + sizes.windowed * min(sizes.window, context)
-    part.work.attention += 3.5 * 4 * batch.tokens * context * heads * sizes.head
-    part.elementwise(5 * sizes.hidden / sizes.tp + 4 * (heads + 2 * groups) * sizes.head)
-    part.work.context += 3 * 2 * BYTES * (sizes.cp - 1) * batch.tokens * groups * sizes.head
-    part.exchange()
+    shape, batch = part.shape, part.batch
+    heads, groups = shape.heads / shape.tp, shape.groups / min(shape.tp, shape.groups)
+    part.work.attention += (
+        7 * batch.tokens * _context(shape, batch) * attended_width(shape, ATTENTION, tp=shape.tp)
+    )
+    part.elementwise(5 * shape.hidden / shape.tp + 4 * (heads + 2 * groups) * shape.head)
+    part.work.context += 3 * 2 * BYTES * (shape.cp - 1) * batch.tokens * groups * shape.head
+
+
+def _context(shape: ModelShape, batch: Batch) -> float:
+    """Return the positions to which a token attends on average, over layers with and without a window."""
+    if shape.window is None or shape.window[0] < 0:
+        return batch.context
+    windowed = sum(map(shape.has_window, range(shape.num_layers))) / shape.num_layers
+    return (1 - windowed) * batch.context + windowed * min(sum(shape.window) + 1.0, batch.context)
 
 
 def _latent(part: _Part) -> None:
-    sizes, batch = part.sizes, part.batch
-    heads, query = sizes.heads / sizes.tp, sizes.qk_head + sizes.qk_position
-    if sizes.q_rank:
-        part.product(sizes.q_rank, sizes.hidden)
-    part.product(heads * query, sizes.q_rank or sizes.hidden)
-    part.product(sizes.kv_rank + sizes.qk_position, sizes.hidden)
-    part.product(heads * (sizes.qk_head + sizes.v_head), sizes.kv_rank)
-    part.product(sizes.hidden, heads * sizes.v_head)
-    part.work.attention += 3.5 * 2 * batch.tokens * batch.context * heads * (query + sizes.v_head)
-    part.elementwise(5 * sizes.hidden / sizes.tp + 4 * heads * (2 * query + sizes.v_head))
-    part.work.context += 3 * BYTES * (sizes.cp - 1) * batch.tokens * heads * (query + sizes.v_head)
-    part.exchange()
+    shape, batch, latent = part.shape, part.batch, latent_of(part.shape)
+    heads, query = shape.heads / shape.tp, latent.qk_head + latent.qk_position
+    part.work.attention += 7 * batch.tokens * batch.context * attended_width(shape, LATENT, tp=shape.tp)
+    part.elementwise(5 * shape.hidden / shape.tp + 4 * heads * (2 * query + latent.v_head))
+    part.work.context += 3 * BYTES * (shape.cp - 1) * batch.tokens * heads * (query + latent.v_head)
 
 
 def _mlp(part: _Part) -> None:
-    sizes = part.sizes
-    width, halves = sizes.ffn / sizes.tp, 2 if sizes.gated else 1
-    part.product(halves * width, sizes.hidden)
-    part.product(sizes.hidden, width)
-    part.elementwise(5 * sizes.hidden / sizes.tp + (halves + 1) * width)
-    part.exchange()
+    shape = part.shape
+    halves = 2 if shape.gated else 1
+    part.elementwise((5 * shape.hidden + (halves + 1) * shape.ffn) / shape.tp)
 
 
 def _experts(part: _Part) -> None:
-    sizes, batch = part.sizes, part.batch
-    halves = 2 if sizes.gated else 1
-    own = batch.tokens / sizes.tp
-    rows = own * sizes.top_k
-    experts = sizes.experts / sizes.ep
-    part.grouped(rows, halves * sizes.expert_width, sizes.expert_hidden, experts)
-    part.grouped(rows, sizes.expert_hidden, sizes.expert_width, experts)
-    if sizes.expert_hidden != sizes.hidden:
-        part.product(sizes.expert_hidden / sizes.tp, sizes.hidden)
-        part.product(sizes.hidden, sizes.expert_hidden / sizes.tp)
-    if sizes.shared_width:
-        part.product(halves * sizes.shared_width / sizes.tp, sizes.hidden)
-        part.product(sizes.hidden, sizes.shared_width / sizes.tp)
-    activated = 0 if batch.fused else (halves + 1) * sizes.expert_width
-    if sizes.bias:  # added, and its gradient summed, by kernels of their own; nor is the activation fused
-        activated += 4 * halves * sizes.expert_width + 2 * sizes.hidden
-    permuted = sizes.top_k * ((2 if batch.fused else 4) * sizes.expert_hidden + activated)
-    part.elementwise((5 * sizes.hidden + permuted) / sizes.tp)
-    reached = sizes.ep * (1 - (1 - 1 / sizes.ep) ** sizes.top_k)  # ranks that a token is sent to
-    others = reached * (sizes.ep - 1) / sizes.ep
-    part.work.routed += 4 * others * BYTES * own * sizes.expert_hidden
+    shape, batch, experts = part.shape, part.batch, experts_of(part.shape)
+    halves, width = 2 if shape.gated else 1, experts.latent or shape.hidden
+    activated = 0 if batch.fused else (halves + 1) * experts.width
+    if shape.bias:  # added, and its gradient summed, by kernels of their own; nor is the activation fused
+        activated += 4 * halves * experts.width + 2 * shape.hidden
+    permuted = experts.top_k * ((2 if batch.fused else 4) * width + activated)
+    part.elementwise((5 * shape.hidden + permuted) / shape.tp)
+    reached = shape.ep * (1 - (1 - 1 / shape.ep) ** experts.top_k)  # ranks that a token is sent to
+    others = reached * (shape.ep - 1) / shape.ep
+    part.work.routed += 4 * others * BYTES * batch.tokens / shape.tp * width
 
 
 def _mamba(part: _Part) -> None:
-    sizes, batch = part.sizes, part.batch
-    inner = sizes.mamba_inner / sizes.tp
-    state = 2 * sizes.mamba_groups * sizes.mamba_state / sizes.tp
-    part.product(2 * inner + state + sizes.mamba_heads / sizes.tp, sizes.hidden)
-    part.product(sizes.hidden, inner)
-    part.work.attention += 3 * 2 * batch.tokens * inner * (2 * sizes.mamba_state + SCAN_CHUNK)
-    part.elementwise(5 * sizes.hidden / sizes.tp + 14 * inner + 6 * state)
-    part.exchange()
+    shape, batch, pattern = part.shape, part.batch, part.shape.hybrid
+    inner = pattern.mamba_heads * pattern.mamba_head / shape.tp
+    states = 2 * pattern.mamba_groups * pattern.state / shape.tp
+    part.work.attention += 3 * 2 * batch.tokens * inner * (2 * pattern.state + SCAN_CHUNK)
+    part.elementwise(5 * shape.hidden / shape.tp + 14 * inner + 6 * states)
 
 
 _COUNT = {ATTENTION: _attention, LATENT: _latent, MLP: _mlp, EXPERTS: _experts, MAMBA: _mamba}
+"""Letter of a layer to the function that counts what it does besides the products of `layer_products`."""
 
 
-def part_work(sizes: Sizes, batch: Batch, kind: str) -> Work:
-    """Return the work of one part of a layer."""
-    part = _Part(sizes, batch)
-    _COUNT[kind](part)
-    part.work.captured = CAPTURED[kind] * KERNELS[kind]
-    part.work.kernels = KERNELS[kind]
-    if kind == EXPERTS:
-        part.work.kernels += KERNELS_OF_EXPERT * sizes.experts / sizes.ep
+def part_work(shape: ModelShape, batch: Batch, letter: str) -> Work:
+    """Return the work of a layer of a hybrid model, or of one of the two halves of a layer of a GPT."""
+    part = _Part(shape, batch)
+    for product in layer_products(shape, letter, tp=shape.tp):
+        if product.grouped:
+            experts = experts_of(shape)
+            rows = batch.tokens / shape.tp * experts.top_k
+            part.grouped(rows, product.outputs, product.inputs, experts.number / shape.ep)
+        elif product.part != "router":  # in float32 and so small that its time is that of its kernels
+            part.product(product.outputs, product.inputs)
+    _COUNT[letter](part)
+    if letter != EXPERTS:  # their exchange is the routing
+        part.exchange()
+    part.work.captured = CAPTURED[letter] * KERNELS[letter]
+    part.work.kernels = KERNELS[letter]
+    if letter == EXPERTS:
+        part.work.kernels += KERNELS_OF_EXPERT * experts_of(shape).number / shape.ep
     return part.work
 
 
-def model_work(sizes: Sizes, batch: Batch) -> Work:
-    """Return the work of a microbatch on an average pipeline rank."""
+def model_work(shape: ModelShape, batch: Batch) -> Work:
+    """Return the work of a microbatch on an average pipeline rank.
+
+    Raises:
+        PlanError: The model has parts whose time is not modelled.
+    """
+    _reject_unmodelled(shape)
     found = Work()
-    every = [sizes.parts, *sizes.predictions]
-    for kind in _COUNT:
-        times = sum(part.count(kind) for part in every)
+    letters = "".join([*shape.layers, *shape.ahead])
+    for letter in _COUNT:
+        times = letters.count(letter)
         if times:
-            found.add(part_work(sizes, batch, kind), times / sizes.pp)
-    outputs = 1 + len(sizes.predictions)
-    columns = sizes.vocab / sizes.tp
+            found.add(part_work(shape, batch, letter), times / shape.pp)
+    outputs = 1 + len(shape.ahead)
+    columns = shape.vocab / shape.tp
     head = Work(
-        head=batch.passes * 2 * batch.tokens * sizes.hidden * columns,
+        head=batch.passes * 2 * batch.tokens * shape.hidden * columns,
         moved=LOGIT_BYTES * batch.tokens * columns,
-        weights=2 * sizes.hidden * columns / outputs,
+        weights=2 * shape.hidden * columns / outputs,
     )
-    found.add(head, outputs / sizes.pp)
+    found.add(head, outputs / shape.pp)
     return found
+
+
+def _reject_unmodelled(shape: ModelShape) -> None:
+    unknown = sorted(set("".join([*shape.layers, *shape.ahead])) - {*_COUNT})
+    for name, what in (
+        ("decoder_seq_length", "an encoder and a decoder" if shape.encoder_layers else ""),
+        ("vision_num_layers", "a vision encoder" if shape.vision is not None else ""),
+        ("hybrid_layer_pattern", f"layers {', '.join(unknown)}" if unknown else ""),
+    ):
+        if what:
+            raise PlanError(f"model.{name}: the time of {what} is not modelled. Measure a few steps.")

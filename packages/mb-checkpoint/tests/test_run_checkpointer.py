@@ -203,6 +203,7 @@ def test_a_failed_last_save_is_retried_once_and_then_an_error():
         match=r"last step, 20: could not be written in two tries; the second ended with: no room at step 20",
     ):
         run.poll(20, blocking=True)
+    assert run.lines == ["error: no room at step 20"]  # the error has the second one
 
 
 def test_the_retry_at_the_end_of_the_run_waits_for_its_background_write():
@@ -213,6 +214,7 @@ def test_the_retry_at_the_end_of_the_run_waits_for_its_background_write():
     assert short(run.save(20)) == [(20, False)]  # reported to the loop before the error
     with pytest.raises(CheckpointSaveError, match="two tries"):
         run.checkpointer.poll(blocking=True)
+    assert [line for line in run.lines if line.startswith("error")] == ["error: no room at step 20"]
 
 
 def test_the_retry_at_the_end_of_the_run_may_succeed():

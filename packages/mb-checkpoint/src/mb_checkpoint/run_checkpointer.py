@@ -281,7 +281,8 @@ class RunCheckpointer:
         message = outcome.message if isinstance(outcome, _HasMessage) else None
         if isinstance(outcome, FailedSave):
             self._retry.on_failed(outcome.message)
-            self._log(f"error: {message}")
+            if not self._retry.is_last_attempt:  # else the error of the run has the message
+                self._log(f"error: {message}")
         else:
             self._retry.on_saved()
             if message is not None:

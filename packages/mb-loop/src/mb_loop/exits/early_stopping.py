@@ -54,8 +54,8 @@ class EarlyStopping(Callback):
     In `mb_loop.train` it is a callback. In another loop call `update` after each evaluation:
 
     >>> stopping = EarlyStopping("loss", patience=2)
-    >>> [stopping.update(loss) for loss in (3.0, 2.0, 2.1, 2.0)]
-    [False, False, False, True]
+    >>> any(stopping.update(loss) for loss in (3.0, 2.0, 2.1)), stopping.update(2.0)
+    (False, True)
 
     `state_dict` has the best value and the count, so that a resumed run stops where an uninterrupted one would. In
     `mb_loop.train` all ranks stop after the same step: a metric is known on the last pipeline stage only, so the ranks

@@ -8,6 +8,7 @@ from mb_config.schedules.annealing import (
     distributed_fused_adam_with_cosine_annealing_samples,
     distributed_muon_with_cosine_annealing,
 )
+from mb_schema.value_types import FieldTypeError, reject_wrong_types
 
 SCHEDULE = {
     "start_weight_decay": 0.033,
@@ -79,3 +80,11 @@ def test_the_sections_satisfy_the_rules(make, sections):
     )
     runtime_config_update(config, world_size=2)
     assert config.scheduler.lr_decay_steps == 800
+
+
+def test_a_recipe_of_megatron_bridge_gives_a_number_for_manual_gc_eval():
+    reject_wrong_types(
+        TrainingConfig(manual_gc=True, manual_gc_interval=100, manual_gc_eval=100), path="train"
+    )
+    with pytest.raises(FieldTypeError, match=r"train\.manual_gc_eval: expected .*, not 'yes'"):
+        reject_wrong_types(TrainingConfig(manual_gc_eval="yes"), path="train")

@@ -23,6 +23,16 @@ def test_collections_happen_at_the_interval_and_around_evaluations():
     assert collected == [2, 2, 2, 2, 0]
 
 
+@pytest.mark.parametrize(("eval_", "collected"), [(100, [2, 2, 0]), (0, [2])], ids=["100", "0"])
+def test_a_number_counts_as_true_unless_it_is_zero(eval_, collected):
+    """Megatron-LM collects `if args.manual_gc and args.manual_gc_eval`."""
+    found = []
+    manual_gc = ManualGC(TrainSection(manual_gc=True, manual_gc_eval=eval_), collect=found.append)
+    with manual_gc.managed(), manual_gc.around_evaluation():
+        pass
+    assert found == collected
+
+
 def test_the_collector_is_automatic_again_after_an_error():
     with pytest.raises(ZeroDivisionError), ManualGC(TrainSection(manual_gc=True)).managed():
         raise ZeroDivisionError

@@ -64,8 +64,8 @@ class TrainSettings(Protocol):
         """Steps between collections; 0: only around evaluations."""
 
     @property
-    def manual_gc_eval(self) -> bool:
-        """Also collect around evaluations."""
+    def manual_gc_eval(self) -> bool | int:
+        """Also collect around evaluations: any number but 0 counts as true."""
 
     @property
     def train_sync_interval(self) -> int | None:

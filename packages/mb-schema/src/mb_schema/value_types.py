@@ -81,9 +81,15 @@ def mismatches(section: Any, *, path: str = "") -> Iterator[MismatchError]:
 
 def hints(cls: Any) -> dict[str, Any]:
     """Return the resolved annotations of the fields of `cls`, including inherited ones."""
-    if sys.version_info >= (3, 11) or not is_dataclass(cls):
-        return get_type_hints(cls)
-    # Python 3.10 cannot resolve an InitVar that is written as text, as all annotations of some files are
+    if sys.version_info >= (3, 11):
+        found = get_type_hints(cls)
+    else:
+        found = _hints_of_fields(cls) if is_dataclass(cls) else get_type_hints(cls)
+    return found
+
+
+def _hints_of_fields(cls: Any) -> dict[str, Any]:
+    """Return the annotations of fields alone: Python 3.10 cannot resolve an InitVar that is written as text."""
     names = {item.name for item in fields(cls)}
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):

@@ -36,7 +36,7 @@ class ManualGC:
         self._manual = settings.manual_gc
         self.interval = settings.manual_gc_interval if settings.manual_gc else 0
         """Steps between two collections; 0: none between steps."""
-        self._around_evaluation = settings.manual_gc and settings.manual_gc_eval
+        self._around_evaluation = settings.manual_gc and bool(settings.manual_gc_eval)
         self._collect = collect
 
     @contextmanager

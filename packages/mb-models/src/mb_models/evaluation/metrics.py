@@ -41,7 +41,8 @@ class Logits:
         parts = self._part_SBV.transpose(0, 1)
         if self._layer.gather_output:
             return parts
-        return gather_from_tensor_model_parallel_region(parts, group=self._layer.tp_group)
+        gathered: torch.Tensor = gather_from_tensor_model_parallel_region(parts, group=self._layer.tp_group)
+        return gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +87,16 @@ def with_metrics(
     loss_function: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]],
     compute_metrics: ComputeMetrics,
     *,
-    labels_BS: torch.Tensor,
-    loss_mask_BS: torch.Tensor,
+    labels_BS: torch.Tensor | None,
+    loss_mask_BS: torch.Tensor | None,
     logits: Logits,
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]:
-    """Return a loss function whose logged values include the metrics of the user.
+    """Return a loss function whose logged values include the metrics of the user; the last stage has labels and mask.
 
     The function raises EvaluationMetricsError if the metrics are not numbers by name, or have the name of a loss.
     """
+    if labels_BS is None or loss_mask_BS is None:
+        return loss_function
 
     def measured(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         loss, tokens, logged = loss_function(losses_BS)

@@ -210,8 +210,8 @@ class MimoForwardStep:
         batch = to_device(own, [*own], device=parameter.device)
         if self.rows.images is not None:
             images = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
-        measures = self.compute_metrics is not None and not model.training
-        with recorded_logits(model, needed=measures) as logits:
+        compute_metrics = None if model.training else self.compute_metrics
+        with recorded_logits(model, needed=compute_metrics is not None) as logits:
             losses, loss_mask = model(
                 batch["tokens"],
                 batch["position_ids"],
@@ -219,8 +219,12 @@ class MimoForwardStep:
                 labels=batch["labels"],
                 modality_inputs=images,
             )
-        loss_function = partial(masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss)
-        if measures and isinstance(losses, torch.Tensor):  # a rank of the encoder returns no losses
+        loss_function: Callable[[torch.Tensor], Loss] = partial(
+            masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss
+        )
+        if compute_metrics is not None and isinstance(
+            losses, torch.Tensor
+        ):  # a rank of the encoder returns no losses
             if losses.shape != batch["labels"].shape:
                 raise EvaluationMetricsError(
                     "compute_metrics: a vision-language model under context parallelism has the labels of complete "
@@ -228,7 +232,7 @@ class MimoForwardStep:
                 )
             loss_function = with_metrics(
                 loss_function,
-                self.compute_metrics,
+                compute_metrics,
                 labels_BS=batch["labels"],
                 loss_mask_BS=loss_mask,
                 logits=logits,

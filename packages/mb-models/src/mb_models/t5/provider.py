@@ -97,14 +97,16 @@ class T5ForwardStep:
         chunk = get_attr_wrapped_model(model, "encoder", return_model_obj=True)
         kernels = chunk.config.transformer_impl == "transformer_engine"
         masks = kernel_masks(batch) if kernels else attention_masks(batch)
-        measures = self.compute_metrics is not None and not model.training
-        with recorded_logits(chunk, needed=measures) as logits:
+        compute_metrics = None if model.training else self.compute_metrics
+        with recorded_logits(chunk, needed=compute_metrics is not None) as logits:
             losses = model(batch["text_enc"], batch["text_dec"], *masks, lm_labels=batch["labels"])
-        loss_function = partial(masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss)
-        if measures:
+        loss_function: Callable[[torch.Tensor], Loss] = partial(
+            masked_next_token_loss, batch["loss_mask"], inspect_loss=self.inspect_loss
+        )
+        if compute_metrics is not None:
             loss_function = with_metrics(
                 loss_function,
-                self.compute_metrics,
+                compute_metrics,
                 labels_BS=batch["labels"],
                 loss_mask_BS=batch["loss_mask"],
                 logits=logits,

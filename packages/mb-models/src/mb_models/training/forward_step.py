@@ -99,23 +99,23 @@ class GPTForwardStep:
         optional = {"packed_seq_params": batch.packed_seq_params, "padding_mask": batch.padding_mask_BS}
         options = {name: value for name, value in optional.items() if value is not None}
         inputs = (batch.tokens_BS, batch.position_ids_BS, batch.attention_mask_B1SS)
-        loss_function = None
+        loss_function: Callable[[torch.Tensor], Loss] | None = None
         if batch.loss_mask_BS is not None:
             loss_function = partial(
                 masked_next_token_loss, batch.loss_mask_BS, inspect_loss=self.inspect_loss
             )
-        measures = self.compute_metrics is not None and batch.labels_BS is not None and not model.training
+        compute_metrics = None if model.training else self.compute_metrics
         if return_schedule_plan:
             plan = chunk.build_schedule_plan(
                 *inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options
             )
             return plan, loss_function
-        with recorded_logits(chunk, needed=measures) as logits:
+        with recorded_logits(chunk, needed=compute_metrics is not None) as logits:
             output = model(*inputs, labels=batch.labels_BS, loss_mask=batch.loss_mask_BS, **options)
-        if measures and loss_function is not None:
+        if compute_metrics is not None and loss_function is not None:
             loss_function = with_metrics(
                 loss_function,
-                self.compute_metrics,
+                compute_metrics,
                 labels_BS=batch.labels_BS,
                 loss_mask_BS=batch.loss_mask_BS,
                 logits=logits,

@@ -1,7 +1,11 @@
 """Functions that run on ranks of `test_optimizer.py`: a small GPT, saved and resumed with its optimizer."""
 
+import inspect
+import textwrap
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
@@ -12,6 +16,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import mb_guard
@@ -21,9 +26,9 @@ STEPS, SEQUENCE, VOCABULARY = 4, 16, 64
 
 
 class Run:
-    """A small GPT under the distributed optimizer, with float32 weights."""
+    """A small GPT under the distributed optimizer."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **settings: object) -> None:
         parallel_state.initialize_model_parallel()
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         self.config = TransformerConfig(
@@ -33,6 +38,8 @@ class Run:
             attention_dropout=0.0,
             hidden_dropout=0.0,
             transformer_impl="local",
+            bf16=bool(settings.get("bf16")),
+            params_dtype=torch.bfloat16 if settings.get("bf16") else torch.float32,
         )
         self.gpt = GPTModel(
             config=self.config,
@@ -42,10 +49,14 @@ class Run:
             position_embedding_type="rope",
             share_embeddings_and_output_weights=False,
         ).cuda()
+        if settings.get("bf16"):
+            self.gpt.bfloat16()
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=True)
         self.model = DistributedDataParallel(self.config, ddp, self.gpt)
         self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=3e-3, weight_decay=0.01, use_distributed_optimizer=True),
+            OptimizerConfig(
+                optimizer="adam", lr=3e-3, weight_decay=0.01, use_distributed_optimizer=True, **settings
+            ),
             [self.model],
         )
 
@@ -75,9 +86,9 @@ class Run:
         return state
 
 
-def uninterrupted(root: str, formats: list[str]) -> list[float]:
+def uninterrupted(root: str, formats: list[str], settings: dict[str, object]) -> list[float]:
     """Train, save in each format, and continue; return the losses after the save."""
-    run = Run(seed=1)
+    run = Run(seed=1, **settings)
     for number in range(STEPS):
         run.step(number)
     for name in formats:
@@ -87,13 +98,56 @@ def uninterrupted(root: str, formats: list[str]) -> list[float]:
     return [run.step(number) for number in range(STEPS, 2 * STEPS)]
 
 
-def resumed(root: str, optimizer_format: str, fault: str | None) -> list[float]:
+def resumed(
+    root: str, optimizer_format: str, fault: str | None, settings: dict[str, object]
+) -> list[float]:
     """Load and continue without the correction of a fault; return the losses."""
     with mb_guard.without(fault) if fault else nullcontext():
-        run = Run(seed=99)
+        run = Run(seed=99, **settings)
         state = dist_checkpointing.load(
             run.state(optimizer_format, is_loading=True), str(Path(root, optimizer_format))
         )
         run.gpt.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         return [run.step(number) for number in range(STEPS, 2 * STEPS)]
+
+
+OFFLOAD = {
+    "bf16": True,
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 1.0,
+    "use_precision_aware_optimizer": True,
+    "overlap_cpu_optimizer_d2h_h2d": False,
+    "pin_cpu_grads": False,
+}
+"""Adam on the host, with the weights on the device."""
+
+
+def weights_on_a_device() -> Any:
+    """Let the optimizer on the host take weights, which are on the host here, for weights on a device."""
+    method = HybridDeviceOptimizer._get_sub_optimizer_param_groups
+    source = textwrap.dedent(inspect.getsource(method))
+    names = dict(method.__globals__)
+    exec(source.replace("if param.is_cuda]", "]").replace(" and param.is_cuda", ""), names)
+    return patch.object(HybridDeviceOptimizer, method.__name__, names[method.__name__])
+
+
+def offloaded(root: str, formats: list[str]) -> list[float]:
+    """Train with Adam on the host, as `uninterrupted`."""
+    with weights_on_a_device():
+        return uninterrupted(root, formats, OFFLOAD)
+
+
+def resumed_offloaded(root: str, optimizer_format: str) -> list[float]:
+    """Load and continue with Adam on the host."""
+    with weights_on_a_device():
+        return resumed(root, optimizer_format, None, OFFLOAD)
+
+
+def weights_after_a_save() -> bool:
+    """Return whether a save before the first step leaves the weights as they are."""
+    with weights_on_a_device():
+        run = Run(seed=1, **OFFLOAD)
+        before = [each.detach().clone() for each in run.gpt.parameters()]
+        run.state("fully_reshardable", is_loading=False)
+        return all(torch.equal(*pair) for pair in zip(before, run.gpt.parameters(), strict=True))

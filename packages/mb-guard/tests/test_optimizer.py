@@ -9,19 +9,19 @@ FORMATS = ["fully_reshardable", "dp_reshardable"]
 def saved(run_case, tmp_path_factory):
     """Return the checkpoint directory, and the losses of the uninterrupted run that wrote it."""
     folder = str(tmp_path_factory.mktemp("checkpoints"))
-    [losses] = run_case("case_optimizer.py", "uninterrupted", folder, FORMATS)
+    [losses] = run_case("case_optimizer.py", "uninterrupted", folder, FORMATS, {})
     return folder, losses
 
 
 @pytest.mark.parametrize("optimizer_format", FORMATS)
 def test_a_resumed_run_equals_an_uninterrupted_one(saved, run_case, optimizer_format):
     folder, losses = saved
-    assert run_case("case_optimizer.py", "resumed", folder, optimizer_format, None) == [losses]
+    assert run_case("case_optimizer.py", "resumed", folder, optimizer_format, None, {}) == [losses]
 
 
 def test_a_shared_step_tensor_diverges(saved, run_case):
     folder, losses = saved
-    [diverged] = run_case("case_optimizer.py", "resumed", folder, FORMATS[0], "shared-step-tensor")
+    [diverged] = run_case("case_optimizer.py", "resumed", folder, FORMATS[0], "shared-step-tensor", {})
     assert diverged[0] == losses[0]
     assert abs(diverged[-1] - losses[-1]) > 1e-3
 
@@ -38,4 +38,14 @@ def test_the_other_faults_raise_while_loading(saved, run_case, fault, optimizer_
     from mb_host import RankFailedError
 
     with pytest.raises(RankFailedError, match=error):
-        run_case("case_optimizer.py", "resumed", saved[0], optimizer_format, fault)
+        run_case("case_optimizer.py", "resumed", saved[0], optimizer_format, fault, {})
+
+
+def test_adam_on_the_host_resumes(run_case, tmp_path):
+    [losses] = run_case("case_optimizer.py", "offloaded", str(tmp_path), FORMATS)
+    for each in FORMATS:
+        assert run_case("case_optimizer.py", "resumed_offloaded", str(tmp_path), each) == [losses]
+
+
+def test_a_save_before_the_first_step_leaves_the_weights(run_case):
+    assert run_case("case_optimizer.py", "weights_after_a_save") == [True]

@@ -7,6 +7,7 @@ from mb_guard.fault import Fault
 from mb_guard.faults import (
     activations,
     attention,
+    batch_sizes,
     context_parallel,
     datasets,
     distributed,
@@ -31,6 +32,7 @@ FAULTS: tuple[Fault, ...] = (
     *attention.FAULTS,
     *losses.FAULTS,
     *schedule.FAULTS,
+    *batch_sizes.FAULTS,
     *datasets.FAULTS,
     *megatron_lm.FAULTS,
     *transformer_engine.FAULTS,

@@ -25,13 +25,16 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
 
     @functools.wraps(state_dict)
     def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                state = self.optimizer.state[parameter]
-                if not state:
+        # HybridDeviceOptimizer, which offloads to the host, keeps the state in the optimizers that it consists of
+        parts = getattr(self.optimizer, "sub_optimizers", None)
+        for optimizer in [self.optimizer] if parts is None else parts:
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if not (state := optimizer.state[parameter]):
                     state["step"] = torch.tensor(0.0)
                     state["exp_avg"] = torch.zeros_like(parameter.data)
                     state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+        if parts is not None:
+            self.optimizer._sync_sub_optimizers_state_to_hdo()
         return state_dict(self, *args, **kwargs)
 
     return patched

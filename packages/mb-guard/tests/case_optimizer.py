@@ -98,9 +98,7 @@ def uninterrupted(root: str, formats: list[str], settings: dict[str, object]) ->
     return [run.step(number) for number in range(STEPS, 2 * STEPS)]
 
 
-def resumed(
-    root: str, optimizer_format: str, fault: str | None, settings: dict[str, object]
-) -> list[float]:
+def resumed(root: str, optimizer_format: str, fault: str | None, settings: dict[str, object]) -> list[float]:
     """Load and continue without the correction of a fault; return the losses."""
     with mb_guard.without(fault) if fault else nullcontext():
         run = Run(seed=99, **settings)

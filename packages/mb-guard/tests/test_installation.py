@@ -103,6 +103,19 @@ def test_a_module_that_is_imported_already_is_corrected_with_the_copies_of_its_n
     assert (bill.price(1), states(made)) == (6, {"cheap-fruit": "put right"})
 
 
+def test_without_finds_the_copies_that_are_made_later(library):
+    prices = importlib.import_module("fruit_shop.prices")
+    made, _ = guard(record())
+    with made.without("cheap-fruit"):
+        bill = importlib.import_module("fruit_shop.bill")
+        assert bill.price(1) == 2
+    assert bill.price(1) == 6
+    bill.again = prices.price
+    with made.without("cheap-fruit"):
+        assert (bill.price(1), bill.again(1)) == (2, 2)
+    assert (bill.price(1), bill.again(1)) == (6, 6)
+
+
 def test_without_takes_a_correction_out_and_puts_it_back(library):
     bill = importlib.import_module("fruit_shop.bill")
     made, _ = guard(record(), record(id="other"))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
@@ -13,7 +13,7 @@ from mb_guard.config_checks import CONFIG_CLASSES, ConfigCheck
 from mb_guard.environment import Choice, is_first_rank
 from mb_guard.fault import Fault, Patch
 from mb_guard.report import GuardReport, State
-from mb_guard.targets import Target
+from mb_guard.targets import Target, find_copies
 from mb_schema.after_import import AfterImport
 
 
@@ -39,6 +39,8 @@ class Guard:
         self._report = report
         self._targets: dict[tuple[str, str], Target] = {}
         self._disabled: list[str] = []
+        self._names: dict[str, int] = {}
+        """Number of names in each module when copies were last searched in all."""
 
     def apply(self) -> None:
         """Patch and check the modules that are imported already, and the others after their import."""
@@ -54,37 +56,60 @@ class Guard:
         )
         checked = CONFIG_CLASSES if check.faults else ()
 
-        def complete(module: ModuleType, *, just_imported: bool = True) -> None:
-            for fault, patch in patches.get(module.__name__, ()):
-                self._patch(module, fault, patch, just_imported=just_imported)
+        def complete(module: ModuleType) -> None:
+            # only modules of its own package can have copied names of a module that has just been imported
+            package = module.__name__.partition(".")[0]
+            self._patch([module], patches, [each for name, each in _modules() if name.startswith(package)])
             if module.__name__ in checked:
                 check.watch(module)
 
         missing = dict.fromkeys((*patches, *checked), complete)
-        for name in [name for name in missing if name in sys.modules]:
-            missing.pop(name)(sys.modules[name], just_imported=False)
+        imported = [sys.modules[name] for name in missing if name in sys.modules]
+        self._patch(imported, patches, [each for _, each in _modules()])
+        for module in imported:
+            if module.__name__ in checked:
+                check.watch(module)
+            missing.pop(module.__name__)
         if missing:
             sys.meta_path.insert(0, AfterImport(missing))
 
     def _faults_in(self, *states: State) -> list[Fault]:
         return [status.fault for status in self.statuses.values() if status.state in states]
 
-    def _patch(self, module: ModuleType, fault: str, patch: Patch, *, just_imported: bool) -> None:
+    def _patch(
+        self,
+        modules: Iterable[ModuleType],
+        patches: Mapping[str, Sequence[tuple[str, Patch]]],
+        others: Iterable[ModuleType],
+    ) -> None:
+        """Apply the patches of modules, whose names other modules may have copied."""
+        found = {
+            id(target): target
+            for module in modules
+            for fault, patch in patches.get(module.__name__, ())
+            if (target := self._target(module, fault, patch)) is not None
+        }
+        find_copies(found.values(), others)
+        for target in found.values():
+            target.compose(self._disabled)
+
+    def _target(self, module: ModuleType, fault: str, patch: Patch) -> Target | None:
+        """Return the target with the patch added; None if it is not to be applied here."""
         if not patch.needed(module):
             if self.statuses[fault].state == "pending":
                 self._set_state(fault, "not needed")
-            return
+            return None
         key = (patch.module, patch.target)
         target = self._targets.get(key) or Target.find(module, patch.target)
         if target is None or (patch.sources and not target.is_from(module.__file__)):
             detail = f"{'.'.join(key)} has been replaced by another library"
             self._set_state(fault, "unknown source", detail)
             self._report(f"mb_guard: {fault} is not put right: {detail}")
-            return
+            return None
         target.patches.append((fault, patch))
         self._targets[key] = target
-        target.compose(self._disabled, just_imported=just_imported)
         self._set_state(fault, "put right")
+        return target
 
     def _set_state(self, fault: str, state: State, detail: str = "") -> None:
         self.statuses[fault] = replace(self.statuses[fault], state=state, detail=detail)
@@ -106,9 +131,21 @@ class Guard:
             self._compose(ids)
 
     def _compose(self, ids: Sequence[str]) -> None:
-        for target in self._targets.values():
-            if any(fault in ids for fault, _ in target.patches):
-                target.compose(self._disabled)
+        affected = [
+            target for target in self._targets.values() if any(fault in ids for fault, _ in target.patches)
+        ]
+        if any(isinstance(target.owner, ModuleType) for target in affected):
+            modules = _modules()
+            grown = [module for name, module in modules if self._names.get(name) != len(vars(module))]
+            find_copies(self._targets.values(), grown)
+            self._names = {name: len(vars(module)) for name, module in modules}
+        for target in affected:
+            target.compose(self._disabled)
+
+
+def _modules() -> list[tuple[str, ModuleType]]:
+    """Return all modules by name; libraries put other objects among them."""
+    return [(name, each) for name, each in [*sys.modules.items()] if isinstance(each, ModuleType)]
 
 
 # Replacing functions affects the whole process, so there is one guard per process.

@@ -1,8 +1,7 @@
 """Functions of other libraries that are replaced, and what they are replaced by."""
 
 import inspect
-import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,8 @@ class Target:
     original: Any
     patches: list[tuple[str, Patch]] = field(default_factory=list)
     """Id of the fault and patch, the innermost first."""
+    copies: set[tuple[ModuleType, str]] = field(default_factory=set)
+    """Where `from module import name` has copied the attribute of a module: filled by `find_copies`."""
 
     @classmethod
     def find(cls, module: ModuleType, path: str) -> "Target | None":
@@ -40,13 +41,9 @@ class Target:
         code = getattr(function, "__code__", None)
         return code is None or code.co_filename == file
 
-    def compose(self, disabled: Collection[str], *, just_imported: bool = False) -> None:
-        """Set the attribute to the original with all patches but those of the disabled faults.
-
-        Names that other modules have imported follow. Right after the import of the module, these are modules of its
-        own package at most, so that the others are not searched.
-        """
-        previous = vars(self.owner)[self.name]
+    def compose(self, disabled: Collection[str]) -> None:
+        """Set the attribute and its copies to the original with all patches but those of the disabled faults."""
+        previous = self.value()
         function = getattr(self.original, "__func__", self.original)
         for fault, patch in self.patches:
             if fault not in disabled:
@@ -54,15 +51,24 @@ class Target:
         if isinstance(self.original, (staticmethod, classmethod)):
             function = type(self.original)(function)
         setattr(self.owner, self.name, function)
-        if isinstance(self.owner, ModuleType) and previous is not None:
-            package = self.owner.__name__.partition(".")[0] if just_imported else ""
-            _replace_imported_names(previous, function, package=package)
+        for module, name in self.copies:
+            if vars(module).get(name) is previous:
+                setattr(module, name, function)
+
+    def value(self) -> Any:
+        """Return what the attribute is set to now."""
+        return vars(self.owner)[self.name]
 
 
-def _replace_imported_names(previous: Any, function: Any, *, package: str) -> None:
-    """Replace a function where `from module import name` has copied it, in all modules or those of a package."""
-    for module_name, module in [*sys.modules.items()]:
-        if module_name.startswith(package):
-            for name, value in [*getattr(module, "__dict__", {}).items()]:
-                if value is previous:
-                    setattr(module, name, function)
+def find_copies(targets: Iterable[Target], modules: Iterable[ModuleType]) -> None:
+    """Find where modules hold a target under a name of their own, in one pass over their names."""
+    values = {
+        id(value): target
+        for target in targets
+        if isinstance(target.owner, ModuleType) and (value := target.value()) is not None
+    }
+    if values:
+        for module in modules:
+            for name, value in [*vars(module).items()]:
+                if (target := values.get(id(value))) is not None:
+                    target.copies.add((module, name))

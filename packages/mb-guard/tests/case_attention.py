@@ -1,15 +1,32 @@
 """Functions that run on ranks of `test_attention.py`."""
 
+import sys
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
-from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules, common
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    model_parallel_cuda_manual_seed,
+    param_is_not_tensor_parallel_duplicate,
+)
+from megatron.core.transformer.attention import CrossAttention, CrossAttentionSubmodules
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import attention_mask_func
 from tiny_gpt import LENGTH, batch, gpt, gradients, start
 
 import mb_guard
+from mb_host.layers import HostNorm
+
+finalize_model_grads = sys.modules["megatron.core.distributed.finalize_model_grads"]
+"""The module; the package has a function of this name."""
 
 LATENT = {
     "multi_latent_attention": True,
@@ -81,6 +98,67 @@ def sinks(fault: str | None) -> list[float]:
             torch.distributed.all_reduce(total)
         norms.append(float(total.sqrt()))
     return norms
+
+
+def delta_net_norm(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return the gradient of the output norm as the optimizer reads it, and torch's over the heads of both ranks."""
+    start(tensor_model_parallel_size=2)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=16,
+        num_attention_heads=4,
+        tensor_model_parallel_size=2,
+        experimental_attention_variant="gated_delta_net",
+        linear_attention_freq=1,
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_conv_kernel_dim=2,
+        normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        deterministic_mode=True,
+    )
+    parts = GatedDeltaNetSubmodules(
+        in_proj=ColumnParallelLinear, out_norm=HostNorm, out_proj=RowParallelLinear
+    )
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    with patch.object(common, "HAVE_FLA", True), mb_guard.without(fault) if fault else nullcontext():
+        net = GatedDeltaNet(config, parts, layer_number=1, pg_collection=groups)
+        model = DistributedDataParallel(config, DistributedDataParallelConfig(), net)
+        values, gates = torch.randn(2, 6, 4, 8, generator=torch.Generator().manual_seed(0))
+        weight = torch.ones(8, requires_grad=True)
+        normed = torch.nn.functional.rms_norm(values, (8,), weight, config.layernorm_epsilon)
+        (normed * torch.nn.functional.silu(gates)).sum().backward()
+        own = [each.chunk(2, 1)[groups.tp.rank()] for each in (values, gates)]
+        net._apply_gated_norm(*own).sum().backward()
+        finalize_model_grads._allreduce_non_tensor_model_parallel_grads([model], config, groups.tp)
+    return net.out_norm.weight.main_grad.tolist(), weight.grad.tolist()
+
+
+def cross_attention_groups(fault: str | None) -> list[bool]:
+    """Return whether each projection of cross attention has the tensor-parallel group of the module."""
+    start()
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=4)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.tp = torch.distributed.new_group([0])
+    parts = CrossAttentionSubmodules(
+        linear_q=ColumnParallelLinear,
+        linear_kv=ColumnParallelLinear,
+        core_attention=DotProductAttention,
+        linear_proj=RowParallelLinear,
+    )
+    with mb_guard.without(fault) if fault else nullcontext():
+        attention = CrossAttention(
+            config, parts, layer_number=1, attn_mask_type=AttnMaskType.padding, pg_collection=groups
+        )
+    return [
+        each.tp_group is groups.tp
+        for each in (attention.linear_q, attention.linear_kv, attention.linear_proj)
+    ]
 
 
 def part_of(whole: torch.Tensor, like: torch.Tensor, rank: int) -> torch.Tensor:

@@ -146,6 +146,34 @@ def hybrid_layers(fault: str | None) -> list[tuple[bool, int]]:
     ]
 
 
+def kept(fault: str | None, policy: str, to_capacity: bool) -> list[list[int]]:
+    """Return the positions of the tokens that each expert keeps of 8, half of them padding, with a capacity of 2."""
+    with leaving_out(fault):
+        one = router(
+            moe_router_topk=1,
+            moe_expert_capacity_factor=1.0,
+            moe_token_drop_policy=policy,
+            moe_token_dispatcher_type="alltoall",
+            moe_pad_expert_input_to_capacity=to_capacity,
+        )
+        # all choose the first expert; padding, in the even places, with a higher probability
+        logits = torch.full((8, 1, 4), -5.0)
+        logits[:, 0, 0] = torch.tensor([4.0, 0.0, 4.0, 3.0, 4.0, 1.0, 4.0, 2.0])
+        padding = (torch.arange(8) % 2 == 0)[:, None]
+        probabilities, _ = one.routing(logits, padding_mask=padding)
+    return [each.nonzero().flatten().tolist() for each in probabilities.T]
+
+
+def dropped_last(fault: str | None) -> tuple[list[int], list[int]]:
+    """Return the tokens that an expert keeps by position, and the first of those that chose it."""
+    from megatron.core.transformer.moe import moe_utils
+
+    chosen = torch.rand(256, 4, generator=torch.Generator().manual_seed(0)) < 0.6
+    with leaving_out(fault):
+        _, kept_map = moe_utils.apply_router_token_dropping(chosen.float(), chosen, 1, 0.5, "position")
+    return kept_map[:, 0].nonzero().flatten().tolist(), chosen[:, 0].nonzero().flatten()[:32].tolist()
+
+
 def wrong_length() -> None:
     """Pass the padding mask of a shorter sequence."""
     start()

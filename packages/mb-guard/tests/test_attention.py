@@ -25,6 +25,19 @@ def test_the_gradient_norm_has_the_sinks_of_all_ranks(run_case):
         assert two < 0.95 * one
 
 
+def test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank(run_case):
+    for found, right in run_case("case_attention.py", "delta_net_norm", None, ranks=2):
+        assert found == pytest.approx(right, rel=1e-5)
+    for found, right in run_case("case_attention.py", "delta_net_norm", "delta-net-norm-not-summed", ranks=2):
+        assert found != pytest.approx(right, rel=0.05)
+
+
+def test_cross_attention_has_its_own_group(run_case):
+    assert run_case("case_attention.py", "cross_attention_groups", None) == [[True, True, True]]
+    wrong = run_case("case_attention.py", "cross_attention_groups", "cross-attention-group")
+    assert wrong == [[False, False, True]]
+
+
 @pytest.mark.parametrize(
     ("fault", "meets", "without"),
     [

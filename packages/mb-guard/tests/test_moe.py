@@ -58,6 +58,21 @@ def test_experts_of_a_hybrids_prediction_have_their_own_layer(run_case):
     assert run_case("case_moe.py", "hybrid_layers", "hybrid-prediction-layers") == [[(False, 2)]]
 
 
+@pytest.mark.parametrize("to_capacity", [False, True])
+@pytest.mark.parametrize(("policy", "first"), [("position", [1, 3]), ("probs", [3, 7])])
+def test_padding_takes_no_capacity(policy, first, to_capacity, run_case):
+    assert run_case("case_moe.py", "kept", None, policy, to_capacity) == [[first, [], [], []]]
+    [wrong] = run_case("case_moe.py", "kept", "padding-takes-capacity", policy, to_capacity)
+    assert 0 in wrong[0]
+
+
+def test_the_last_tokens_are_dropped(run_case):
+    [(kept, right)] = run_case("case_moe.py", "dropped_last", None)
+    assert kept == right
+    [(kept, right)] = run_case("case_moe.py", "dropped_last", "tokens-dropped-at-random")
+    assert kept != right
+
+
 def test_a_padding_mask_of_another_length_is_rejected(run_case):
     from mb_host import RankFailedError
 

@@ -1,5 +1,7 @@
 """Replacement of lines in a function."""
 
+import functools
+
 import pytest
 
 from mb_guard.faults.rewriting import rewritten
@@ -24,3 +26,9 @@ def test_lines_are_replaced_one_after_the_other():
 def test_a_text_that_is_not_there_once_is_an_error():
     with pytest.raises(ValueError, match="scaled: 'more' occurs 2 times, not once"):
         rewritten(scaled, ("more", "less"))
+
+
+def test_a_wrapped_function_is_not_rewritten():
+    wrapped = functools.wraps(scaled)(lambda number: scaled(number))
+    with pytest.raises(ValueError, match="scaled: is wrapped; patches that rewrite"):
+        rewritten(wrapped, ("FACTOR", "2"))

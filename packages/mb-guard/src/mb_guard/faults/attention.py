@@ -1,7 +1,10 @@
 """Faults of attention: masks and positions that are ignored, and a gradient that is summed twice."""
 
 import copy
+import dataclasses
 import functools
+import inspect
+from types import ModuleType
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch
@@ -9,6 +12,11 @@ from mb_guard.faults.rewriting import rewritten
 from mb_guard.settings import Settings
 
 _VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+_FINALIZE: dict[str, Any] = {
+    "module": "megatron.core.distributed.finalize_model_grads",
+    "target": "_allreduce_non_tensor_model_parallel_grads",
+    "sources": ("59a4d77616f3a9ec",),
+}
 _TESTS = "packages/mb-guard/tests/test_attention.py"
 
 
@@ -54,6 +62,53 @@ def split_sinks(init: Function) -> Function:
     return patched
 
 
+def _has_transformer_engine(module: ModuleType) -> bool:
+    return bool(module.__dict__["HAVE_TE"])
+
+
+def own_groups(init: Function) -> Function:
+    """Give the projections of cross attention the tensor-parallel group of the module."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def patched(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments
+        if (groups := given.get("pg_collection")) is not None:
+            parts = given["submodules"]
+            given["submodules"] = dataclasses.replace(
+                parts,
+                linear_q=functools.partial(parts.linear_q, tp_group=groups.tp),
+                linear_kv=functools.partial(parts.linear_kv, tp_group=groups.tp),
+            )
+        init(*call.args, **call.kwargs)
+
+    return patched
+
+
+def mark_output_norm(init: Function) -> Function:
+    """Mark the output norm of a gated delta net: each rank has the gradient from its own heads."""
+
+    @functools.wraps(init)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for parameter in self.out_norm.parameters():
+            parameter.mb_guard_part = True
+
+    return patched
+
+
+def sum_marked_gradients(reduce: Function) -> Function:
+    """Sum the gradients of marked parameters over tensor-parallel ranks, also without sequence parallelism."""
+    return rewritten(
+        reduce,
+        (
+            "config.qk_layernorm and (",
+            'getattr(param, "mb_guard_part", False)) or (\n                    config.qk_layernorm and (',
+        ),
+    )
+
+
 def _resets_attention(settings: Settings) -> bool:
     return bool(settings.reset_attention_mask) and (
         settings.transformer_impl == "transformer_engine" or settings.create_attention_mask is False
@@ -65,6 +120,45 @@ def _resets_rotary_positions(settings: Settings) -> bool:
 
 
 FAULTS = (
+    Fault(
+        id="delta-net-norm-not-summed",
+        effect="wrong number",
+        summary="The output norm of gated delta nets is shared by the heads of all tensor-parallel ranks, but its "
+        "gradient is only summed over them with sequence parallelism.",
+        shows="Silent: each rank has the gradient from its own heads, so that the copies of the norm drift apart.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
+        test=f"{_TESTS}::test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank",
+        patches=(
+            Patch(
+                wrap=mark_output_norm,
+                module="megatron.core.ssm.gated_delta_net.common",
+                target="_GDNBase.__init__",
+                sources=("4c3645de262c18ac",),
+            ),
+            Patch(wrap=sum_marked_gradients, **_FINALIZE),
+        ),
+    ),
+    Fault(
+        id="cross-attention-group",
+        effect="wrong number",
+        summary="The projections of cross attention use the global tensor-parallel group instead of that of the "
+        "process groups that the module is given.",
+        shows="Silent, with process groups of one's own: the projections communicate with other ranks.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
+        test=f"{_TESTS}::test_cross_attention_has_its_own_group",
+        patches=(
+            Patch(
+                wrap=own_groups,
+                module="megatron.core.transformer.attention",
+                target="CrossAttention.__init__",
+                sources=("4fc7cf74c289fee3",),
+            ),
+        ),
+    ),
     Fault(
         id="window-without-mask",
         effect="wrong number",
@@ -94,14 +188,7 @@ FAULTS = (
         action="put right",
         report="https://github.com/modelscope/mcore-bridge/pull/101",
         test=f"{_TESTS}::test_the_norm_of_latent_queries_has_the_gradient_of_one_rank",
-        patches=(
-            Patch(
-                wrap=complete_latent_norms,
-                module="megatron.core.distributed.finalize_model_grads",
-                target="_allreduce_non_tensor_model_parallel_grads",
-                sources=("59a4d77616f3a9ec",),
-            ),
-        ),
+        patches=(Patch(wrap=complete_latent_norms, **_FINALIZE),),
     ),
     Fault(
         id="sinks-missing-in-gradient-norm",
@@ -119,6 +206,13 @@ FAULTS = (
                 module="megatron.core.transformer.dot_product_attention",
                 target="DotProductAttention.__init__",
                 sources=("5c542164cfdbef14",),
+            ),
+            Patch(
+                wrap=split_sinks,
+                module="megatron.core.extensions.transformer_engine",
+                target="TEDotProductAttention.__init__",
+                sources=("075477a709825092",),
+                needed=_has_transformer_engine,
             ),
         ),
     ),

@@ -407,6 +407,43 @@ def number_prediction_layers(init: Function) -> Function:
     return patched
 
 
+def padding_without_capacity(routing: Function) -> Function:
+    """Route padding to no expert before tokens beyond the capacity of experts are dropped."""
+    return rewritten(
+        routing,
+        (
+            "apply_router_token_dropping(\n            probs,\n            routing_map,",
+            "apply_router_token_dropping(\n            *mb_guard_tokens(probs, routing_map, padding_mask),",
+        ),
+        mb_guard_tokens=_tokens,
+    )
+
+
+def _tokens(probs: Any, routing_map: Any, padding_mask: Any) -> tuple[Any, Any]:
+    if padding_mask is None:
+        return probs, routing_map
+    valid = ~padding_mask.reshape(-1, 1)
+    return probs * valid, routing_map & valid
+
+
+def drop_the_last(drop: Function) -> Function:
+    """Keep the first tokens of each expert: torch.topk returns equal values in any order."""
+    return rewritten(
+        drop,
+        ("routing_map.int(), k=expert_capacity", "mb_guard_in_order(routing_map), k=expert_capacity"),
+        mb_guard_in_order=_in_order,
+    )
+
+
+def _in_order(routing_map: Any) -> Any:
+    """Return values that fall with the position, those of tokens of an expert above all others."""
+    import torch
+
+    number = routing_map.shape[0]
+    position = torch.arange(number, device=routing_map.device)[:, None]
+    return routing_map * number + (number - 1 - position)
+
+
 def _router(wrap: Function, method: str, source: str, owner: str = "TopKRouter") -> Patch:
     return Patch(wrap=wrap, module=_ROUTER, target=f"{owner}.{method}", sources=(source,))
 
@@ -415,6 +452,37 @@ _MTP = "megatron.core.transformer.multi_token_prediction"
 _ATTACH = ("attach_and_log_load_balancing_loss", "e1651c77aae55a44")
 
 FAULTS = (
+    Fault(
+        id="padding-takes-capacity",
+        effect="wrong number",
+        summary="With moe_expert_capacity_factor, padding is routed and takes the capacity of experts from tokens.",
+        shows="Silent: of 8 tokens, the first 4 of them padding, and a capacity of 4 by position, all others are "
+        "dropped.",
+        versions=_VERSIONS,
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5542",
+        test=f"{_TESTS}::test_padding_takes_no_capacity",
+        patches=(_router(padding_without_capacity, "routing", "a793cc0a1b8827f5"),),
+    ),
+    Fault(
+        id="tokens-dropped-at-random",
+        effect="wrong number",
+        summary="moe_token_drop_policy=position drops any tokens beyond the capacity of an expert, not the last ones: "
+        "it takes the order of equal values from torch.topk, which has none.",
+        shows="Silent: of 256 tokens with a capacity of 32, none of the first 32 of an expert is kept on a CPU.",
+        versions=_VERSIONS,
+        action="put right",
+        test=f"{_TESTS}::test_the_last_tokens_are_dropped",
+        met=lambda settings: settings.moe_token_drop_policy == "position",
+        patches=(
+            Patch(
+                wrap=drop_the_last,
+                module="megatron.core.transformer.moe.moe_utils",
+                target="apply_router_token_dropping",
+                sources=("9a62ba54d6ce267d",),
+            ),
+        ),
+    ),
     Fault(
         id="expert-bias-padding",
         effect="crash",

@@ -12,8 +12,12 @@ def rewritten(function: Function, *changes: tuple[str, str], **names: Any) -> Fu
     """Return a function with some texts replaced; `names`, which they may use, are added to the globals of its module.
 
     Raises:
-        ValueError: a text to be replaced does not occur exactly once.
+        ValueError: a text to be replaced does not occur exactly once, or the function is wrapped in another.
     """
+    if hasattr(function, "__wrapped__"):
+        raise ValueError(
+            f"{function.__qualname__}: is wrapped; patches that rewrite a function come before others"
+        )
     source = getattr(function, "rewritten_source", None) or textwrap.dedent(inspect.getsource(function))
     for old, new in changes:
         if source.count(old) != 1:

@@ -1,5 +1,9 @@
 """Faults of attention: each is there without its correction, and absent with it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from mb_guard.faults.attention import FAULTS
@@ -23,6 +27,15 @@ def test_the_gradient_norm_has_the_sinks_of_all_ranks(run_case):
         assert two == pytest.approx(one, rel=1e-4)
     for one, two in run_case("case_attention.py", "sinks", "sinks-missing-in-gradient-norm", ranks=2):
         assert two < 0.95 * one
+
+
+@pytest.mark.parametrize(("guarded", "counted"), [("guarded", True), ("without", False)])
+def test_the_gradient_norm_has_the_sinks_of_transformer_engine(guarded, counted, megatron_on_a_host):
+    program = Path(__file__).parent / "case_transformer_engine.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program), guarded], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"2 {counted}"
 
 
 def test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank(run_case):

@@ -33,6 +33,23 @@ def smoke_child() -> dict[str, Any]:
     return {**found, "all_reduce": all_reduce()}
 
 
+def doctor_child() -> dict[str, Any]:
+    """Print the diagnosis of `mb-guard doctor`; return its verdict, problems, lost paths and faults."""
+    from mb_guard.doctor import as_data, as_text, find_problems, read_facts
+
+    facts = read_facts(Path("runs"), os.environ)
+    findings = find_problems(facts)
+    print(as_text(facts, findings), flush=True)
+    data = as_data(facts, findings)
+    return {
+        "verdict": data["verdict"],
+        "problems": [str(each) for each in findings if each.level == "problem"],
+        "lost": [id for id, each in data["lost_fast_paths"].items() if each["installed"]],
+        "gpus": data["gpus"],
+        "faults": data["faults"],
+    }
+
+
 def devices() -> dict[str, Any]:
     """Return versions, devices and the output of nvidia-smi."""
     import platform
@@ -153,6 +170,7 @@ def settings_child() -> dict[str, Any]:
 
 CHILDREN: Mapping[str, Callable[[], dict[str, Any]]] = {
     "smoke": smoke_child,
+    "doctor": doctor_child,
     "transformer_engine": transformer_engine_child,
     "settings": settings_child,
     "in_turn": in_turn_child,

@@ -36,6 +36,12 @@ def training_rows() -> list[Row]:
             check=lambda machine: values_of(machine, "transformer_engine"),
             needs=ENGINE,
         ),
+        Row(
+            id="doctor",
+            limit_seconds=90,
+            command=in_a_child("doctor"),
+            check=lambda machine: without_problems(machine, values_of(machine, "doctor")),
+        ),
         pretrain_row(
             "train.cpu",
             *SAME_WEIGHTS,
@@ -126,3 +132,10 @@ def require_falling(losses: Mapping[int, float], *, steps: int) -> None:
 def rounded(losses: Mapping[int, float]) -> list[float]:
     """Return losses in the order of their steps, short enough for a table."""
     return [round(losses[step], 4) for step in sorted(losses)]
+
+
+def without_problems(machine: Machine, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of `mb-guard doctor`, which must find no problem on a machine with a GPU."""
+    if machine.gpu and values["problems"]:
+        raise RowFailed("; ".join(values["problems"]))
+    return values

@@ -49,7 +49,7 @@ def doctor(
     Exit code 0: ready; 1: a problem prevents training.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        examine_ranks = import_module("mb_guard.rank_report").examine_ranks  # imports torch
+        examine_ranks = import_module("mb_guard.ranks").examine_ranks  # imports torch
         raise typer.Exit(examine_ranks(folder or Path("runs"), as_json=as_json))
     facts = read_facts(folder or Path("runs"), os.environ)
     findings = find_problems(facts)

@@ -7,12 +7,16 @@ from typing import Any, Literal
 
 from mb_guard.settings import Settings
 
+TESTED_MEGATRON: Mapping[str, str] = {"megatron-core": ">=0.19.0,<=0.19.2"}
+"""Releases of Megatron Core with which all records were tried; a fault that a later one corrects has its own bounds."""
+
 Function = Callable[..., Any]
 Effect = Literal["wrong number", "lost run", "crash", "slow"]
 Action = Literal["put right", "refuse", "warn"]
 
 
-def _always(module: ModuleType) -> bool:
+def always(module: ModuleType) -> bool:
+    """Return True: every environment has the fault."""
     return True
 
 
@@ -30,7 +34,7 @@ class Patch:
     target: str
     sources: tuple[str, ...]
     """`mb_guard.sources.source_hash` of each known version of the original; empty where it is not a function."""
-    needed: Callable[[ModuleType], bool] = _always
+    needed: Callable[[ModuleType], bool] = always
     """Whether the fault exists in this environment, evaluated after `module` is imported."""
 
 
@@ -44,11 +48,11 @@ class Fault:
     """The fault in one sentence, with the name of the setting or function."""
     shows: str
     """How a user sees it, with the measured numbers; or that it is silent."""
-    versions: Mapping[str, str]
-    """Tested bounds by distribution, such as `{"megatron-core": ">=0.19.0,<=0.19.2"}`."""
     action: Action
     test: str
     """Test that fails without the guard, and reports when the fault is corrected upstream: `path::function`."""
+    versions: Mapping[str, str] = field(default_factory=lambda: TESTED_MEGATRON)
+    """Tested bounds by distribution, such as `{"megatron-core": ">=0.19.0,<=0.19.2"}`."""
     report: str | None = None
     """Address of the public report."""
     patches: tuple[Patch, ...] = field(default=(), repr=False)

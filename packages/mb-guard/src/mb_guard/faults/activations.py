@@ -19,7 +19,6 @@ FAULTS = (
         summary="activation_func_clamp_value has no effect on SwiGLU and GEGLU with bias_activation_fusion, nor on "
         "shared experts with moe_shared_expert_overlap.",
         shows="Silent: the output is that without a clamp.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="refuse",
         report="https://github.com/NVIDIA/Megatron-LM/pull/5940",
         test="packages/mb-guard/tests/test_activations.py::test_a_fused_activation_does_not_clamp",

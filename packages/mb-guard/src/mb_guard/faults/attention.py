@@ -11,7 +11,6 @@ from mb_guard.fault import Fault, Function, Patch
 from mb_guard.faults.rewriting import rewritten
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _FINALIZE: dict[str, Any] = {
     "module": "megatron.core.distributed.finalize_model_grads",
     "target": "_allreduce_non_tensor_model_parallel_grads",
@@ -126,7 +125,6 @@ FAULTS = (
         summary="The output norm of gated delta nets is shared by the heads of all tensor-parallel ranks, but its "
         "gradient is only summed over them with sequence parallelism.",
         shows="Silent: each rank has the gradient from its own heads, so that the copies of the norm drift apart.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
         test=f"{_TESTS}::test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank",
@@ -146,7 +144,6 @@ FAULTS = (
         summary="The projections of cross attention use the global tensor-parallel group instead of that of the "
         "process groups that the module is given.",
         shows="Silent, with process groups of one's own: the projections communicate with other ranks.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
         test=f"{_TESTS}::test_cross_attention_has_its_own_group",
@@ -165,7 +162,6 @@ FAULTS = (
         summary="A sliding window in unfused attention throws the caller's attention mask away.",
         shows="Silent: outputs differ by 0.6 from a softmax over the places that both allow (transformer_impl=local "
         "with window_size, learnable sinks).",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7039",
         test=f"{_TESTS}::test_a_window_keeps_the_mask",
@@ -184,7 +180,6 @@ FAULTS = (
         summary="Multi-latent attention with qk_layernorm under tensor parallelism without sequence parallelism sums "
         "the gradient of q_layernorm over the ranks, each of which has all of it.",
         shows="Silent: the gradient of q_layernorm is multiplied by tensor_model_parallel_size.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/modelscope/mcore-bridge/pull/101",
         test=f"{_TESTS}::test_the_norm_of_latent_queries_has_the_gradient_of_one_rank",
@@ -196,7 +191,6 @@ FAULTS = (
         summary="Learnable attention sinks are split over tensor-parallel ranks, but not marked so: the gradient norm "
         "counts those of the first rank only.",
         shows="Silent: the norm, and the clipping by it, leave out the sinks of the other ranks.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/pull/7530",
         test=f"{_TESTS}::test_the_gradient_norm_has_the_sinks_of_all_ranks",
@@ -223,7 +217,6 @@ FAULTS = (
         "Megatron-LM does not fetch it from the dataset by default.",
         shows="Silent: documents of a sequence attend to previous ones, loss 5.965064 with and without, 5.969476 with "
         "attention that ends at the borders.",
-        versions=_VERSIONS,
         action="refuse",
         report="https://github.com/NVIDIA/Megatron-LM/issues/2357",
         test=f"{_TESTS}::test_settings_without_effect_are_known",
@@ -235,7 +228,6 @@ FAULTS = (
         effect="wrong number",
         summary="reset_position_ids has no effect with rotary positions: the model counts from the start of the row.",
         shows="Silent: outputs with and without it are equal.",
-        versions=_VERSIONS,
         action="warn",
         report="https://github.com/NVIDIA/Megatron-LM/issues/453",
         test=f"{_TESTS}::test_settings_without_effect_are_known",

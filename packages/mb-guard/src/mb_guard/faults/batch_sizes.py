@@ -10,7 +10,6 @@ from mb_guard.fault import Fault, Function, Patch
 from mb_guard.faults.rewriting import rewritten
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _CALCULATOR = "megatron.core.num_microbatches_calculator"
 _TRAINING = "megatron.training.training"
 _TESTS = "packages/mb-guard/tests/test_batch_sizes.py"
@@ -153,7 +152,6 @@ FAULTS = (
         "step on.",
         shows="Megatron-LM: silent; callers of init_num_microbatches_calculator: a line that it is deprecated. "
         "A run with --rampup-batch-size 4 4 24 --global-batch-size 16 --train-samples 80 has 5 steps instead of 7.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/pull/4411",
         test=f"{_TESTS}::test_the_batch_grows_by_the_documented_formula",
@@ -176,7 +174,6 @@ FAULTS = (
         "micro_batch_size * data_parallel_size sequences each, and --train-samples ends with a batch beyond them.",
         shows="Silent: with --step-batch-size-schedule '0:4 768:8' --train-iters 10 and a micro-batch of 1, the "
         "learning rate is 0 from the third step on.",
-        versions=_VERSIONS,
         action="put right",
         test=f"{_TESTS}::test_a_schedule_in_iterations_ends_with_the_run",
         met=_changing_batch,

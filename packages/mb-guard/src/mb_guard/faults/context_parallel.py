@@ -7,8 +7,6 @@ from typing import Any
 from mb_guard.fault import Fault, Function, Patch
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
-
 
 def mean_over_the_sequence(calculate: Function) -> Function:
     """Divide the loss of a microbatch by its tokens on all context-parallel ranks, not by those of each rank.
@@ -72,7 +70,6 @@ FAULTS = (
         summary="With context parallelism and loss masks, without calculate_per_token_loss, the loss of a microbatch "
         "is a mean of the means of its ranks.",
         shows="Silent; the logged loss is right. With all tokens of the loss on one of two ranks the gradient is half.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/pull/7513",
         test="packages/mb-guard/tests/test_context_parallel.py::test_a_mask_on_one_rank",
@@ -90,7 +87,6 @@ FAULTS = (
         effect="wrong number",
         summary="All context-parallel ranks draw the same dropout masks, so the parts of a sequence have equal masks.",
         shows="Silent: the masks of two ranks agree in all places, independent ones with p = 0.5 in half of them.",
-        versions=_VERSIONS,
         action="warn",
         report="https://github.com/NVIDIA/Megatron-LM/issues/4828",
         test="packages/mb-guard/tests/test_context_parallel.py::test_ranks_draw_the_same_dropout_masks",

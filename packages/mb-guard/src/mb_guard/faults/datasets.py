@@ -29,7 +29,6 @@ FAULTS = (
         "that a process reads; if that is the partial sequence, all others lose the tokens that it does not have.",
         shows="Silent. Seven validation sequences of 64 tokens, one with 5: read after it, each has 5 tokens in the "
         "loss instead of 64. Every rank and every data worker has its own order.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="put right",
         test="packages/mb-guard/tests/test_datasets.py::test_padding_of_a_partial_sequence_masks_no_other",
         report="https://github.com/NVIDIA/Megatron-LM/issues/1711",

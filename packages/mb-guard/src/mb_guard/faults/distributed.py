@@ -35,7 +35,6 @@ FAULTS = (
         summary="A model under DistributedDataParallel is never freed: its backward hooks reference it from C++.",
         shows="Silent. Each model that a process builds (in-process restart, sweeps, tests) keeps its memory and the "
         "threads of its process groups, until memory ends.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="put right",
         test="packages/mb-guard/tests/test_distributed.py::test_a_model_is_freed",
         patches=(

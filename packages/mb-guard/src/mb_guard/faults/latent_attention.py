@@ -48,7 +48,6 @@ FAULTS = (
         "the shared rotary key from the heads of one rank.",
         shows="Silent: the gradient of linear_kv_down_proj is wrong by 22 % at a tensor-parallel size of 2 without "
         "Transformer Engine.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="put right",
         test="packages/mb-guard/tests/test_latent_attention.py::test_rotary_keys_get_gradients_from_the_heads_of_all_ranks",
         report="https://github.com/NVIDIA/Megatron-LM/issues/6839",
@@ -71,7 +70,6 @@ FAULTS = (
         effect="wrong number",
         summary="Multi-latent attention ignores softmax_scale and divides by the square root of the size of a head.",
         shows="Silent.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="refuse",
         test="packages/mb-guard/tests/test_latent_attention.py::test_a_softmax_scale_of_latent_attention_is_refused",
         report="https://github.com/NVIDIA/Megatron-LM/pull/3698",

@@ -6,7 +6,6 @@ from typing import Any
 from mb_guard.fault import Fault, Function, Patch
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _REPORT = "https://github.com/NVIDIA/Megatron-LM/issues/7452"
 
 
@@ -83,7 +82,6 @@ FAULTS = (
         summary="vocab_parallel_cross_entropy with label smoothing averages over the vocabulary of one tensor-parallel "
         "rank instead of all.",
         shows="Silent: with a tensor-parallel size of 2 the loss differs between the ranks, and from that of one rank.",
-        versions=_VERSIONS,
         action="put right",
         test="packages/mb-guard/tests/test_losses.py::test_label_smoothing_covers_the_vocabulary_of_all_ranks",
         report="https://github.com/NVIDIA/Megatron-LM/issues/737",
@@ -103,7 +101,6 @@ FAULTS = (
         summary="A model with parallel_output=False and labels computes the loss of gathered logits as if they were "
         "the part of one tensor-parallel rank.",
         shows="Silent: the loss is too large by the logarithm of the tensor-parallel size, and gradients are wrong.",
-        versions=_VERSIONS,
         action="put right",
         test="packages/mb-guard/tests/test_losses.py::test_gathered_logits_have_the_loss_of_one_rank",
         report=_REPORT,

@@ -24,7 +24,6 @@ FAULTS = (
         effect="wrong number",
         summary="Megatron-LM reads --rope-scaling-factor and does not pass it to the model, which scales by 8.",
         shows="Silent: a model with a factor of 32, as Llama 3.2 has, trains with 8.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2"},
         action="put right",
         test="packages/mb-guard/tests/test_megatron_lm.py::test_the_rope_scaling_factor_reaches_the_model",
         report="https://github.com/NVIDIA/Megatron-LM/issues/6305",

@@ -1,4 +1,4 @@
-"""Faults of the routers of experts: balancing losses, their coefficients, padding, packs and expert bias."""
+"""Faults of the routers of experts: coefficients of balancing losses, counts of tokens, tokens that are dropped."""
 
 import functools
 from typing import Any
@@ -7,9 +7,30 @@ from mb_guard.fault import Fault, Function, Patch
 from mb_guard.faults.rewriting import rewritten
 from mb_guard.faults.step_tokens import COUNT_TOKENS_FIRST, current_step
 
-_ROUTER = "megatron.core.transformer.moe.router"
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
+MTP = "megatron.core.transformer.multi_token_prediction"
+_ATTACH = ("attach_and_log_load_balancing_loss", "e1651c77aae55a44")
 _TESTS = "packages/mb-guard/tests/test_moe.py"
+
+
+def scale_global_balancing(attach: Function) -> Function:
+    """Undo the average over replicas of `global_aux_loss`, which is a sum over them; weight microbatches by tokens.
+
+    The routed tokens of previous microbatches are divided by their own number, not by that of the current one.
+    """
+
+    @functools.wraps(attach)
+    def patched(
+        self: Any, activation: Any, coefficient: Any, loss: Any, name: str, *groups: Any, **options: Any
+    ) -> Any:
+        if name == "global_load_balancing_loss":
+            replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
+            tokens = options["valid_token_count"] * self.tp_dp_cp_group.size()
+            seen = self.global_tokens_per_expert.sum() / self.topk
+            loss = loss * (tokens * self.ga_steps / seen.clamp(min=1)) * replicas
+            coefficient = coefficient * replicas
+        return attach(self, activation, coefficient, loss, name, *groups, **options)
+
+    return patched
 
 
 def scale_balancing_losses(attach: Function) -> Function:
@@ -85,293 +106,6 @@ def scale_z_loss(apply_z_loss: Function) -> Function:
     return patched
 
 
-def mean_token_count(count: Function) -> Function:
-    """Return the mean number of tokens of a rank instead of its own, because callers multiply it by the ranks."""
-
-    @functools.wraps(count)
-    def patched(
-        routing_map: Any, reduce_group: Any, topk: Any = None, with_padding_mask: bool = False
-    ) -> tuple[Any, Any, Any]:
-        counts, own, total = count(routing_map, reduce_group, topk, with_padding_mask)
-        if with_padding_mask:
-            own, total = total / reduce_group.size(), total.clamp(min=1)  # a microbatch may be all padding
-        return counts, own, total
-
-    return patched
-
-
-def sequence_balancing(apply_seq_aux_loss: Function) -> Function:
-    """Balance each sequence over its own tokens: in rows with padding, and in packs.
-
-    With `calculate_per_token_loss` each token has the same weight, so a pack counts as its sequences in separate
-    microbatches; otherwise each sequence has.
-    """
-
-    @functools.wraps(apply_seq_aux_loss)
-    def patched(
-        self: Any,
-        probs: Any,
-        scores: Any,
-        routing_map: Any,
-        seq_length: int,
-        bsz: int,
-        with_padding_mask: bool = False,
-    ) -> Any:
-        import torch
-
-        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
-        if coefficient == 0 or not with_padding_mask:
-            return apply_seq_aux_loss(
-                self, probs, scores, routing_map, seq_length, bsz, with_padding_mask=with_padding_mask
-            )
-        routed = routing_map.float()
-        if (sequences := getattr(self, "_sequences", None)) is None:
-            counts, sums = (each.view(seq_length, bsz, -1).sum(0) for each in (routed, scores))
-        else:
-            index, number = sequences
-            counts, sums = (
-                each.new_zeros(number, each.shape[-1]).index_add(0, index, each) for each in (routed, scores)
-            )
-        if self.tp_cp_group.size() > 1:
-            torch.distributed.all_reduce(counts, group=self.tp_cp_group)
-        tokens = counts.sum(-1) / self.topk
-        losses = (counts * sums).sum(-1) / tokens.clamp(min=1).square()
-        losses = losses * (self.config.num_moe_experts * coefficient / self.topk)
-        weights = tokens if self.calculate_per_token_loss else (tokens > 0).float()
-        return self.attach_and_log_load_balancing_loss(
-            probs,
-            coefficient,
-            (losses * weights).sum() / weights.sum().clamp(min=1),
-            "seq_load_balancing_loss",
-            self.tp_cp_group,
-            valid_token_count=tokens.sum() / self.tp_cp_group.size(),
-        )
-
-    return patched
-
-
-def read_sequences(routing: Function) -> Function:
-    """Take the sequences of a pack off the padding mask, where `local_padding_mask` has put them."""
-
-    @functools.wraps(routing)
-    def patched(self: Any, logits: Any, padding_mask: Any = None) -> Any:
-        batch = logits.shape[1]
-        if padding_mask is None or padding_mask.shape[-1] == batch:
-            return routing(self, logits, padding_mask=padding_mask)
-        bits = padding_mask[:, batch:].long()
-        index = sum(bits[:, place] << place for place in range(bits.shape[1]))
-        self._sequences = index, 1 << bits.shape[1]
-        try:
-            return routing(self, logits, padding_mask=padding_mask[:, :batch].contiguous())
-        finally:
-            self._sequences = None
-
-    return patched
-
-
-def split_padding_mask(preprocess: Function) -> Function:
-    """Split the padding mask of a GPT like its hidden states, on every stage, and mark the sequences of packs in it."""
-
-    @functools.wraps(preprocess)
-    def patched(
-        self: Any,
-        input_ids: Any,
-        position_ids: Any,
-        decoder_input: Any = None,
-        inference_context: Any = None,
-        packed_seq_params: Any = None,
-        padding_mask: Any = None,
-    ) -> Any:
-        outputs = preprocess(
-            self, input_ids, position_ids, decoder_input, inference_context, packed_seq_params
-        )
-        hidden = outputs[0] if outputs[0] is not None else self.decoder.input_tensor
-        mask = local_padding_mask(self, padding_mask, packed_seq_params, hidden)
-        return (*outputs[:5], mask, *outputs[6:])
-
-    return patched
-
-
-def split_hybrid_padding_mask(forward: Function) -> Function:
-    """Split the padding mask of a hybrid like its hidden states, and pass it to its multi-token prediction."""
-
-    @functools.wraps(forward)
-    def patched(self: Any, input_ids: Any, *inputs: Any, **options: Any) -> Any:
-        hidden = options.get("decoder_input")
-        if not self.pre_process:
-            hidden = self.decoder.input_tensor
-        options["padding_mask"] = mask = local_padding_mask(
-            self, options.get("padding_mask"), options.get("packed_seq_params"), hidden, input_ids=input_ids
-        )
-        if (ahead := getattr(self, "mtp", None)) is not None:
-            ahead._padding_mask = mask
-        try:
-            return forward(self, input_ids, *inputs, **options)
-        finally:
-            if ahead is not None:
-                ahead._padding_mask = None
-
-    return patched
-
-
-def pass_hybrid_padding_mask(forward: Function) -> Function:
-    """Pass the padding mask of a hybrid to the layers of multi-token prediction."""
-
-    @functools.wraps(forward)
-    def patched(self: Any, *inputs: Any, **options: Any) -> Any:
-        if options.get("padding_mask") is None and len(inputs) < 5:
-            options["padding_mask"] = getattr(self, "_padding_mask", None)
-        return forward(self, *inputs, **options)
-
-    return patched
-
-
-def local_padding_mask(
-    model: Any, padding_mask: Any, packed_seq_params: Any, hidden: Any, *, input_ids: Any = None
-) -> Any:
-    """Return the padding mask of the tokens on this rank, with the sequences of a pack in further rows.
-
-    `padding_mask` is [B, S] of this context-parallel rank; on stages where the caller has split it for sequence
-    parallelism already, as Megatron-Bridge does, it is left as it is.
-    """
-    import torch
-
-    config, group = model.config, model.pg_collection.tp
-    packed = _has_sequences(model, packed_seq_params)
-    if padding_mask is None and not packed:
-        return None
-    parts = group.size() if config.sequence_parallel else 1
-
-    def part(rows: Any) -> Any:
-        return rows.chunk(parts, dim=-1)[group.rank()].contiguous() if parts > 1 else rows
-
-    length = hidden.shape[0] if hidden is not None else input_ids.shape[-1] // parts
-    sequences: Any = _sequence_bits(model, packed_seq_params, length * parts) if packed else None
-    if padding_mask is None:
-        padding_mask = part(torch.zeros_like(sequences[:1]))
-    else:
-        padding_mask = padding_mask.bool()
-        if padding_mask.shape[-1] != length:
-            padding_mask = part(padding_mask)
-        if padding_mask.shape[-1] != length:
-            raise ValueError(
-                f"padding_mask: has {padding_mask.shape[-1]} tokens on this rank, but the hidden states have {length}. "
-                "Pass the mask of the tokens of this context-parallel rank, [B, S]."
-            )
-    return padding_mask if sequences is None else torch.cat([padding_mask, part(sequences)])
-
-
-def _has_sequences(model: Any, packed_seq_params: Any) -> bool:
-    """Return whether routers balance the sequences of a pack, which Megatron does not separate itself."""
-    kinds = model.config.moe_router_load_balancing_type
-    return bool(
-        model.training
-        and model.config.num_moe_experts
-        and "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
-        and packed_seq_params is not None
-        and packed_seq_params.cu_seqlens_q is not None
-        and getattr(packed_seq_params, "tokens_per_sample", None) is None
-    )
-
-
-def _sequence_bits(model: Any, packed_seq_params: Any, length: int) -> Any:
-    """Return the number of the sequence of each of the tokens of a pack, a row for each binary digit.
-
-    So they pass through checkpointed layers with the padding mask, which is boolean. A context-parallel rank has an
-    equal part of each sequence, in the order of the sequences.
-    """
-    import torch
-
-    padded = getattr(packed_seq_params, "cu_seqlens_q_padded", None)
-    ends = (packed_seq_params.cu_seqlens_q if padded is None else padded)[1:] // model.pg_collection.cp.size()
-    index = torch.searchsorted(ends, torch.arange(length, device=ends.device, dtype=ends.dtype), right=True)
-    return torch.stack([(index >> bit) & 1 for bit in range(len(ends).bit_length())]).bool()
-
-
-def route_with_padding(build_callables: Function) -> Function:
-    """Pass the padding mask of a chunk to its routers in the schedule that overlaps the communication of experts."""
-    return rewritten(
-        build_callables,
-        (
-            "layer.mlp.route(pre_mlp_layernorm_output)",
-            "layer.mlp.route(\n"
-            "                    pre_mlp_layernorm_output, mb_guard_padding(node.chunk_state)\n"
-            "                )",
-        ),
-        mb_guard_padding=_padding_of_chunk,
-    )
-
-
-def _padding_of_chunk(state: Any) -> Any:
-    mask = getattr(state, "padding_mask", None)
-    return None if mask is None else mask.transpose(0, 1)
-
-
-def roll_padding_mask(get_embeddings: Function) -> Function:
-    """Roll the padding mask of multi-token prediction over the complete sequence; what is rolled in is padding."""
-
-    @functools.wraps(get_embeddings)
-    def patched(
-        self: Any, *inputs: Any, padding_mask: Any = None, packed_seq_params: Any = None, **options: Any
-    ) -> Any:
-        import torch
-
-        ids, positions, _, decoder_input, hidden = get_embeddings(
-            self, *inputs, packed_seq_params=packed_seq_params, **options
-        )
-        if padding_mask is None:
-            return ids, positions, None, decoder_input, hidden
-        group, rows = self.tp_group, ids.shape[0]
-        valid = (~padding_mask[:rows]).to(torch.uint8)
-        split = self.config.sequence_parallel and group.size() > 1
-        if split:
-            parts = [torch.empty_like(valid) for _ in range(group.size())]
-            torch.distributed.all_gather(parts, valid.contiguous(), group=group)
-            valid = torch.cat(parts, dim=-1)
-        valid, _ = get_embeddings.__globals__["roll_tensor"](
-            valid, shifts=-1, dims=-1, cp_group=self.cp_group, packed_seq_params=packed_seq_params
-        )
-        if split:
-            valid = valid.chunk(group.size(), dim=-1)[group.rank()]
-        mask = torch.cat([valid == 0, padding_mask[rows:]])
-        return ids, positions, mask, decoder_input, hidden
-
-    return patched
-
-
-def scale_global_balancing(attach: Function) -> Function:
-    """Undo the average over replicas of `global_aux_loss`, which is a sum over them; weight microbatches by tokens.
-
-    The routed tokens of previous microbatches are divided by their own number, not by that of the current one.
-    """
-
-    @functools.wraps(attach)
-    def patched(
-        self: Any, activation: Any, coefficient: Any, loss: Any, name: str, *groups: Any, **options: Any
-    ) -> Any:
-        if name == "global_load_balancing_loss":
-            replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
-            tokens = options["valid_token_count"] * self.tp_dp_cp_group.size()
-            seen = self.global_tokens_per_expert.sum() / self.topk
-            loss = loss * (tokens * self.ga_steps / seen.clamp(min=1)) * replicas
-            coefficient = coefficient * replicas
-        return attach(self, activation, coefficient, loss, name, *groups, **options)
-
-    return patched
-
-
-def expert_bias_with_padding(apply_expert_bias: Function) -> Function:
-    """Count the tokens of each expert without padding: the mask of tokens is applied to all experts."""
-
-    @functools.wraps(apply_expert_bias)
-    def patched(self: Any, routing_map: Any, padding_mask: Any = None) -> Any:
-        if padding_mask is not None and padding_mask.dim() == 1:
-            padding_mask = padding_mask.unsqueeze(-1)
-        return apply_expert_bias(self, routing_map, padding_mask=padding_mask)
-
-    return patched
-
-
 def counts_in_float32(maintain: Function) -> Function:
     """Keep the counts of tokens in float32 when a model is converted: bfloat16 cannot count beyond 256."""
 
@@ -386,6 +120,24 @@ def counts_in_float32(maintain: Function) -> Function:
                 counts.data = counts.data.to(torch.float32)
 
     return patched
+
+
+def drop_the_last(drop: Function) -> Function:
+    """Keep the first tokens of each expert: torch.topk returns equal values in any order."""
+    return rewritten(
+        drop,
+        ("routing_map.int(), k=expert_capacity", "mb_guard_in_order(routing_map), k=expert_capacity"),
+        mb_guard_in_order=_in_order,
+    )
+
+
+def _in_order(routing_map: Any) -> Any:
+    """Return values that fall with the position, those of tokens of an expert above all others."""
+    import torch
+
+    number = routing_map.shape[0]
+    position = torch.arange(number, device=routing_map.device)[:, None]
+    return routing_map * number + (number - 1 - position)
 
 
 def number_prediction_layers(init: Function) -> Function:
@@ -407,70 +159,19 @@ def number_prediction_layers(init: Function) -> Function:
     return patched
 
 
-def padding_without_capacity(routing: Function) -> Function:
-    """Route padding to no expert before tokens beyond the capacity of experts are dropped."""
-    return rewritten(
-        routing,
-        (
-            "apply_router_token_dropping(\n            probs,\n            routing_map,",
-            "apply_router_token_dropping(\n            *mb_guard_tokens(probs, routing_map, padding_mask),",
-        ),
-        mb_guard_tokens=_tokens,
-    )
+def router_patch(wrap: Function, method: str, source: str) -> Patch:
+    """Return the patch of a method of `TopKRouter`."""
+    module = "megatron.core.transformer.moe.router"
+    return Patch(wrap=wrap, module=module, target=f"TopKRouter.{method}", sources=(source,))
 
-
-def _tokens(probs: Any, routing_map: Any, padding_mask: Any) -> tuple[Any, Any]:
-    if padding_mask is None:
-        return probs, routing_map
-    valid = ~padding_mask.reshape(-1, 1)
-    return probs * valid, routing_map & valid
-
-
-def drop_the_last(drop: Function) -> Function:
-    """Keep the first tokens of each expert: torch.topk returns equal values in any order."""
-    return rewritten(
-        drop,
-        ("routing_map.int(), k=expert_capacity", "mb_guard_in_order(routing_map), k=expert_capacity"),
-        mb_guard_in_order=_in_order,
-    )
-
-
-def _in_order(routing_map: Any) -> Any:
-    """Return values that fall with the position, those of tokens of an expert above all others."""
-    import torch
-
-    number = routing_map.shape[0]
-    position = torch.arange(number, device=routing_map.device)[:, None]
-    return routing_map * number + (number - 1 - position)
-
-
-def _router(wrap: Function, method: str, source: str, owner: str = "TopKRouter") -> Patch:
-    return Patch(wrap=wrap, module=_ROUTER, target=f"{owner}.{method}", sources=(source,))
-
-
-_MTP = "megatron.core.transformer.multi_token_prediction"
-_ATTACH = ("attach_and_log_load_balancing_loss", "e1651c77aae55a44")
 
 FAULTS = (
-    Fault(
-        id="padding-takes-capacity",
-        effect="wrong number",
-        summary="With moe_expert_capacity_factor, padding is routed and takes the capacity of experts from tokens.",
-        shows="Silent: of 8 tokens, the first 4 of them padding, and a capacity of 4 by position, all others are "
-        "dropped.",
-        versions=_VERSIONS,
-        action="put right",
-        report="https://github.com/NVIDIA/Megatron-LM/pull/5542",
-        test=f"{_TESTS}::test_padding_takes_no_capacity",
-        patches=(_router(padding_without_capacity, "routing", "a793cc0a1b8827f5"),),
-    ),
     Fault(
         id="tokens-dropped-at-random",
         effect="wrong number",
         summary="moe_token_drop_policy=position drops any tokens beyond the capacity of an expert, not the last ones: "
         "it takes the order of equal values from torch.topk, which has none.",
         shows="Silent: of 256 tokens with a capacity of 32, none of the first 32 of an expert is kept on a CPU.",
-        versions=_VERSIONS,
         action="put right",
         test=f"{_TESTS}::test_the_last_tokens_are_dropped",
         met=lambda settings: settings.moe_token_drop_policy == "position",
@@ -484,28 +185,16 @@ FAULTS = (
         ),
     ),
     Fault(
-        id="expert-bias-padding",
-        effect="crash",
-        summary="A padding mask with moe_router_enable_expert_bias ends in a shape error in the router.",
-        shows="RuntimeError: the size of tensor a must match the size of tensor b, in TopKRouter._apply_expert_bias.",
-        versions=_VERSIONS,
-        action="put right",
-        report="https://github.com/NVIDIA/Megatron-LM/issues/6111",
-        test=f"{_TESTS}::test_expert_bias_counts_tokens_that_are_not_padding",
-        patches=(_router(expert_bias_with_padding, "_apply_expert_bias", "5492673fff3cdc97"),),
-    ),
-    Fault(
         id="expert-counts-in-bf16",
         effect="wrong number",
         summary="A model in bfloat16 counts the tokens of each expert in bfloat16, which cannot count beyond 256.",
         shows="Silent. moe_router_enable_expert_bias: [1680, 1584, 1400, 1464] for [1686, 1587, 1405, 1466] tokens; in "
         "a simulation of 256 experts 11 to 17 % of the updates of the bias have the wrong sign. The counts of "
         "global_aux_loss are rounded too.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7081",
         test=f"{_TESTS}::test_tokens_are_counted_exactly_in_bfloat16",
-        patches=(_router(counts_in_float32, "_maintain_float32_expert_bias", "54bceb9aba5c683e"),),
+        patches=(router_patch(counts_in_float32, "_maintain_float32_expert_bias", "54bceb9aba5c683e"),),
     ),
     Fault(
         id="global-aux-loss-scale",
@@ -513,64 +202,10 @@ FAULTS = (
         summary="global_aux_loss trains with moe_aux_loss_coeff divided by the number of replicas, and divides the "
         "counts of previous microbatches by the tokens of the current one.",
         shows="Silent; the logged loss is right. With 64 replicas a coefficient of 0.01 trains as 0.00016.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/3672",
         test=f"{_TESTS}::test_global_balancing_does_not_depend_on_replicas",
-        patches=(_router(scale_global_balancing, *_ATTACH),),
-    ),
-    Fault(
-        id="padding-mask-layout",
-        effect="wrong number",
-        summary="Routers count padding wrongly: the padding mask is not split for sequence parallelism on later stages "
-        "and in hybrids, nor rolled over all of a sequence in multi-token prediction; seq_aux_loss divides by the mean "
-        "length of a batch, takes a pack for one sequence, and context-parallel ranks use their own counts.",
-        shows="A shape error on later stages and in hybrids; else silent. Two sequences in a pack instead of rows: the "
-        "balancing gradient is 1.222 times as long, with a cosine of 0.778.",
-        versions=_VERSIONS,
-        action="put right",
-        report="https://github.com/NVIDIA/Megatron-LM/issues/6108",
-        test=f"{_TESTS}::test_padding_does_not_change_balancing",
-        patches=(
-            Patch(
-                wrap=mean_token_count,
-                module="megatron.core.transformer.moe.moe_utils",
-                target="get_tokens_per_expert_and_token_count",
-                sources=("90c32c67f581d313",),
-            ),
-            Patch(
-                wrap=split_padding_mask,
-                module="megatron.core.models.gpt.gpt_model",
-                target="GPTModel._preprocess",
-                sources=("0d1c437048352f5b",),
-            ),
-            Patch(
-                wrap=split_hybrid_padding_mask,
-                module="megatron.core.models.hybrid.hybrid_model",
-                target="HybridModel.forward",
-                sources=("b30e12d50eae86a4",),
-            ),
-            Patch(
-                wrap=pass_hybrid_padding_mask,
-                module=_MTP,
-                target="MultiTokenPredictionBlock.forward",
-                sources=("9bfb76854a56af4a", "52fcc0224485f910"),
-            ),
-            Patch(
-                wrap=roll_padding_mask,
-                module=_MTP,
-                target="MultiTokenPredictionLayer._get_embeddings",
-                sources=("c259ccb9449059f2",),
-            ),
-            Patch(
-                wrap=route_with_padding,
-                module="megatron.core.models.gpt.fine_grained_callables",
-                target="build_transformer_layer_callables",
-                sources=("3075e142906337f1",),
-            ),
-            _router(read_sequences, "routing", "a793cc0a1b8827f5"),
-            _router(sequence_balancing, "_apply_seq_aux_loss", "c61fd3b6c45ffa62"),
-        ),
+        patches=(router_patch(scale_global_balancing, *_ATTACH),),
     ),
     Fault(
         id="balancing-under-loss-masks",
@@ -579,14 +214,13 @@ FAULTS = (
         "tokens of a step divided by those in the loss.",
         shows="Silent; the logged losses are right. Fine-tuning on answers of an eighth of the tokens trains with 8 "
         "times moe_aux_loss_coeff and moe_z_loss_coeff.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/1984",
         test=f"{_TESTS}::test_balancing_does_not_depend_on_the_loss_mask",
         patches=(
             *COUNT_TOKENS_FIRST,
-            _router(scale_balancing_losses, *_ATTACH),
-            _router(scale_z_loss, "apply_z_loss", "54b4d71d1c8d9616"),
+            router_patch(scale_balancing_losses, *_ATTACH),
+            router_patch(scale_z_loss, "apply_z_loss", "54b4d71d1c8d9616"),
         ),
     ),
     Fault(
@@ -595,14 +229,13 @@ FAULTS = (
         summary="Experts in the multi-token prediction of a hybrid are logged under layers of the decoder.",
         shows="moe_per_layer_logging with hybrid_layer_pattern M*E/*E: layer_1, an attention layer, has the balancing "
         "loss of the prediction, whose own layer_3 is 0. With mtp_use_repeated_layer they count once for each depth.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5794",
         test=f"{_TESTS}::test_experts_of_a_hybrids_prediction_have_their_own_layer",
         patches=(
             Patch(
                 wrap=number_prediction_layers,
-                module=_MTP,
+                module=MTP,
                 target="MultiTokenPredictionLayer.__init__",
                 sources=("c2ba75e796aefa47",),
             ),

@@ -8,7 +8,6 @@ from mb_guard.faults.rewriting import rewritten
 from mb_guard.faults.step_tokens import COUNT_TOKENS_FIRST, current_step
 
 _MODULE = "megatron.core.transformer.multi_token_prediction"
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _TESTS = "packages/mb-guard/tests/test_mtp.py"
 
 
@@ -106,7 +105,6 @@ FAULTS = (
         "context-parallel ranks, because each divides by its own number of labels.",
         shows="Silent. Two rows with 32 and 4 tokens in the loss as two microbatches or on two replicas: the gradient "
         "differs by 0.195 from that of one microbatch, with calculate_per_token_loss.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
         test=f"{_TESTS}::test_the_gradient_does_not_depend_on_microbatches",
@@ -118,7 +116,6 @@ FAULTS = (
         summary="The logged losses of multi-token prediction are means over microbatches and ranks of means over "
         "labels.",
         shows="Silent: with loss masks `mtp_1 loss` depends on how a batch is cut, and `lm loss` does not.",
-        versions=_VERSIONS,
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/pull/5543",
         test=f"{_TESTS}::test_the_logged_loss_is_a_mean_over_labels",

@@ -9,10 +9,9 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, always
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _TEST = "packages/mb-guard/tests/test_optimizer.py"
 _SILENT_DIVERGENCE = (
     "Silent: the losses of a resumed run differ from those of the uninterrupted run from the second step on."
@@ -87,10 +86,6 @@ def _distributed_optimizer(settings: Settings) -> bool:
     return bool(settings.use_distributed_optimizer)
 
 
-def _always(module: ModuleType) -> bool:
-    return True
-
-
 def _patch(wrap: Any, target: str, source: str, needed: Any = _torch_optimizer) -> tuple[Patch, ...]:
     return (
         Patch(
@@ -109,7 +104,6 @@ FAULTS = (
         effect="crash",
         summary="DistributedOptimizer with torch's AdamW cannot load a checkpoint before its first step.",
         shows="AssertionError in DistributedOptimizer.state_dict on resume without Transformer Engine and Apex.",
-        versions=_VERSIONS,
         action="put right",
         met=_distributed_optimizer,
         test=f"{_TEST}::test_the_other_faults_raise_while_loading",
@@ -121,7 +115,6 @@ FAULTS = (
         summary="After DistributedOptimizer has loaded a checkpoint, all parameters of torch's AdamW share one step "
         "tensor, which counts every update once per parameter.",
         shows=_SILENT_DIVERGENCE,
-        versions=_VERSIONS,
         action="put right",
         met=_distributed_optimizer,
         test=f"{_TEST}::test_a_shared_step_tensor_diverges",
@@ -132,7 +125,6 @@ FAULTS = (
         effect="crash",
         summary="DistributedOptimizer looks for a step per parameter of torch's AdamW, which its checkpoints lack.",
         shows="KeyError: 'step' while a run resumes without Transformer Engine and Apex.",
-        versions=_VERSIONS,
         action="put right",
         met=_distributed_optimizer,
         test=f"{_TEST}::test_the_other_faults_raise_while_loading",
@@ -144,12 +136,9 @@ FAULTS = (
         summary="DistributedOptimizer with float32 weights loads in place into views of leaves that require gradients.",
         shows="RuntimeError: a view of a leaf Variable that requires grad is being used in an in-place operation, "
         "while a run resumes, with and without Transformer Engine.",
-        versions=_VERSIONS,
         action="put right",
         met=_distributed_optimizer,
         test=f"{_TEST}::test_the_other_faults_raise_while_loading",
-        patches=_patch(
-            load_without_grad, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6", _always
-        ),
+        patches=_patch(load_without_grad, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6", always),
     ),
 )

@@ -6,7 +6,6 @@ from typing import Any
 from mb_guard.fault import Fault, Function, Patch
 from mb_guard.settings import Settings
 
-_VERSIONS = {"megatron-core": ">=0.19.0,<=0.19.2"}
 _MODULE = "megatron.core.optimizer_param_scheduler"
 _WSD = ("lr_wsd_decay_style", "wsd_decay_steps")
 """Settings of a warm-up-stable-decay schedule, which Megatron's state lacks."""
@@ -91,7 +90,6 @@ FAULTS = (
         summary="The state of OptimizerParamScheduler lacks wsd_decay_steps and lr_wsd_decay_style: a resume with "
         "use_checkpoint_opt_param_scheduler mixes the stored schedule with the configured decay phase.",
         shows="Silent: half of the learning rate where lr_wsd_decay_iters is 10 instead of the stored 5.",
-        versions=_VERSIONS,
         action="put right",
         test="packages/mb-guard/tests/test_schedule.py::test_the_stored_decay_phase_is_restored",
         met=lambda settings: _stored_schedule(settings) and settings.lr_decay_style == "WSD",
@@ -107,7 +105,6 @@ FAULTS = (
         "restored its schedule, and adds the stored steps to those that the scheduler has already made.",
         shows="Silent: the first step after a resume with use_checkpoint_opt_param_scheduler has the configured weight "
         "decay; a second load into the same scheduler doubles its steps.",
-        versions=_VERSIONS,
         action="put right",
         test="packages/mb-guard/tests/test_schedule.py::test_the_first_step_after_a_load_has_the_stored_weight_decay",
         report="https://github.com/NVIDIA/Megatron-LM/pull/7468",
@@ -121,7 +118,6 @@ FAULTS = (
         "optimizer brings max_lr and min_lr of its parameter groups from the checkpoint, and the scheduler takes them "
         "from there.",
         shows="Silent; the log reports an override: 1e-3 in the checkpoint, 1e-4 configured, 1e-3 used.",
-        versions=_VERSIONS,
         action="put right",
         test="packages/mb-guard/tests/test_schedule.py::test_an_overridden_schedule_has_the_configured_rates",
         report="https://github.com/NVIDIA/Megatron-LM/pull/5213",

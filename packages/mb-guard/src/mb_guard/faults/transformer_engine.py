@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Patch
+from mb_guard.fault import TESTED_MEGATRON, Fault, Patch
 from mb_guard.sources import defines
 
 
@@ -34,7 +34,7 @@ FAULTS = (
         "2.20 has it as transformer_engine.pytorch.utils.SplitAlongDim only, and attention falls back to torch.split.",
         shows="Silent. The backward pass of every attention layer copies the gradients of q, k and v: 6 % of a step "
         "of a GPT of 355 M parameters on an H200.",
-        versions={"megatron-core": ">=0.19.0,<=0.19.2", "transformer-engine": ">=2.20.0,<=2.20.2"},
+        versions={**TESTED_MEGATRON, "transformer-engine": ">=2.20.0,<=2.20.2"},
         action="put right",
         test="packages/mb-guard/tests/test_transformer_engine.py::test_the_split_is_found_under_its_new_name",
         patches=(

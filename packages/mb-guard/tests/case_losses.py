@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -64,6 +65,28 @@ def gathered(fault: str | None) -> tuple[list[float], list[float]]:
     parts = [torch.empty_like(part) for _ in range(size)]
     torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
     return losses.transpose(0, 1).flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+
+
+def logged(fault: str | None, with_tokens: bool) -> tuple[float, float]:
+    """Return the logged loss of one of 8 microbatches, and the loss that is differentiated."""
+    parallel_state.initialize_model_parallel()
+    output = torch.tensor([6.0], requires_grad=True) * 1.0
+    tokens = [torch.tensor(3)] if with_tokens else []
+    stored: list[dict[str, torch.Tensor]] = []
+    with mb_guard.without(fault) if fault else nullcontext():
+        loss, _ = schedules.forward_step_calc_loss(
+            model=torch.nn.Identity(),
+            output_tensor=output,
+            loss_func=lambda loss: (loss, *tokens, {"lm loss": loss.detach()}),
+            config=TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2),
+            vp_stage=None,
+            collect_non_loss_data=False,
+            num_microbatches=8,
+            forward_data_store=stored,
+            cp_group_size=1,
+            is_last_stage=True,
+        )
+    return float(stored[0]["lm loss"]), float(loss)
 
 
 def reference(label_smoothing: float) -> tuple[list[float], list[float]]:

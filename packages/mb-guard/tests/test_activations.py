@@ -14,6 +14,13 @@ def test_a_fused_activation_does_not_clamp(run_case):
     assert clamps == [True, False]
 
 
+@pytest.mark.parametrize(("clamp", "offset"), [(0.5, 0.0), (None, 1.0), (0.5, 1.0), (None, 0.0)])
+def test_overlapped_shared_experts_clamp(clamp, offset, run_case):
+    assert run_case("case_activations.py", "overlapped", None, clamp, offset) == [pytest.approx(0, abs=1e-4)]
+    [apart] = run_case("case_activations.py", "overlapped", "shared-experts-without-clamp", clamp, offset)
+    assert (apart > 0.1) == (clamp is not None or offset != 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "met"),
     [
@@ -21,8 +28,7 @@ def test_a_fused_activation_does_not_clamp(run_case):
         (CLAMP, False),
         ({**CLAMP, "bias_activation_fusion": True, "activation_func": "silu"}, True),
         ({**CLAMP, "bias_activation_fusion": True, "activation_func": "quick_gelu"}, False),
-        ({**CLAMP, "moe_shared_expert_overlap": True, "activation_func": "quick_gelu"}, True),
-        ({"bias_activation_fusion": True, "moe_shared_expert_overlap": True}, False),
+        ({"bias_activation_fusion": True, "activation_func": "silu"}, False),
     ],
 )
 def test_settings_without_effect_are_known(settings, met):

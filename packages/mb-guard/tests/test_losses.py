@@ -32,3 +32,10 @@ def test_without_the_guard_gathered_logits_count_twice(run_case):
     [(losses, _)] = run_case(CASE, "reference", 0.0)
     for found, _ in run_case(CASE, "gathered", "gathered-logits", ranks=2):
         assert found == pytest.approx([loss + math.log(2) for loss in losses], rel=1e-5)
+
+
+@pytest.mark.parametrize(("with_tokens", "divided"), [(False, 6 / 8), (True, 6 / 3 / 8)])
+def test_what_is_logged_is_not_rescaled(with_tokens, divided, run_case):
+    assert run_case(CASE, "logged", None, with_tokens) == [(6, pytest.approx(divided))]
+    wrong = run_case(CASE, "logged", "logged-loss-rescaled", with_tokens)
+    assert wrong == [(pytest.approx(divided), pytest.approx(divided))]

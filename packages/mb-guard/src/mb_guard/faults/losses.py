@@ -1,9 +1,10 @@
-"""Faults of the cross entropy over a vocabulary that is split over tensor-parallel ranks."""
+"""Faults of losses: cross entropy over a vocabulary that is split over tensor-parallel ranks, and what is logged."""
 
 import functools
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch
+from mb_guard.faults.rewriting import rewritten
 from mb_guard.settings import Settings
 
 _REPORT = "https://github.com/NVIDIA/Megatron-LM/issues/7452"
@@ -71,6 +72,21 @@ def split_gathered_logits(compute_loss: Function) -> Function:
     return patched
 
 
+def scaled_copies(calculate: Function) -> Function:
+    """Scale a copy of the loss of a microbatch, because what is logged may share its memory."""
+    return rewritten(
+        calculate,
+        (
+            f"output_tensor /= torch.clamp(num_tokens, min=1)\n{' ' * 20}output_tensor /= num_microbatches",
+            "output_tensor = output_tensor / torch.clamp(num_tokens, min=1) / num_microbatches",
+        ),
+        (
+            f"output_tensor *= cp_group_size\n{' ' * 16}output_tensor /= num_microbatches",
+            "output_tensor = output_tensor * cp_group_size / num_microbatches",
+        ),
+    )
+
+
 def _tensor_parallel(settings: Settings) -> bool:
     return (settings.tensor_model_parallel_size or 1) > 1
 
@@ -110,6 +126,24 @@ FAULTS = (
                 module="megatron.core.models.common.language_module.language_module",
                 target="LanguageModule.compute_language_model_loss",
                 sources=("bfe47db9c6a053a3",),
+            ),
+        ),
+    ),
+    Fault(
+        id="logged-loss-rescaled",
+        effect="wrong number",
+        summary="Megatron divides the loss of a microbatch in place by microbatches and tokens: a loss function that "
+        "returns loss.detach() to be logged, which shares its memory, logs the divided loss.",
+        shows="Silent; gradients are right. With 8 microbatches the logged loss is an eighth.",
+        action="put right",
+        test="packages/mb-guard/tests/test_losses.py::test_what_is_logged_is_not_rescaled",
+        report="https://github.com/AMD-AGI/Primus/pull/1079",
+        patches=(
+            Patch(
+                wrap=scaled_copies,
+                module="megatron.core.pipeline_parallel.schedules",
+                target="forward_step_calc_loss",
+                sources=("21c1cab8a4c55482",),
             ),
         ),
     ),

@@ -15,11 +15,6 @@ Effect = Literal["wrong number", "lost run", "crash", "slow"]
 Action = Literal["put right", "refuse", "warn"]
 
 
-def always(module: ModuleType) -> bool:
-    """Return True: every environment has the fault."""
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
     """Replacement of `target`, a dotted path inside `module`, by `wrap(original)`.
@@ -34,8 +29,8 @@ class Patch:
     target: str
     sources: tuple[str, ...]
     """`mb_guard.sources.source_hash` of each known version of the original; empty where it is not a function."""
-    needed: Callable[[ModuleType], bool] = always
-    """Whether the fault exists in this environment, evaluated after `module` is imported."""
+    needed: Callable[[ModuleType], bool] | None = None
+    """Whether this environment has the fault, evaluated after `module` is imported; None: every one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

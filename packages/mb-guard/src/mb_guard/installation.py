@@ -95,7 +95,7 @@ class Guard:
 
     def _target(self, module: ModuleType, fault: str, patch: Patch) -> Target | None:
         """Return the target with the patch added; None if it is not to be applied here."""
-        if not patch.needed(module):
+        if patch.needed is not None and not patch.needed(module):
             if self.statuses[fault].state == "pending":
                 self._set_state(fault, "not needed")
             return None

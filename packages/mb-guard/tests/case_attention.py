@@ -23,7 +23,7 @@ from megatron.core.transformer.utils import attention_mask_func
 from tiny_gpt import LENGTH, batch, gpt, gradients, start
 
 import mb_guard
-from mb_host.layers import HostNorm
+from mb_host.megatron.layers import HostNorm
 
 finalize_model_grads = sys.modules["megatron.core.distributed.finalize_model_grads"]
 """The module; the package has a function of this name."""

@@ -116,11 +116,12 @@ def test_the_last_loss_may_be_no_number(tmp_path):
         ([], 30, "running"),
         ([], 600, "silent"),
         ([event("stop", 5, reason="finished")], 600, "complete"),
+        ([event("stop", 5, reason="early_stop")], 600, "complete"),
         ([event("stop", 5, reason="signal")], 600, "stopped"),
         ([event("stop", 5, reason="failed")], 600, "failed"),
         ([event("stop", 5, reason="signal"), event("resume", 6)], 30, "running"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_the_status_of_a_run(tmp_path, events, seconds_later, status):
     run = read_run(write_run(tmp_path, steady(1, 5, 1), [event("start", 0), *events]))
@@ -130,7 +131,9 @@ def test_the_status_of_a_run(tmp_path, events, seconds_later, status):
     assert any("log.txt" in text for text in found.warnings) == (status == "failed")
 
 
-@pytest.mark.parametrize(("reason", "restarts"), [("finished", 0), ("failed", 1), ("signal", 1)])
+@pytest.mark.parametrize(
+    ("reason", "restarts"), [("finished", 0), ("early_stop", 0), ("failed", 1), ("signal", 1)]
+)
 def test_a_finished_run_that_is_continued_with_more_steps_is_no_restart(tmp_path, reason, restarts):
     rows = [*steady(1, 5, 1), *steady(6, 9, 20)]
     events = [event("start", 0), event("stop", 6, step=5, reason=reason), event("resume", 19, step=5)]

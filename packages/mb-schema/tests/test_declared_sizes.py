@@ -150,5 +150,5 @@ def test_other_files_are_rejected(problem, content):
 
 
 def test_an_archive_after_other_bytes_is_none():
-    with pytest.raises(pickle.UnpicklingError, match=r"no archive of torch\.save"):
+    with pytest.raises(pickle.UnpicklingError, match=r"not an archive of torch\.save"):
         pickle_in_archive(io.BytesIO(b"x" + COMPRESSED))

@@ -201,3 +201,18 @@ def test_check_warns_if_the_size_of_the_vocabulary_comes_from_the_tokenizer():
     assert [line.partition(" needs")[0] for line in warned if line.startswith("warning")] == [
         "warning: the fullest rank"
     ]
+
+
+def test_the_path_of_a_chart_is_printed(tmp_path):
+    for option in ("--chart", "--picture"):
+        file = tmp_path / option / "memory.svg"
+        done = mb("plan", option, str(file))
+        assert (done.exit_code, file.read_text()[:4]) == (0, "<svg")
+        assert f"memory chart written to {file}" in done.stderr.splitlines()
+    assert "--picture" not in mb("plan", "--help").stdout
+
+
+def test_a_file_without_access_is_exit_code_two(tmp_path):
+    (tmp_path / "run.yaml").touch()
+    done = mb("plan", "--chart", str(tmp_path / "run.yaml" / "p.svg"))
+    assert (done.exit_code, f"{tmp_path / 'run.yaml'}: cannot be used (" in done.stderr) == (2, True)

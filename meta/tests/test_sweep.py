@@ -156,3 +156,41 @@ def test_modules_with_per_module_parallelism_are_checked_as_one_configuration_is
     assert {(point["model.language_rank_offset"], point[TP]) for point in points} == {(0, 1), (0, 2), (1, 1)}
     assert len(found["shown"]) == found["passing"]
     assert not any(point["rejected_when_resolved"] for point in found["shown"])
+
+
+def test_the_best_points_of_a_sweep():
+    found = answer(f"{MICRO}=4,1,2", "--top", "2")
+    assert (found["passing"], found["resolved"], [point["values"][MICRO] for point in found["shown"]]) == (
+        3,
+        3,
+        [1, 2],
+    )
+    lines = mb(f"{MICRO}=4,1,2", "--top", "1").stdout.splitlines()
+    assert lines[-2:] == [
+        "3 points: 3 pass the rules as written, 0 rejected by them",
+        "3 points resolved, 1 shown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "resolved", "shown"),
+    [((), 20, 20), (("--top", "1"), 22, 1), (("--top", "2", "--limit", "3"), 3, 2)],
+)
+def test_top_resolves_all_points_and_limit_some(options, resolved, shown):
+    values = ",".join(f"{number}e-3" for number in range(1, 23))
+    found = answer(f"optimizer.lr={values}", *options)
+    assert (found["resolved"], len(found["shown"])) == (resolved, shown)
+
+
+def test_all_layouts_are_swept_over_but_for_sizes_that_are_set():
+    machine = ("--world-size", "2", "--gpu", "h100", "--te", "2.20", "--limit", "0")
+    done = mb("--json", "--layouts", "model.pipeline_model_parallel_size=1", MICRO + "=1", *machine)
+    points = [each["values"] for each in json.loads(done.stdout)["shown"]]
+    assert (done.exit_code, {"model.pipeline_model_parallel_size", MICRO} & points[0].keys()) == (0, set())
+    assert {each[TP] for each in points} == {1, 2}
+    assert all(each["model.sequence_parallel"] for each in points if each[TP] > 1)
+    assert "resolving and planning" in done.stderr
+
+
+def test_a_world_size_to_sweep_over_is_positive():
+    assert mb("--world-size", "0").exit_code == 2

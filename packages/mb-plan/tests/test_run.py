@@ -109,14 +109,17 @@ BY_HAND = [word for name, size in SIZES.items() for word in (f"--{name.replace('
 
 
 def test_the_program_prints_a_plan_the_prediction_and_layouts(program, tmp_path):
-    done = program(*BY_HAND, "--gpus", "8xh100", "--tokens", "1B", "--chart", tmp_path / "new" / "m.svg")
+    done = program(
+        *BY_HAND, "--gpus", "8xh100", "--tokens", "1B", "--explain", "--chart", tmp_path / "new" / "m.svg"
+    )
     lines = done.stdout.splitlines()
     assert (done.exit_code, lines[0].startswith("model on 8 processes (")) == (0, True)
     for start in ("parameters", "work of a token", "checkpoint", "memory           fits", "step", "run"):
         assert any(line.startswith(start) for line in lines)
     assert sum("%" in line and line.strip()[:1].isdigit() for line in lines) >= 5
     assert "planned for 1,024 sequences in a step" in done.stderr
-    assert ElementTree.parse(tmp_path / "new" / "m.svg").getroot().tag.endswith("svg")
+    for name in ("m.svg", "m-step.svg"):
+        assert ElementTree.parse(tmp_path / "new" / name).getroot().tag.endswith("svg")
 
 
 def test_the_program_prints_json(program):

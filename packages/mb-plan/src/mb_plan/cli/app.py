@@ -167,6 +167,9 @@ def _run(
     best = points[0]
     if chart is not None:
         report.write_memory_chart(chart, best.plan, title=f"{name}: memory per GPU", gpu=run.gpu)
+        if explained:
+            file = chart.with_name(f"{chart.stem}-step.svg")
+            report.write_step_chart(file, best.prediction, title=f"{name}: predicted step")
     if as_json:
         print(
             json.dumps(

@@ -140,7 +140,10 @@ def _qwen2_moe(config: Config) -> dict[str, Any]:
 
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
-    experts = _experts(config, "num_experts", "moe_intermediate_size")
+    number = (
+        "num_local_experts" if "num_local_experts" in config else "num_experts"
+    )  # the first: transformers 5
+    experts = _experts(config, number, "moe_intermediate_size")
     return {**_qwen3(config), **experts, **_sparse_layers(config)}
 
 

@@ -1,11 +1,11 @@
 """A run by its model, GPUs, sequence length and tokens, and the best parallel layouts for it.
 
->>> from mb_plan import best_layouts, describe_run
->>> sizes = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 128_256}
->>> run = describe_run(sizes, gpus="8xh100", seq_length=4096, tokens="1B")
->>> best = best_layouts(run, fixed={"pipeline_model_parallel_size": 1})[0]
->>> best.fits, best.values["model.tensor_model_parallel_size"]
-(True, 2)
+>>> from mb_plan import best_layouts, describe_run, model_of_sizes
+>>> llama = model_of_sizes(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128_256)
+>>> run = describe_run(llama, gpus="64xh100", seq_length=8192, tokens="15T", precision="fp8")
+>>> best = best_layouts(run)[0]
+>>> print(f"{best.plan.parameters:,} parameters, {best.prediction.days:.0f} days, fits: {best.fits}")
+8,030,261,248 parameters, 209 days, fits: True
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def describe_run(
         PlanError: A size of the model is missing or not supported.
     """
     number, gpu = read_gpus(gpus)
-    read_shape(model)
+    read_shape({**model, "seq_length": seq_length})
     batch = max(number, round(TOKENS_PER_STEP / seq_length / number) * number)
     return RunDescription(
         model=model,

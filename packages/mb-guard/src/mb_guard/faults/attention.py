@@ -143,7 +143,7 @@ FAULTS = (
         effect="wrong number",
         summary="The projections of cross attention use the global tensor-parallel group instead of that of the "
         "process groups that the module is given.",
-        shows="Silent, with process groups of one's own: the projections communicate with other ranks.",
+        shows="Silent, with process groups that are passed explicitly: the projections communicate with other ranks.",
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
         test=f"{_TESTS}::test_cross_attention_has_its_own_group",

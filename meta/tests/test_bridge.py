@@ -160,3 +160,33 @@ def test_a_precision_that_a_module_registers_is_named_in_a_file(tmp_path, monkey
     request = read_request([str(file)])
     resolve_and_check(request.config, world_size=1, provenance=request.provenance)
     assert (request.config.model.bf16, request.config.ddp.grad_reduce_in_fp32) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("from mb_trainer.bridge import AutoBridge", "mb import-hf and mb export-hf"),
+        (
+            "from mb_trainer.bridge.recipes.llama import llama32_1b_pretrain_config",
+            "`mb recipes` lists the recipes",
+        ),
+        ("import mb_trainer.bridge.models.llama", "sections of mb_models"),
+        ("import mb_trainer.bridge.data.builders", "sections of mb_data"),
+        ("import mb_trainer.bridge.utils.common_utils", "The page Megatron-Bridge of the documentation"),
+    ],
+)
+def test_a_name_that_is_missing_here_names_its_replacement(statement, advice):
+    with pytest.raises(ImportError, match="Megatron-Bridge has it, and this trainer has not") as caught:
+        exec(statement)
+    assert advice in str(caught.value)
+
+
+def test_modules_that_exist_are_imported_and_other_names_are_unknown():
+    from mb_trainer.bridge import recipes, training
+
+    assert (recipes.__name__, training.__name__) == (
+        "mb_trainer.bridge.recipes",
+        "mb_trainer.bridge.training",
+    )
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from mb_trainer.bridge import nothing  # noqa: F401

@@ -23,13 +23,11 @@ from random_models import (
 MODELS = int(os.environ.get("MB_MODELS", "60"))
 
 BEYOND_BUILDING = {
-    "G02": "Megatron computes with fewer key/value heads than the section sets",
     "G03": "heads would be narrower than hidden_size / num_attention_heads",
     "G05": "batches have no positions for it",
     "G06": "local layers ignore the switch",
     "G07": "local layers ignore the precision",
     "G08": "local layers ignore it",
-    "G10": "Megatron refuses it in the first step under tensor parallelism",
     "G12": "the sizes would be ignored",
     "G13": "Megatron recomputes nothing",
     "G14": "positions would be counted twice",
@@ -50,7 +48,7 @@ BEYOND_BUILDING = {
     "MN": "numbers without meaning",
     "K": "refused by Megatron on a GPU; the host replaces the kernel",
     "O": "overlap that the schedule does not have",
-    "P": "the same as G02, G10 and Megatron's process groups",
+    "P": "Megatron computes with fewer key/value heads, or refuses it in its process groups or in the first step",
     "V": "conditions of batches, graphs and machines",
     "T": "settings that nothing applies",
     "TR": "batches",

@@ -6,10 +6,10 @@ import pytest
 
 import mb_config
 import mb_overlap
-from mb_config.rules.hardware import capability
 from mb_launch import GpuSources
 from mb_metrics import peak_tflops
 from mb_overlap.env_vars import generation
+from mb_schema.gpu_capabilities import capability
 from mb_trainer.run.machine import first_gpu
 
 PRINTED = {

@@ -11,14 +11,16 @@ from mb_config.megatron_lm.conversion import convert
 from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.preflight.module_layouts import rules_per_point
 from mb_config.rules.allocator import expandable_segments
-from mb_config.rules.hardware import KNOWN, nvlink_gpus
+from mb_config.rules.hardware import nvlink_gpus
 from mb_config.schedules.batch_stages import scheduled_stages
 from mb_metrics import model_flops_per_token
+from mb_models.rules import parallelism
 from mb_plan import GPU_MEMORY, Axis, make_plan, read_shape, run_sweep
 from mb_plan.memory.overhead import FRAGMENTED, FRAGMENTED_EXPANDABLE, estimate_overhead
 from mb_plan.memory.pipeline_schedule import batch_sizes
 from mb_plan.shape.flops import flops_per_token
 from mb_plan.time.gpus import GPU_SPEEDS
+from mb_schema.gpu_capabilities import KNOWN
 from mb_schema.rules import Rule
 from mb_trainer.registry import REGISTRY
 
@@ -77,7 +79,7 @@ def test_settings_of_the_allocator_have_one_meaning(env: Mapping[str, str]) -> N
 def test_rules_of_the_configuration_reject_points_of_a_sweep() -> None:
     axes = [Axis(path=f"model.{TP}", values=(1, 2, 3)), Axis(path=f"model.{PP}", values=(1, 16))]
     model = {"num_layers": 8, "num_attention_heads": 8, TP: 1, PP: 1}
-    swept = run_sweep({"model": model}, axes, RULES, facts={"world_size": 8})
+    swept = run_sweep({"model": model}, axes, (*RULES, *parallelism.RULES), facts={"world_size": 8})
     assert [(group.rules, group.count) for group in swept.rejected] == [
         (("V030", "P05"), 2),
         (("V030", "P02"), 1),

@@ -68,7 +68,7 @@ MEANINGLESS_ALONE = {  # read only together with a field that a rule refuses
 
 
 def verdict(rule: Rule, values):
-    return rule.test(*(values[field] for field in rule.fields))
+    return rule.test(*(values.get(field) for field in rule.fields))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -196,3 +196,11 @@ def test_only_some_versions_of_nvrx_can_be_installed_next_to_megatron(version, b
     assert bool(import_rule.test(version)) is breaks
     assert bool(local_rule.test("local", version)) is too_old
     assert local_rule.test("global", version) is None
+
+
+def test_fsdp_dtensor_with_torch_fsdp2():
+    (rule,) = [rule for rule in RULES if rule.id == "V130"]
+    assert rule.test("fsdp_dtensor", None, "/c", True, True, None) == (
+        "is fsdp_dtensor, but use_torch_fsdp2 is true"
+    )
+    assert rule.test("fsdp_dtensor", None, None, None, None, None) is None

@@ -69,28 +69,11 @@ TABLE = [
     ({"validation.eval_interval": 0}, {"TR04e"}, {"validation.eval_interval": None}),
     (EVAL, {"V119"}, {"validation.eval_global_batch_size": 16}),
     ({"train.eval_iters": 3}, {"V139d"}, {"train.eval_iters": None, "validation.eval_iters": 3}),
-    ({"model.seq_length": 65}, {"V139b"}, {"dataset.seq_length": 65}),
     # layout
-    ({TP: 3}, {"V030", "P02"}, {TP: 2}),
-    ({TP: 0}, {"V030", "P01"}, {TP: 1}),
+    ({TP: 3}, {"V030"}, {TP: 2}),
+    ({TP: 0}, {"V030"}, {TP: 1}),
     ({"facts.world_size": 12, TP: 8}, {"V030"}, {"facts.world_size": 16}),
-    ({PP: 2, "model.num_layers": 3}, {"P05"}, {"model.num_layers": 4}),
-    ({"model.sequence_parallel": True}, {"P06"}, {TP: 2}),
-    ({VP: 2}, {"P07"}, {PP: 2}),
-    ({"model.num_query_groups": 3}, {"P04"}, {"model.num_query_groups": 4}),
-    ({"model.num_query_groups": 2, TP: 4, "model.num_attention_heads": 6}, {"P02"}, {TP: 2}),
-    ({EP: 4, EXPERTS: 6}, {"P08"}, {EXPERTS: 8}),
-    ({EP: 8, EXPERTS: 8}, {"P09"}, {EP: 4}),
-    ({TP: 2, EXPERTS: 8}, {"P10"}, {"model.sequence_parallel": True}),
     # context parallelism
-    ({CP: 2, "model.seq_length": 66, "dataset.seq_length": 66}, {"V137"}, {CP: 1}),
-    ({CP: 2, "model.cp_comm_type": ["p2p"]}, {"V154"}, {"model.cp_comm_type": "p2p"}),
-    (
-        {CP: 4, "model.cp_comm_type": "a2a+p2p"},
-        {"V155"},
-        {"model.hierarchical_context_parallel_sizes": [2, 2]},
-    ),
-    ({CP: 2, "model.hierarchical_context_parallel_sizes": [2, 2]}, {"V156"}, {CP: 4}),
     (
         {
             CP: 4,
@@ -134,8 +117,6 @@ TABLE = [
         {"scheduler.lr_wsd_decay_iters": 20},
     ),
     # numbers of the model
-    ({"model.hidden_dropout": 1.5}, {"MN01a"}, {"model.hidden_dropout": 0.1}),
-    ({"model.init_method_std": -1.0}, {"MN02a"}, {"model.init_method_std": 0.02}),
     # precision and optimizer
     ({"optimizer.optimizer": "adamw2"}, {"OP01"}, {"optimizer.optimizer": "muon"}),
     (
@@ -177,7 +158,6 @@ TABLE = [
         {"H02"},
         {"facts.gpu": "b200"},
     ),
-    ({"model.fp8": "hybrid", "facts.gpu": "a100"}, {"H03"}, {"model.fp8": None}),
     ({"facts.gpu": "h1000"}, {"H01"}, {"facts.gpu": "h100"}),
     ({**ONE_FORMAT, "optimizer.fp16": True}, {"V146"}, {"optimizer.fp16": False}),
     ({"optimizer.params_dtype": "bf16"}, {"DT02"}, {"optimizer.params_dtype": "bfloat16"}),
@@ -192,11 +172,6 @@ TABLE = [
         {**OFFLOAD, "facts.env": {"NVTE_CPU_OFFLOAD_V1": "0"}},
         {"V149"},
         {"facts.env": {"NVTE_CPU_OFFLOAD_V1": "1"}},
-    ),
-    (
-        {**OFFLOAD, "facts.transformer_engine_version": "2.9", "model.transformer_impl": "local"},
-        {"V148"},
-        {"model.transformer_impl": "transformer_engine"},
     ),
     # wrapper and process groups
     ({"ddp.bucket_size": -5}, {"V050d"}, {"ddp.bucket_size": None}),
@@ -248,16 +223,6 @@ TABLE = [
     # Megatron-FSDP
     ({FSDP: True, "dist.use_torch_fsdp2": True}, {"V120"}, {"dist.use_torch_fsdp2": False}),
     (
-        {FSDP: True, "checkpoint.save": "/c", "checkpoint.ckpt_format": "torch_dist"},
-        {"V175"},
-        {"checkpoint.ckpt_format": "fsdp_dtensor"},
-    ),
-    (
-        {"checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"},
-        {"V130"},
-        {FSDP: True},
-    ),
-    (
         {FSDP: True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
         {"V176"},
         {"facts.env": {}},
@@ -270,45 +235,7 @@ TABLE = [
         {"V141"},
         {"facts.env": {"NCCL_ALGO": "Ring"}},
     ),
-    (
-        {DETERMINISTIC: True, "dist.distributed_backend": "gloo", "model.cross_entropy_loss_fusion": True},
-        {"V140"},
-        {"model.cross_entropy_loss_fusion": False},
-    ),
-    ({GRAPH: "local", MODULES: ["attn"]}, {"V152"}, {GRAPH: "transformer_engine"}),
-    ({GRAPH: "full_iteration", MODULES: ["attn"]}, {"V151"}, {MODULES: "full"}),
-    (
-        {
-            GRAPH: "full_iteration",
-            MODULES: "full",
-            "rerun_state_machine.check_for_nan_in_loss": True,
-            "rerun_state_machine.check_for_spiky_loss": False,
-            "rerun_state_machine.check_loss_immediately": True,
-            "rerun_state_machine.rerun_mode": "disabled",
-        },
-        {"V127"},
-        {"rerun_state_machine.check_loss_immediately": False},
-    ),
-    ({GRAPH: "none", MODULES: "attn"}, {"V150a"}, {GRAPH: "transformer_engine"}),
-    (
-        {**FLEX, "model.moe_flex_dispatcher_backend": "deepep", "facts.gpu": "gb200"},
-        {"V159"},
-        {"model.moe_flex_dispatcher_backend": "hybridep"},
-    ),
     # fine-tuning
-    ({"peft": {"dim": 8}, "checkpoint.save": "/c"}, {"V139a"}, {"checkpoint.pretrained_checkpoint": "/base"}),
-    (
-        {PACKS: {"packed_sequence_size": 4096}},
-        {"V139"},
-        {PACKS: {"packed_sequence_size": 8192}, "train.micro_batch_size": 1},
-    ),
-    ({"model.vocab_size": 100, "tokenizer.vocab_size": 101}, {"V243"}, {"model.vocab_size": 128}),
-    (
-        {"model.vocab_size": 100, "dataset.vocab_size": 4096, "tokenizer.tokenizer_type": None},
-        {"V243a"},
-        {"model.vocab_size": None},
-    ),
-    ({"ft.enable_ft_package": True, "checkpoint.save": None}, {"V246"}, {"checkpoint.save": "/c"}),
     # batches and validation sets
     (
         {"train.step_batch_size_schedule": "0:64 1M:128", "train.decrease_batch_size_if_needed": True},
@@ -356,11 +283,6 @@ TABLE = [
         {"validation.validation_set_names": ["a", "b"]},
     ),
     # hardware
-    (
-        {TP: 16, "facts.world_size": 16, "facts.gpus_per_node": 8, "model.num_attention_heads": 16},
-        {"H04"},
-        {"facts.gpus_per_node": 72},
-    ),
     (
         {"facts.local_world_size": 4, "facts.gpus_per_node": 1},
         {"H05"},

@@ -1,15 +1,9 @@
 """Edge cases of individual rules."""
 
-from enum import Enum
-from types import SimpleNamespace
-
 import pytest
 
 from mb_config import RULES, MixedPrecisionConfig, check
 from mb_config.resolve.precision_table import PRECISIONS, precision_field
-from mb_config.rules.cuda_graphs import full_iteration, module_names
-from mb_config.rules.hardware import CAPABILITIES, capability
-from mb_config.rules.versions import at_least
 
 BY_ID = {rule.id: rule for rule in RULES}
 
@@ -25,27 +19,6 @@ def test_missing_values_raise_no_exception(rule):
         for path in [path for path in rule.fields if "." in path and not path.startswith("facts.")]:
             filled = {"facts.world_size": 8, "facts.env": {}, **example, path: None}
             rule.test(*(filled.get(name) for name in rule.fields))
-
-
-@pytest.mark.parametrize(
-    ("version", "minimum", "expected"),
-    [
-        ("2.7.0.dev0", (2, 7), True),
-        ("2.7.0+abc", (2, 7), True),
-        ("2.10", (2, 9), True),
-        ("2.11.0a0+5228986c39.nv25.05", (2, 11), True),
-        ("2.6.9", (2, 7), False),
-        ("2", (2, 1), False),
-        ("unknown", (1,), False),
-    ],
-)
-def test_versions_compare_by_their_numbers(version, minimum, expected):
-    assert at_least(version, *minimum) is expected
-
-
-def test_gpus_by_name():
-    assert capability("H100") == CAPABILITIES["h200"] == (9, 0)
-    assert capability("tpu") is None
 
 
 @pytest.mark.parametrize(
@@ -79,89 +52,6 @@ def test_a_field_of_a_recipe_that_is_a_name_a_section_or_a_mapping():
     assert precision_field({"fp4": "e2m1"}, "fp4") == "e2m1"
     assert precision_field("no such recipe", "fp4") is None
     assert len(PRECISIONS) == 14
-
-
-class Module(Enum):
-    attn = 1
-
-
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [
-        (None, set()),
-        ("", set()),
-        ("full", set()),
-        ("attn, mlp", {"attn", "mlp"}),
-        (["attn", Module.attn, "mlp"], {"attn", "mlp"}),
-        (Module.attn, {"attn"}),
-        ("CudaGraphScope.full_iteration", {"full_iteration"}),
-    ],
-)
-def test_v153_names_of_modules(value, names):
-    assert module_names(value) == names
-
-
-def test_v151_a_full_iteration_under_its_new_and_its_legacy_name():
-    assert full_iteration("full_iteration", None, None)
-    assert full_iteration("local", None, ["full_iteration"])
-    assert not full_iteration("transformer_engine", ["full_iteration"], None)
-
-
-def test_v152_local_graphs_for_inference_are_accepted():
-    graph = {"model.cuda_graph_impl": "local", "model.inference_cuda_graph_scope": "layer"}
-    assert message_of("V152", graph) is None
-    assert message_of("V152", {**graph, "model.cuda_graph_modules": "attn"}) is not None
-
-
-def test_v139_packs_as_section_or_mapping():
-    packs = SimpleNamespace(packed_sequence_size=2048)
-    message = message_of("V139", {"dataset.packed_sequence_specs": packs, "train.micro_batch_size": 2})
-    assert message.endswith("the equivalent is micro_batch_size=1 and packs of 4096 tokens")
-    assert message_of("V139", {"dataset.packed_sequence_specs": {"packed_sequence_size": 0}}) == (
-        "packed_sequence_size=0 is not positive"
-    )
-
-
-@pytest.mark.parametrize(
-    ("specs", "words"),
-    [
-        ({"pad_seq_to_mult": 0}, "pad_seq_to_mult=0 is below 1"),
-        ({"packed_sequence_size": 8, "max_single_sequence_length": 0}, "is not from 1 to"),
-        ({"packed_sequence_size": 8, "max_single_sequence_length": 8}, None),
-    ],
-)
-def test_v048_numbers_of_packs(specs, words):
-    message = message_of("V048", {"dataset.packed_sequence_specs": specs})
-    assert message is None if words is None else words in message
-
-
-@pytest.mark.parametrize(
-    ("values", "rejected"),
-    [
-        ({"backend": "deepep", "gpu": "gb200"}, True),
-        ({"backend": "deepep", "gpu": "b200"}, False),
-        ({"backend": "deepep", "gpu": "a100"}, False),
-        ({"backend": "hybridep", "gpu": "gb300"}, False),
-        ({"backend": "hybridep", "gpu": "v100"}, True),
-    ],
-)
-def test_v159_v160_backends_by_gpu(values, rejected):
-    model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": values["backend"]}
-    found = check({"model": model}, [BY_ID["V159"], BY_ID["V160"]], facts={"gpu": values["gpu"]})
-    assert bool(found) is rejected
-
-
-def test_v130_fsdp_dtensor_with_torch_fsdp2():
-    values = {
-        "checkpoint.ckpt_format": "fsdp_dtensor",
-        "checkpoint.load": "/c",
-        "ddp.use_megatron_fsdp": True,
-    }
-    assert (
-        message_of("V130", {**values, "dist.use_torch_fsdp2": True})
-        == "is fsdp_dtensor, but use_torch_fsdp2 is true"
-    )
-    assert message_of("V130", {"checkpoint.ckpt_format": "fsdp_dtensor"}) is None
 
 
 def test_f01_the_outer_strategy():

@@ -3,12 +3,10 @@
 import pytest
 
 from mb_config import (
-    RULES,
     ConfigError,
     OptimizerConfig,
     SchedulerConfig,
     TrainingConfig,
-    check,
     runtime_config_update,
     scheduler_steps,
 )
@@ -63,15 +61,6 @@ def test_v030_a_layout_that_does_not_fit_is_a_config_error(make):
     config.model.tensor_model_parallel_size = 8
     with pytest.raises(ConfigError, match=r"12 processes are not a multiple of tp x pp x cp = 8 x 1 x 1"):
         config.set_data_parallel_size(12)
-
-
-@pytest.mark.parametrize("name", ["V159", "V160"])
-def test_v159_rules_on_gpus_query_no_device_and_skip_an_unknown_gpu(name):
-    rules = [rule for rule in RULES if rule.id == name]
-    model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
-    assert check({"model": model}, rules) == []
-    assert check({"model": model}, rules, facts={"gpu": None}) == []
-    assert check({"model": model}, rules, facts={"gpu": "something new"}) == []
 
 
 def test_v120_to_v180_all_problems_of_a_sharded_run_are_reported_together(make):

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,3 +97,31 @@ def test_validation_sets_have_prefixes_and_different_names(validation, dataset, 
     }
     problems = {rule.id: rule.test(*map(values.get, rule.fields)) for rule in validation_rules.RULES}
     assert [rule_id for rule_id, problem in problems.items() if problem is not None] == violated
+
+
+def message_of(name, values):
+    """Return the message of a rule for these values; the other fields are None."""
+    (rule,) = [rule for rule in RULES if rule.id == name]
+    return rule.test(*(values.get(path) for path in rule.fields))
+
+
+def test_v139_packs_as_section_or_mapping():
+    packs = SimpleNamespace(packed_sequence_size=2048)
+    message = message_of("V139", {"dataset.packed_sequence_specs": packs, "train.micro_batch_size": 2})
+    assert message.endswith("the equivalent is micro_batch_size=1 and packs of 4096 tokens")
+    assert message_of("V139", {"dataset.packed_sequence_specs": {"packed_sequence_size": 0}}) == (
+        "packed_sequence_size=0 is not positive"
+    )
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ({"pad_seq_to_mult": 0}, "pad_seq_to_mult=0 is below 1"),
+        ({"packed_sequence_size": 8, "max_single_sequence_length": 0}, "is not from 1 to"),
+        ({"packed_sequence_size": 8, "max_single_sequence_length": 8}, None),
+    ],
+)
+def test_v048_numbers_of_packs(specs, words):
+    message = message_of("V048", {"dataset.packed_sequence_specs": specs})
+    assert message is None if words is None else words in message

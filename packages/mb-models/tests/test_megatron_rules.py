@@ -4,13 +4,12 @@ import pytest
 
 from mb_models import GPTModelConfig
 from mb_models.gpt.transformer import megatron_class, resolve_names
-from mb_models.rules import megatron as megatron_rules
-from mb_models.rules import variants as variant_rules
-from mb_models.rules import widths as width_rules
+from mb_models.rules import cuda_graphs, layers, moe, precision, recompute, variants, widths
 
 RULES = [
     rule
-    for rule in (*megatron_rules.RULES, *variant_rules.RULES, *width_rules.RULES)
+    for topic in (recompute, precision, moe, layers, cuda_graphs, variants, widths)
+    for rule in topic.RULES
     if rule.id.startswith("K")
 ]
 ALSO = {

@@ -5,19 +5,44 @@ from mb_models.hybrid.config import MambaModelConfig
 from mb_models.mimo.config import MimoModelConfig
 from mb_models.rules import BUILD_RULES, INTERLEAVING, violated_rules
 from mb_models.t5.config import T5ModelConfig
+from mb_schema.rules import check
 
 
 @pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
 def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
-    assert rule.test(*(rule.fails[path] for path in rule.fields))
-    assert rule.test(*(rule.passes[path] for path in rule.fields)) is None
+    assert rule.test(*(rule.fails.get(path) for path in rule.fields))
+    assert rule.test(*(rule.passes.get(path) for path in rule.fields)) is None
+    assert {*rule.fails, *rule.passes} <= {*rule.fields}
 
 
 @pytest.mark.parametrize("rule", BUILD_RULES, ids=lambda rule: rule.id)
 def test_each_rule_reads_fields_that_exist(rule):
     sections = (GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig)
     names = {f"model.{name}" for section in sections for name in section.__dataclass_fields__}
-    assert {path for path in rule.fields if path.startswith("model.")} <= names
+    assert {path for path in rule.fields if path.startswith("model.")} <= names | OF_OTHER_PROVIDERS
+
+
+OF_OTHER_PROVIDERS = {
+    "model.cpu_offloading",
+    "model.cpu_offloading_num_layers",
+    "model.cuda_graph_scope",
+    "model.inference_cuda_graph_scope",
+    "model.moe_flex_dispatcher_backend",
+    "model.restore_modelopt_state",
+}
+"""Fields of Megatron Core and Megatron-Bridge that no section of this package has, but another provider may have."""
+
+BY_ID = {rule.id: rule for rule in RULES}
+OF_ANY_PROVIDER = [rule for rule in RULES if rule.id.startswith(("C1", "H0", "MN", "P0", "P10", "SZ", "V"))]
+"""Rules that also apply to sections of other packages, which may lack any field."""
+
+
+@pytest.mark.parametrize("rule", OF_ANY_PROVIDER, ids=lambda rule: rule.id)
+def test_rules_on_any_section_accept_missing_values(rule):
+    for example in (rule.fails, rule.passes):
+        for path in [path for path in rule.fields if "." in path and not path.startswith("facts.")]:
+            filled = {"facts.world_size": 8, "facts.env": {}, **example, path: None}
+            rule.test(*(filled.get(name) for name in rule.fields))
 
 
 def test_ids_are_unique():
@@ -27,9 +52,9 @@ def test_ids_are_unique():
 def test_a_violated_rule_reports_field_values_reason_fix_and_id():
     (problem,) = violated_rules(RULES, {"model.num_query_groups": 3, "model.num_attention_heads": 8})
     assert problem.line == (
-        "[G02] model.num_query_groups: must divide the query heads (num_query_groups=3, num_attention_heads=8), "
-        "because every key/value head serves the same number of query heads. Set num_query_groups to a divisor of "
-        "num_attention_heads, or leave it unset."
+        "[P04] model.num_query_groups: 8 attention heads cannot be divided equally over 3 query groups, because each "
+        "query group shares one key and value head. Make model.num_attention_heads a multiple of "
+        "model.num_query_groups."
     )
 
 
@@ -89,3 +114,33 @@ def test_a_model_config_error_is_a_value_error_with_all_problems():
     problems = violated_rules(RULES, {"model.fp8": "hybrid", "model.fp4": "e2m1"})
     assert ModelConfigError(problems).problems == (problems[0].line,)
     assert (str(error), error.problems) == ("a: b\nc: d", ("a: b", "c: d"))
+
+
+def test_v152_local_graphs_for_inference_are_accepted():
+    assert BY_ID["V152"].test("local", None, None, "layer") is None
+    assert BY_ID["V152"].test("local", "attn", None, "layer") is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "rejected"),
+    [
+        ({"backend": "deepep", "gpu": "gb200"}, True),
+        ({"backend": "deepep", "gpu": "b200"}, False),
+        ({"backend": "deepep", "gpu": "a100"}, False),
+        ({"backend": "hybridep", "gpu": "gb300"}, False),
+        ({"backend": "hybridep", "gpu": "v100"}, True),
+    ],
+)
+def test_v159_v160_backends_by_gpu(values, rejected):
+    model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": values["backend"]}
+    found = check({"model": model}, [BY_ID["V159"], BY_ID["V160"]], facts={"gpu": values["gpu"]})
+    assert bool(found) is rejected
+
+
+@pytest.mark.parametrize("name", ["V159", "V160"])
+def test_v159_rules_on_gpus_query_no_device_and_skip_an_unknown_gpu(name):
+    rules = [rule for rule in RULES if rule.id == name]
+    model = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+    assert check({"model": model}, rules) == []
+    assert check({"model": model}, rules, facts={"gpu": None}) == []
+    assert check({"model": model}, rules, facts={"gpu": "something new"}) == []

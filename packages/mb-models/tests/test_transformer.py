@@ -110,7 +110,7 @@ def test_the_same_settings_are_kept_on_a_gpu(tiny):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_query_groups": 3}, "must divide the query heads"),
+        ({"num_query_groups": 3}, "cannot be divided equally over 3 query groups"),
         ({"qk_clip": True}, "local layers ignore qk_clip"),
         ({"activation_func": "swish"}, "model.activation_func: expected one of gelu, .*, not 'swish'"),
         ({"params_dtype": "fp32"}, "model.params_dtype: expected one of float32, .*, not 'fp32'"),
@@ -142,8 +142,8 @@ def test_all_problems_are_reported_at_once(tiny):
     with pytest.raises(ModelConfigError) as caught:
         transformer_config(config, device=CPU)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        "[G02] model.num_query_groups",
         "[G04] model.max_position_embeddings",
+        "[P04] model.num_query_groups",
     ]
 
 

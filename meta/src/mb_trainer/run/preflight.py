@@ -39,8 +39,6 @@ RULES = tuple(rule for rules in RULES_BY_PACKAGE.values() for rule in rules)
 """Rules of all packages."""
 
 IMPLIED_BY = {
-    "G02": ("P04",),
-    "G10": ("P10",),
     "D74": ("V139",),
     "G26": ("D58",),
     "V131": ("CK03",),

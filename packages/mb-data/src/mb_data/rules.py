@@ -16,9 +16,9 @@ from mb_data.loading import validation_rules
 from mb_data.megatron.blend import SPLITS, blend_from_path, find_bad_weights, split_matrix
 from mb_data.t5 import rules as t5_rules
 from mb_data.tokenizers import rules as tokenizer_rules
-from mb_data.tokenizers.rules import BYTE_ENTRIES
+from mb_data.tokenizers.rules import BYTE_ENTRIES, MANY_ENTRIES
 from mb_schema.paths import path_rule
-from mb_schema.rule_kinds import SET, among, in_range, one_of, requires, rule, unsupported, within
+from mb_schema.rule_kinds import SET, among, at_most, in_range, one_of, requires, rule, unsupported, within
 from mb_schema.rules import Rule, RuleError, refuse
 from mb_schema.value_types import reject_wrong_types
 
@@ -127,6 +127,16 @@ PATH_FIELDS = (
 """Paths of the fields that contain file or folder names."""
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=21))
+
+
+def _same_length(model: int | None, dataset: int | None) -> str | None:
+    if model is None or dataset is None or model == dataset:
+        return None
+    return f"{dataset} differs from model.seq_length={model}"
+
+
+_MANY_TOKENS = "the activations of one sequence of this length exceed the memory of a data center"
+
 
 RULES: tuple[Rule, ...] = (
     *_PATHS,
@@ -341,11 +351,31 @@ RULES: tuple[Rule, ...] = (
         fails=("single", "dataset.sources: nowhere does not exist."),
         passes=("single", None),
     ),
+    unsupported(
+        "T15",
+        "dataset.full_validation",
+        None,
+        fails=True,
+        fix="Leave it unset and use validation.full_validation.",
+        why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
+    ),
+    at_most("SZ04d", "dataset.vocab_size", 10**8, why=MANY_ENTRIES),
+    at_most("SZ05d", "dataset.seq_length", 10**9, why=_MANY_TOKENS),
+    at_most("SZ05e", "dataset.decoder_seq_length", 10**9, why=_MANY_TOKENS),
     *tokenizer_rules.RULES,
     *t5_rules.RULES,
     *fim_rules.RULES,
     *finetuning_rules.RULES,
     *packing_rules.RULES,
     *validation_rules.RULES,
+    rule(
+        "V139b",
+        ("dataset.seq_length", "model.seq_length"),
+        lambda dataset, model: _same_length(model, dataset),
+        why="the model processes complete sequences",
+        fix="Set both lengths to the same value.",
+        fails=(4096, 2048),
+        passes=(2048, 2048),
+    ),
 )
 """All rules of this package."""

@@ -128,6 +128,22 @@ PATH_FIELDS = (
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=41))
 
+
+_FSDP = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+
+
+def _norms_of_shards(requested: bool | None, *on: bool | None) -> str | None:
+    return "is true under Megatron-FSDP" if requested and any(on) else None
+
+
+def _norms_of_tensors(steps: list[int] | None, *on: bool | None) -> str | None:
+    return f"is {steps} under Megatron-FSDP" if steps and any(on) else None
+
+
+def _hooks_in_graphs(steps: list[int] | None, graphs: str | None) -> str | None:
+    return f"requires cuda_graph_impl=none ({graphs})" if steps and graphs not in (None, "none") else None
+
+
 RULES: tuple[Rule, ...] = (
     *_PATHS,
     _named_run("V052", "mlflow_experiment", "mlflow_run_name", "MLflow"),
@@ -257,6 +273,35 @@ RULES: tuple[Rule, ...] = (
         fix="Set logger.log_memory_to_tensorboard=true, or unset them.",
         fails=({"num_ooms": "ooms"}, None, False, False),
         passes=({"num_ooms": "ooms"}, 10, True, False),
+    ),
+    Rule(
+        id="T36",
+        fields=("logger.log_l2_norm_grad_to_tensorboard", *_FSDP),
+        test=_norms_of_shards,
+        why="it keeps entire rows of a gradient on some of the ranks and none of it on others, which then have no norm "
+        "to add",
+        fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
+        fails={**dict.fromkeys(_FSDP, True), "logger.log_l2_norm_grad_to_tensorboard": True},
+        passes={**dict.fromkeys(_FSDP, True), "logger.log_l2_norm_grad_to_tensorboard": False},
+    ),
+    Rule(
+        id="T36a",
+        fields=("logger.tensor_norms_steps", *_FSDP),
+        test=_norms_of_tensors,
+        why="it keeps entire rows of a tensor on some of the ranks and none of it on others, which then have no norm "
+        "to add",
+        fix="Set logger.tensor_norms_steps=null.",
+        fails={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": [5]},
+        passes={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": None},
+    ),
+    rule(
+        "T36b",
+        ("logger.tensor_norms_steps", "model.cuda_graph_impl"),
+        _hooks_in_graphs,
+        why="a captured graph calls no hooks, so that the outputs of its modules would be missing",
+        fix="Set model.cuda_graph_impl=none, or logger.tensor_norms_steps=null.",
+        fails=([5], "local"),
+        passes=([5], "none"),
     ),
     *PROFILING_RULES,
 )

@@ -1,6 +1,7 @@
 """Rules on the section `rerun_state_machine`. Standard library only."""
 
 from mb_resilience.unused_settings import Defaults, without_effect
+from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 
@@ -15,6 +16,20 @@ def _injection_valid(rate: int, mode: str) -> str | None:
     if rate < 0:
         return f"error_injection_rate={rate} is not a valid number of checks"
     return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
+
+
+_CHECKS = "check_for_nan_in_loss check_for_spiky_loss check_loss_immediately rerun_mode"
+
+
+def _loss_read_in_graph(
+    nan: bool | None, spiky: bool | None, immediately: bool | None, mode: str | None, *graph: object
+) -> str | None:
+    machine = mode not in (None, "disabled")
+    at_once = spiky or (nan and (immediately or machine))
+    if not at_once or not captures_full_iteration(*graph):
+        return None
+    how = "by the rerun machine" if machine or spiky else "in its microbatch"
+    return f"each loss is read {how}, within a CUDA graph of the full iteration"
 
 
 _RULES = (
@@ -44,6 +59,15 @@ _RULES = (
         fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
         fails=(1000, "disabled"),
         passes=(1000, "validate_results"),
+    ),
+    rule(
+        "V127",
+        (*within("rerun_state_machine", _CHECKS), *GRAPH_FIELDS),
+        _loss_read_in_graph,
+        why="the host cannot read a value while the step is captured; the usual check reads the loss one step later",
+        fix="Leave check_loss_immediately, check_for_spiky_loss and rerun_mode of the section at their defaults.",
+        fails=(True, False, True, "disabled", "full_iteration"),
+        passes=(True, False, False, "disabled", "full_iteration"),
     ),
 )
 

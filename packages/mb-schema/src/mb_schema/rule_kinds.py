@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from string import ascii_lowercase
 from typing import Any, Literal
 
 from mb_schema.rules import FILE_WORDS, NOTHING, Rule
@@ -186,6 +187,41 @@ def requires(
         return f"requires {wanted} ({_named(paths, values)})" if on and not met else None
 
     return rule(id, paths, test, why=why, fix=fix, fails=fails, passes=passes)
+
+
+def rules_for_each(
+    number: str,
+    paths: Sequence[str],
+    test: Callable[..., str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: object,
+    passes: object,
+) -> tuple[Rule, ...]:
+    """Return one rule per field with the same condition. The ids are `number` with a letter appended."""
+    return tuple(
+        rule(
+            f"{number}{letter}",
+            path,
+            test,
+            why=why,
+            fix=f"Set {path} to {fix}.",
+            fails=(fails,),
+            passes=(passes,),
+        )
+        for letter, path in zip(ascii_lowercase, paths, strict=False)
+    )
+
+
+def at_most(id: str, path: str, most: int, *, why: str) -> Rule:
+    """Return a rule that a size, which may be very large, has at most a value that no machine exceeds."""
+
+    def test(size: int | None) -> str | None:
+        return f"is {size:,}, more than {most:,}" if size is not None and size > most else None
+
+    fix = f"Set {path.removeprefix('facts.')} to at most {most:,}."
+    return rule(id, path, test, why=why, fix=fix, fails=(10**13,), passes=(4096 if most > 10_000 else 128,))
 
 
 def multiple_of(

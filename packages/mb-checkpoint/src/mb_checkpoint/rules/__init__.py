@@ -1,6 +1,7 @@
 """Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
 from mb_checkpoint.errors import CheckpointRulesError
+from mb_checkpoint.rules import other_sections
 from mb_checkpoint.rules.conditions import (
     DISTRIBUTED_FORMATS,
     async_save_has_folder,
@@ -473,7 +474,7 @@ PATH_FIELDS = (
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
+RULES: tuple[Rule, ...] = (*CONSISTENCY, *other_sections.RULES, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
 
 
 def violations(section: object) -> list[Problem]:

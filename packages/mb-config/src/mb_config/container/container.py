@@ -273,7 +273,7 @@ class ConfigContainer(Section):
         tp, pp, cp = (value_at(path, {"model": self.model}) for path in SIZES)
         size = data_parallel_size(world_size, tp, pp, cp)  # type: ignore[arg-type]  # V030 and P01 report wrong values
         if size is None:
-            rules = [rule for rule in RULES if rule.id in ("V030", "P01")]
+            rules = [rule for rule in self.installed_rules() if rule.id in ("V030", "P01")]
             raise ConfigError(self.check(rules, world_size=world_size))
         return size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_config.rules.hardware import CAPABILITIES
+from mb_schema.gpu_capabilities import CAPABILITIES
 from mb_schema.gpu_names import find_short_name
 
 AUTO = "auto"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_config.perf.target import PerfTarget
-from mb_config.rules.cuda_graphs import module_names
+from mb_schema.cuda_graphs import module_names
 
 SMALL_HIDDEN_SIZE = 2048
 """Largest width of layers whose kernels, at the usual lengths, take less time on Hopper than the host needs to launch

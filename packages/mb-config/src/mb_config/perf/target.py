@@ -10,7 +10,7 @@ from mb_config.container.field_access import get_field, has_field
 from mb_config.perf.names import BLACKWELL, HOPPER
 from mb_config.preflight.module_layouts import has_parallelism_per_module
 from mb_config.resolve.precision_table import precision_field
-from mb_config.rules.hardware import CAPABILITIES
+from mb_schema.gpu_capabilities import CAPABILITIES
 
 _DENSE_ADAM = ("adam", None)
 

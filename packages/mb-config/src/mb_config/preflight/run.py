@@ -28,7 +28,8 @@ from mb_config.preflight.problems import ConfigError, RuleLike, check
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
-from mb_config.rules import RULES, sizes
+from mb_config.rules import RULES
+from mb_config.rules.sizes import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
 from mb_schema.rules import NOTHING, Problem
 
@@ -254,7 +255,7 @@ def preflight(
         )
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)
-    absurd = {rule.id for rule in sizes.RULES}.intersection(problem.id for problem in written)
+    absurd = any(problem.id.startswith(SIZE_RULES) for problem in written)
     memory = NOTHING if absurd else config.memory_facts(facts)
     later = checks.find_problems(
         config,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mb_config.resolve.state import ResolverState
-from mb_config.rules.cuda_graphs import GRAPH_REGISTER, registers_growing_buffers
-from mb_config.rules.determinism import LIBRARY_SETTINGS
+from mb_config.rules.environment import GRAPH_REGISTER, LIBRARY_SETTINGS, registers_growing_buffers
 from mb_schema.rules import NOTHING
 
 _IN_BATCH, _LENGTHS = "dataset.pack_sequences_in_batch", "model.variable_seq_lengths"

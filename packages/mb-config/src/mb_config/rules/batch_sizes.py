@@ -99,14 +99,14 @@ def _schedule_divides(
     return f"the batch size {wrong[0]} is not a multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
-def _v247(samples: int | None, batch: int | None, ramp: list[int] | None) -> str | None:
+def _less_than_one_batch(samples: int | None, batch: int | None, ramp: list[int] | None) -> str | None:
     first = ramp[0] if ramp else batch
     if samples is None or first is None or samples <= 0 or samples >= first:
         return None
     return f"{samples} sequences are less than one batch of {first}"
 
 
-def _v242(
+def _uneven_batch(
     batch: int | None, micro: int | None, lenient: bool, world: int, tp: int, pp: int, cp: int
 ) -> str | None:
     dp = data_parallel_size(world, tp, pp, cp)
@@ -120,7 +120,7 @@ def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> 
     return f"{batch} {wrong} of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
-def _v119(  # noqa: PLR0913 - one value per field
+def _uneven_eval_batch(  # noqa: PLR0913 - one value per field
     eval_batch: int | None,
     eval_micro: int | None,
     batch: int | None,
@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V247",
         within("train", "train_samples global_batch_size rampup_batch_size"),
-        _v247,
+        _less_than_one_batch,
         why="incomplete batches are dropped, so that no step would be trained",
         fix="Lower train.global_batch_size or raise train.train_samples.",
         fails=(100, 128),
@@ -231,7 +231,7 @@ RULES: tuple[Rule, ...] = (
             "facts.world_size",
             *SIZES,
         ),
-        test=_v242,
+        test=_uneven_batch,
         why="each replica processes the same number of microbatches",
         fix="Change train.global_batch_size or train.micro_batch_size, "
         "or set train.decrease_batch_size_if_needed=true.",
@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
             *SIZES,
             "dist.eval_context_parallel_size",
         ),
-        test=_v119,
+        test=_uneven_eval_batch,
         why="each replica processes the same number of microbatches in evaluations as well",
         fix="Change validation.eval_global_batch_size or validation.eval_micro_batch_size.",
         fails={

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from mb_config.rules.allocator import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
-from mb_config.rules.versions import at_least
+from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
 from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, within
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 
 def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
@@ -90,6 +91,13 @@ SECTION_RULES: tuple[Rule, ...] = (
     ),
 )
 
+
+def _gradients_read_in_graph(nan: bool | None, large: bool | None, *graph: object) -> str | None:
+    if not (nan or large) or not captures_full_iteration(*graph):
+        return None
+    return "gradients are read before they are reduced, within a CUDA graph of the full iteration"
+
+
 RULES: tuple[Rule, ...] = (
     *SECTION_RULES,
     excludes(
@@ -99,5 +107,22 @@ RULES: tuple[Rule, ...] = (
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
         fails=(True, "my.no_sync"),
         passes=(True, None),
+    ),
+    rule(
+        "V127a",
+        (*within("ddp", "check_for_nan_in_grad check_for_large_grads"), *GRAPH_FIELDS),
+        _gradients_read_in_graph,
+        why="the host cannot read a value while the step is captured",
+        fix="Set ddp.check_for_nan_in_grad=false and ddp.check_for_large_grads=false.",
+        fails=(True, False, "full_iteration"),
+        passes=(False, False, "full_iteration"),
+    ),
+    excludes(
+        "V137b",
+        {"ddp.average_in_collective": True, "model.calculate_per_token_loss": True},
+        why="gradients are divided by the tokens of a step, not by the number of ranks",
+        fix="Set ddp.average_in_collective=false.",
+        fails=(True, True),
+        passes=(True, False),
     ),
 )

@@ -151,4 +151,12 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=1234,
     ),
+    excludes(
+        "V157",
+        {"dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": True},
+        why="Megatron Core passes no groups for the levels of the hierarchy",
+        fix="Set dist.use_decentralized_pg=false or model.hierarchical_context_parallel_sizes=null.",
+        fails=(True, [2, 2]),
+        passes=(False, [2, 2]),
+    ),
 )

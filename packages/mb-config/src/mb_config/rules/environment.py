@@ -1,20 +1,22 @@
-"""Rules on the section `env_vars`."""
+"""Rules on environment variables: the section `env_vars`, and the values that settings of the model require."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from mb_config.rules.allocator import expandable_segments
 from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 
-def _v001(variables: Mapping[object, object]) -> str | None:
+def _no_variable_name(variables: Mapping[object, object]) -> str | None:
     wrong = [name for name in variables if not isinstance(name, str) or not name.strip() or "=" in name]
     return f"{wrong[0]!r} is not the name of a variable" if wrong else None
 
 
-def _v002(variables: Mapping[str, object]) -> str | None:
+def _no_variable_value(variables: Mapping[str, object]) -> str | None:
     for name, value in variables.items():
         if not isinstance(value, str | int | float):  # a bool is an int
             return f"{name} is a {type(value).__name__}, not text, a number or a boolean"
@@ -36,11 +38,64 @@ def _loads_code(variables: Mapping[str, object]) -> str | None:
     return None
 
 
+ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
+}
+"""Values with which cuBLAS and Transformer Engine are deterministic. Resolving sets the first one if none is set."""
+
+
+def _nondeterministic_nccl(
+    deterministic: bool | None, env: Mapping[str, str], backend: str | None
+) -> str | None:
+    found = env.get("NCCL_ALGO")
+    if not deterministic or backend == "gloo" or found in ALGORITHMS:
+        return None
+    state = "it is unset" if found is None else f"it is {found}"
+    return f"requires the environment variable NCCL_ALGO to be one of {', '.join(ALGORITHMS)}, but {state}"
+
+
+def _nondeterministic_libraries(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
+    if not deterministic:
+        return None
+    for name, allowed in LIBRARY_SETTINGS.items():
+        if env.get(name, allowed[0]) not in allowed:
+            return f"requires {name}={' or '.join(allowed)}, not {env[name]}"
+    return None
+
+
+def _disabled_offloading(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
+    interface = env.get("NVTE_CPU_OFFLOAD_V1")
+    if not offloading or not at_least(version, 2, 10) or interface == "1":
+        return None
+    found = "it is unset" if interface is None else f"it is {interface}"
+    return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
+
+
+GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
+"""Variable with which NCCL registers the buffers of captured collectives, unless it is 0."""
+
+
+def registers_growing_buffers(implementation: str | None, env: Mapping[str, str]) -> str | None:
+    """Return the variable that enables expandable segments if graphs of layers are captured, otherwise None."""
+    return expandable_segments(env) if implementation == "transformer_engine" else None
+
+
+def _registered(implementation: str | None, env: Mapping[str, str]) -> str | None:
+    variable = registers_growing_buffers(implementation, env)
+    if variable is None or env.get(GRAPH_REGISTER, "0") == "0":
+        return None
+    return f"is transformer_engine with {variable}={env[variable]} and {GRAPH_REGISTER}={env[GRAPH_REGISTER]}"
+
+
 RULES: tuple[Rule, ...] = (
     rule(
         "V001",
         "env_vars",
-        _v001,
+        _no_variable_name,
         why="names of variables are not empty and contain no equals sign",
         fix="Write NAME: value.",
         fails=({"": "1"},),
@@ -49,7 +104,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V002",
         "env_vars",
-        _v002,
+        _no_variable_value,
         why="the values of environment variables are text",
         fix="Set each variable to text, a number or a boolean.",
         fails=({"NCCL_ALGO": ["Ring", "Tree"]},),
@@ -63,5 +118,49 @@ RULES: tuple[Rule, ...] = (
         fix="Set the variable in the shell.",
         fails=({"LD_PRELOAD": "/data/x.so"},),
         passes=({"NCCL_NET_PLUGIN": "ofi"},),
+    ),
+    rule(
+        "V141",
+        ("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
+        _nondeterministic_nccl,
+        why="NCCL otherwise selects the algorithm, and with it the order of additions",
+        fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
+        fails=(True, {"NCCL_ALGO": "Ring,Tree"}),
+        passes=(True, {"NCCL_ALGO": "Ring"}),
+    ),
+    rule(
+        "V142",
+        ("model.deterministic_mode", "facts.env"),
+        _nondeterministic_libraries,
+        why="cuBLAS and Transformer Engine otherwise select nondeterministic kernels",
+        fix="Unset that variable: resolving sets it to a supported value.",
+        fails=(True, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}),
+        passes=(True, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+    ),
+    rule(
+        "V149",
+        (
+            "model.fine_grained_activation_offloading",
+            "facts.transformer_engine_version",
+            "facts.env",
+        ),
+        _disabled_offloading,
+        why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
+        fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
+        fails=(True, "2.10.0", {}),
+        passes=(True, "2.10.0", {"NVTE_CPU_OFFLOAD_V1": "1"}),
+    ),
+    rule(
+        "V152b",
+        ("model.cuda_graph_impl", "facts.env"),
+        _registered,
+        why="NCCL would register buffers of a captured collective that torch's allocator remaps, and the replay would "
+        "access unmapped memory",
+        fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or remove expandable_segments.",
+        fails=("transformer_engine", {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"}),
+        passes=(
+            "transformer_engine",
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"},
+        ),
     ),
 )

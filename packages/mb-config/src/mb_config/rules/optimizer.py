@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.precision import unknown_dtypes
-from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule
+from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule, rules_for_each
 from mb_schema.rules import Rule
 
 _MOMENTS = (

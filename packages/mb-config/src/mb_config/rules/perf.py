@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mb_config.perf.names import AUTO, GPUS, PRECISIONS, gpu_of, has_precision, read_name
-from mb_config.rules.hardware import KNOWN
+from mb_schema.gpu_capabilities import KNOWN
 from mb_schema.gpu_names import find_short_name
 from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule

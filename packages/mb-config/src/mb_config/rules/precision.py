@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mb_config.resolve.precision_table import canonical, precision_field, precision_names
 from mb_config.rules.formatting import format_value
-from mb_config.rules.versions import at_least
-from mb_schema.rule_kinds import excludes, other_than, requires, rule, within
+from mb_schema.rule_kinds import excludes, requires, rule, within
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 
 
-def _v011(precision: object) -> str | None:
+def _unknown_recipe(precision: object) -> str | None:
     if not isinstance(precision, str) or canonical(precision) in precision_names():
         return None
     return f"{precision!r} is not one of {', '.join(precision_names())}"
@@ -37,7 +35,7 @@ def unknown_dtypes(*names: str | None) -> str | None:
     return f"{wrong[0]!r} is not one of {', '.join(DTYPES)}" if wrong else None
 
 
-def _v147(
+def _formats_differ(
     aware: bool | None, model_bf16: object, model_fp16: object, bf16: object, fp16: object
 ) -> str | None:
     if not aware or (bool(model_bf16), bool(model_fp16)) == (bool(bf16), bool(fp16)):
@@ -59,14 +57,6 @@ def _mxfp8_gather(
 
 def _unsharded_fp8(gather: bool | None, param: bool | None, *sharded: bool | None) -> str | None:
     return "requires the distributed optimizer or FSDP" if (gather or param) and not any(sharded) else None
-
-
-def _v149(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
-    interface = env.get("NVTE_CPU_OFFLOAD_V1")
-    if not offloading or not at_least(version, 2, 10) or interface == "1":
-        return None
-    found = "it is unset" if interface is None else f"it is {interface}"
-    return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
 
 
 RECIPE_RULES: tuple[Rule, ...] = (
@@ -120,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V011",
         "mixed_precision",
-        _v011,
+        _unknown_recipe,
         why="there is no precision recipe of that name",
         fix="Use a name from the list, with underscores or hyphens.",
         fails=("bf17_mixed",),
@@ -135,15 +125,6 @@ RULES: tuple[Rule, ...] = (
         fix="Install Transformer Engine 2.7 or later, or choose a different mixed_precision.",
         fails=("bf16_with_nvfp4_mixed", "2.6.1"),
         passes=("bf16_with_nvfp4_mixed", "2.7.0.dev0"),
-    ),
-    rule(
-        "V016a",
-        ("model.fp4", "facts.transformer_engine_version"),
-        _fp4_is_old,
-        why="earlier versions have no 4-bit kernels",
-        fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
-        fails=("e2m1", "2.6.1"),
-        passes=(None, "2.6.1"),
     ),
     Rule(
         id="V122a",
@@ -178,14 +159,6 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": False},
         passes={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
-    excludes(
-        "V145",
-        {"model.fp16": True, "model.bf16": True},
-        why="a model computes in one format",
-        fix="Set one of them to false.",
-        fails=(True, True),
-        passes=(False, True),
-    ),
     Rule(
         id="V147",
         fields=(
@@ -195,7 +168,7 @@ RULES: tuple[Rule, ...] = (
             "optimizer.bf16",
             "optimizer.fp16",
         ),
-        test=_v147,
+        test=_formats_differ,
         why="its state extends the parameters of the model",
         fix="Set the same precision for model and optimizer, or set it to false.",
         fails={"optimizer.use_precision_aware_optimizer": True, "model.bf16": True},
@@ -204,29 +177,5 @@ RULES: tuple[Rule, ...] = (
             "model.bf16": True,
             "optimizer.bf16": True,
         },
-    ),
-    excludes(
-        "V148",
-        {
-            "model.fine_grained_activation_offloading": True,
-            "model.transformer_impl": other_than(None, "transformer_engine"),
-        },
-        why="only the layers of Transformer Engine support fine-grained offloading",
-        fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
-        fails=(True, "local"),
-        passes=(True, "transformer_engine"),
-    ),
-    rule(
-        "V149",
-        (
-            "model.fine_grained_activation_offloading",
-            "facts.transformer_engine_version",
-            "facts.env",
-        ),
-        _v149,
-        why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
-        fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
-        fails=(True, "2.10.0", {}),
-        passes=(True, "2.10.0", {"NVTE_CPU_OFFLOAD_V1": "1"}),
     ),
 )

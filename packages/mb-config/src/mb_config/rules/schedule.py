@@ -11,11 +11,11 @@ _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "schedu
 _LENGTHS_OF_PHASES = (*_ITERATIONS, *_SAMPLES)
 
 
-def _v059(max_steps: int | None) -> str | None:
+def _no_steps(max_steps: int | None) -> str | None:
     return f"must be above 0, not {max_steps}" if max_steps is not None and max_steps <= 0 else None
 
 
-def _v060(start: float | None, end: float | None) -> str | None:
+def _weight_decay_decreases(start: float | None, end: float | None) -> str | None:
     if start is not None and start < 0:
         return f"must not be negative ({start})"
     if start is not None and end is not None and end < start:
@@ -23,17 +23,17 @@ def _v060(start: float | None, end: float | None) -> str | None:
     return None
 
 
-def _v061(override: bool | None, stored: bool | None) -> str | None:
+def _two_schedules(override: bool | None, stored: bool | None) -> str | None:
     return "cannot be combined with use_checkpoint_opt_param_scheduler" if override and stored else None
 
 
-def _v062(*values: float | None) -> str | None:
+def _mixed_units(*values: float | None) -> str | None:
     if not any(values[:3]) or not any(values[3:]):
         return None
     return f"steps and sequences are mixed ({format_assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
 
 
-def _v063(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
+def _warmup_set_twice(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
     if fraction is None or (not iters and not samples):
         return None
     return f"{fraction} is set together with lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
@@ -52,20 +52,20 @@ def _below_zero(value: float | None) -> bool:
     return value is not None and value < 0
 
 
-def _v200(samples: int | None, *values: int | None) -> str | None:
+def _steps_in_run_of_samples(samples: int | None, *values: int | None) -> str | None:
     if samples is None or not any(values):
         return None
     given = format_assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
     return f"the length is in sequences, but {given} is in steps"
 
 
-def _v201(samples: int | None, *values: int | None) -> str | None:
+def _samples_in_run_of_steps(samples: int | None, *values: int | None) -> str | None:
     if samples is not None or not any(values):
         return None
     return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} is in sequences"
 
 
-def _v203(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
+def _horizon_too_short(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
     if max_steps is None:
         return None
     if iters is not None and max_steps < iters:
@@ -80,12 +80,12 @@ def _horizon(iters: int | None, samples: int | None, *own: int | None) -> int | 
     return next((value for value in (max_steps, decay_iters, iters) if value is not None), None)
 
 
-def _v204(*values: int | None) -> str | None:
+def _no_horizon(*values: int | None) -> str | None:
     horizon = _horizon(*values)
     return f"the decay would end at {horizon}" if horizon is not None and horizon <= 0 else None
 
 
-def _v205(
+def _warmup_longer_than_decay(
     fraction: float | None, warmup_iters: int | None, warmup_samples: int | None, *values: int | None
 ) -> str | None:
     horizon, samples = _horizon(*values), values[1]
@@ -153,7 +153,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     rule(
         "V059",
         "scheduler.max_steps",
-        _v059,
+        _no_steps,
         why="it is a number of steps",
         fix="Set a positive scheduler.max_steps, or null.",
         fails=(0,),
@@ -162,7 +162,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     rule(
         "V060",
         within("scheduler", "start_weight_decay end_weight_decay"),
-        _v060,
+        _weight_decay_decreases,
         why="the weight decay can only increase, from a value of 0 or more",
         fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
         fails=(0.1, 0.01),
@@ -171,7 +171,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     rule(
         "V061",
         within("scheduler", "override_opt_param_scheduler use_checkpoint_opt_param_scheduler"),
-        _v061,
+        _two_schedules,
         why="a resumed run uses either the configured or the stored schedule",
         fix="Set one of the two to false.",
         fails=(True, True),
@@ -180,7 +180,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     Rule(
         id="V062",
         fields=_LENGTHS_OF_PHASES,
-        test=_v062,
+        test=_mixed_units,
         why="a schedule has one unit",
         fix="Set all lengths of the schedule in steps (..._iters), or all in sequences (..._samples).",
         fails={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_samples": 8},
@@ -189,7 +189,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     rule(
         "V063",
         within("scheduler", "lr_warmup_fraction lr_warmup_iters lr_warmup_samples"),
-        _v063,
+        _warmup_set_twice,
         why="each of them sets the warm-up",
         fix="Set scheduler.lr_warmup_fraction=null, or the other two to 0.",
         fails=(0.1, 10),
@@ -248,7 +248,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V200",
         fields=("train.train_samples", *_ITERATIONS, "scheduler.max_steps"),
-        test=_v200,
+        test=_steps_in_run_of_samples,
         why="a run has one unit",
         fix="Use the fields ..._samples, or set train.train_iters.",
         fails={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 10},
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V201",
         fields=("train.train_samples", *_SAMPLES),
-        test=_v201,
+        test=_samples_in_run_of_steps,
         why="a run has one unit",
         fix="Use the fields ..._iters, or set train.train_samples.",
         fails={"scheduler.lr_decay_samples": 1000},
@@ -266,7 +266,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V203",
         ("scheduler.max_steps", "train.train_iters", "scheduler.lr_decay_iters"),
-        _v203,
+        _horizon_too_short,
         why="it is the horizon of the full run",
         fix="Set scheduler.max_steps to at least train.train_iters, and scheduler.lr_decay_iters=null.",
         fails=(50, 100),
@@ -275,7 +275,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V204",
         fields=_LENGTHS,
-        test=_v204,
+        test=_no_horizon,
         why="a schedule requires a horizon",
         fix="Set train.train_iters or scheduler.lr_decay_iters above 0.",
         fails={"train.train_iters": 10, "scheduler.lr_decay_iters": 0},
@@ -289,7 +289,7 @@ RULES: tuple[Rule, ...] = (
             "scheduler.lr_warmup_samples",
             *_LENGTHS,
         ),
-        test=_v205,
+        test=_warmup_longer_than_decay,
         why="the learning rate would still increase at the end of the decay; the warm-up is cut to one sequence less",
         fix="Shorten the warm-up or train longer.",
         severity="warning",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from mb_config.rules.batch_sizes import is_valid_ramp
-from mb_config.rules.for_each import rules_for_each
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.schedules.batch_stages import steps_within
-from mb_schema.rule_kinds import in_range, rule, within
+from mb_schema.rule_kinds import in_range, rule, rules_for_each, within
 from mb_schema.rules import Rule
 
 
-def _v056(
+def _length_not_set_once(
     iters: int | None, samples: int | None, epochs: float | None, batch: int | None, ramp: list[int] | None
 ) -> str | None:
     given = [
@@ -37,7 +36,7 @@ def _v056(
     return f"the training length is set more than once ({', '.join(given)})"
 
 
-def _v057(samples: int | None, batch: int | None) -> str | None:
+def _samples_without_batch(samples: int | None, batch: int | None) -> str | None:
     if samples is None:
         return None
     if samples <= 0:
@@ -47,7 +46,7 @@ def _v057(samples: int | None, batch: int | None) -> str | None:
     return None
 
 
-def _v058(
+def _epochs_of_changing_batch(
     epochs: float | None, batch: int | None, rampup: list[int] | None, schedule: str | None
 ) -> str | None:
     if epochs is None:
@@ -71,19 +70,13 @@ def _names(names: list[str] | None, several: bool | None) -> str | None:
     return f"{format_value(names)} contains a name twice" if len(set(names)) < len(names) else None
 
 
-def _v139d(*values: object) -> str | None:
+def _deprecated_fields(*values: object) -> str | None:
     moved = format_assignments(MOVED, values, where=_is_set)
     return f"uses a deprecated name ({moved})" if moved else None
 
 
 def _is_set(value: object) -> bool:
     return value is not None
-
-
-def _same_length(model: int | None, dataset: int | None) -> str | None:
-    if model is None or dataset is None or model == dataset:
-        return None
-    return f"{dataset} differs from model.seq_length={model}"
 
 
 def _positive(value: int | None) -> str | None:
@@ -117,7 +110,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
             "train.global_batch_size",
             "train.rampup_batch_size",
         ),
-        test=_v056,
+        test=_length_not_set_once,
         why="exactly one of the three sets the end of the training",
         fix="Set train.train_iters, train.train_samples or train.num_epochs, and the others to null.",
         fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
@@ -126,7 +119,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
     rule(
         "V057",
         within("train", "train_samples global_batch_size"),
-        _v057,
+        _samples_without_batch,
         why="the number of steps follows from both",
         fix="Set a positive train.train_samples and train.global_batch_size.",
         fails=(1000,),
@@ -135,7 +128,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
     rule(
         "V058",
         within("train", "num_epochs global_batch_size rampup_batch_size step_batch_size_schedule"),
-        _v058,
+        _epochs_of_changing_batch,
         why="the number of steps per epoch is the dataset size / global_batch_size",
         fix="Set a positive train.num_epochs and train.global_batch_size without a ramp-up or a schedule.",
         fails=(0,),
@@ -202,20 +195,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="V139d",
         fields=tuple(f"train.{name}" for name in MOVED),
-        test=_v139d,
+        test=_deprecated_fields,
         why="these fields belong to validation; resolving moves them",
         fix="Set validation.eval_iters, validation.eval_interval and validation.skip_train instead.",
         severity="warning",
         fails={"train.eval_iters": 3},
         passes={"train.eval_iters": None},
-    ),
-    rule(
-        "V139b",
-        ("dataset.seq_length", "model.seq_length"),
-        lambda dataset, model: _same_length(model, dataset),
-        why="the model processes complete sequences",
-        fix="Set both lengths to the same value.",
-        fails=(4096, 2048),
-        passes=(2048, 2048),
     ),
 )

@@ -53,7 +53,6 @@ _FIELDS: tuple[tuple[str, str, object, object, str], ...] = (
         "Leave it unset and set ddp.use_megatron_fsdp, its new name.",
     ),
     ("T14", "validation.test_mode", False, True, "Leave it at false."),
-    ("T15", "dataset.full_validation", None, True, "Leave it unset and use validation.full_validation."),
     ("T39", "optimizer.optimizer_cuda_graph", False, True, "Leave it at false."),
 )
 """Id, field, neutral value, an example that fails, and the fix."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_schema.rule_kinds import SET, among, excludes, requires, rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, value_at
 
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 
@@ -63,6 +63,40 @@ _BOUNDARIES = (
 )
 _LOCAL = "Megatron Core's local attention does not support packed sequences"
 _ALL = (_IN_BATCH, *_NOT_PACKED, *_FIXED_LENGTHS)
+
+_PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
+
+
+_PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
+
+
+def _spec(specs: object, name: str) -> Any:
+    return value_at(f"specs.{name}", {"specs": specs})
+
+
+def _wrong_pack_sizes(specs: object) -> str | None:
+    if specs is None:
+        return None
+    size, longest, multiple = (_spec(specs, name) for name in _PACK_FIELDS)
+    if multiple is not None and multiple < 1:
+        return f"pad_seq_to_mult={multiple} is below 1"
+    if longest is None or size is None or 0 < longest <= size:
+        return None
+    return f"max_single_sequence_length={longest} is not from 1 to packed_sequence_size={size}"
+
+
+def _microbatch_of_packs(specs: object, micro: int | None, batch: int | None) -> str | None:
+    if specs is None:
+        return None
+    size = _spec(specs, "packed_sequence_size")
+    if size is not None and size <= 0:
+        return f"packed_sequence_size={size} is not positive"
+    if micro is None or micro == 1:
+        return None
+    same = f"global_batch_size={batch // micro}, " if batch is not None else ""
+    packs = f" and packs of {size * micro} tokens" if size is not None else ""
+    return f"each pack is a microbatch, but micro_batch_size={micro}: the equivalent is {same}micro_batch_size=1{packs}"
+
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -137,6 +171,29 @@ RULES: tuple[Rule, ...] = (
         fix="Set a larger train.micro_batch_size, or dataset.pack_sequences_in_batch=false.",
         fails=(True, 1),
         passes=(True, 4),
+    ),
+    rule(
+        "V048",
+        "dataset.packed_sequence_specs",
+        _wrong_pack_sizes,
+        why="a pack is filled with sequences of at most its size",
+        fix="Correct this number.",
+        fails=(
+            {
+                "packed_sequence_size": 4096,
+                "max_single_sequence_length": 8192,
+            },
+        ),
+        passes=({"packed_sequence_size": 4096, "pad_seq_to_mult": 2},),
+    ),
+    rule(
+        "V139",
+        _PACKING,
+        _microbatch_of_packs,
+        why="a pack is one row of tokens with the start positions of its sequences",
+        fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
+        fails=({"packed_sequence_size": 4096}, 4, 128),
+        passes=({"packed_sequence_size": 16384}, 1, 32),
     ),
 )
 """All rules for packed samples."""

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_data.chat.prompt_formats import PROMPT_FORMATS
-from mb_schema.rule_kinds import among, in_range, one_of, other_than, requires, rule, unsupported, within
+from mb_schema.rule_kinds import (
+    among,
+    at_most,
+    in_range,
+    one_of,
+    other_than,
+    requires,
+    rule,
+    unsupported,
+    within,
+)
 from mb_schema.rules import Rule
 
 CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer", "TikTokenizer")
@@ -34,6 +44,8 @@ _UNSUPPORTED_TYPES = {
 
 BYTE_ENTRIES = 257
 """Minimum number of entries of a byte-level vocabulary: the 256 bytes and the end-of-document token."""
+MANY_ENTRIES = "the embedding has a row, and each token a logit, for every entry"
+"""Reason of the rules that limit the number of entries."""
 
 
 def _check_type(kind: Any) -> str | None:
@@ -163,6 +175,7 @@ _SOURCE = tuple(
 )
 
 RULES: tuple[Rule, ...] = (
+    at_most("SZ04c", "tokenizer.vocab_size", 10**8, why=MANY_ENTRIES),
     rule(
         "D11",
         "tokenizer.tokenizer_type",

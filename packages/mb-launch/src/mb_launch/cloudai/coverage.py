@@ -34,6 +34,9 @@ CONSTRAINT_COVERAGE: Mapping[str, ConstraintCoverage] = {
     "C11": ConstraintCoverage(rules=("O09m",)),
     "C13": ConstraintCoverage(rules=("V150",)),
     "C14": ConstraintCoverage(rules=("V152", "V153")),
+    "C15": ConstraintCoverage(rules=("K28",)),
+    "C16": ConstraintCoverage(rules=("K29",)),
+    "C17": ConstraintCoverage(rules=("K34",)),
     "C18": ConstraintCoverage(
         allowed="Any number of stages with a layout is allowed: the recipe deepseek_v3 sets one in "
         "model.pipeline_model_parallel_layout."

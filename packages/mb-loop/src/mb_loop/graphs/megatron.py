@@ -29,6 +29,7 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from mb_loop.graphs.recapture import RecaptureOnChange
 from mb_loop.settings import LoopSettings, ModelSettings, batch_plan
+from mb_schema.cuda_graphs import FULL_ITERATION, captures_full_iteration
 
 CAPTURED: dict[str, int] = {}
 """Microbatches of the captured graph by stage. Process-wide, because Megatron keeps the graphs in a class."""
@@ -136,16 +137,9 @@ def graph_kind(model: GraphSettings) -> str:
     """
     if not torch.cuda.is_available():
         return "none"
-    if model.cuda_graph_impl == "local" and "full_iteration" in _module_names(model.cuda_graph_modules):
-        return "full_iteration"
+    if captures_full_iteration(model.cuda_graph_impl, model.cuda_graph_modules):
+        return FULL_ITERATION
     return model.cuda_graph_impl
-
-
-def _module_names(modules: object) -> set[str]:
-    """Return the names in text ("attn,mlp"), a list, or an enum member; empty for None."""
-    entries = list(modules) if isinstance(modules, list | tuple) else [] if modules is None else [modules]
-    texts = [str(entry).rpartition(".")[2] for entry in entries]
-    return {name.strip() for text in texts for name in text.split(",")}
 
 
 def _new_stream() -> torch.cuda.Stream:
@@ -164,7 +158,7 @@ def graph_resources(cfg: GraphLoopSettings) -> Iterator[None]:
         if kind == "transformer_engine":
             stack.enter_context(torch.cuda.stream(_new_stream()))
             stack.enter_context(largest_microbatch_count(cfg))
-        if kind == "full_iteration":
+        if kind == FULL_ITERATION:
             stack.callback(drop_full_iteration_graphs)
         yield
 
@@ -196,7 +190,7 @@ def wrapping_stream(model: GraphSettings) -> Iterator[None]:
     if kind == "none":
         yield
         return
-    stream = get_shared_capture_stream() if kind == "full_iteration" else _new_stream()
+    stream = get_shared_capture_stream() if kind == FULL_ITERATION else _new_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
@@ -251,7 +245,7 @@ def capture_full_iteration(
 
     The graph is captured again when the number of microbatches changes.
     """
-    if graph_kind(model) != "full_iteration":
+    if graph_kind(model) != FULL_ITERATION:
         return schedule
     wrapped = FullCudaGraphWrapper(
         schedule,

@@ -65,5 +65,14 @@ RULES: tuple[Rule, ...] = (
         fails=(0.0,),
         passes=(16.0,),
     ),
+    rule(
+        "V139a",
+        ("peft", "checkpoint.pretrained_checkpoint"),
+        lambda adapters, weights: None if weights else "is set without pretrained weights",
+        why="adapters are trained on top of pretrained weights",
+        fix="Set checkpoint.pretrained_checkpoint.",
+        fails=({"dim": 8},),
+        passes=({"dim": 8}, "/checkpoints/base"),
+    ),
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

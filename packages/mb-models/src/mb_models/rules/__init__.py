@@ -9,15 +9,21 @@ from mb_models.errors import ModelConfigError
 from mb_models.hybrid import rules as hybrid_rules
 from mb_models.mimo import rules as mimo_rules
 from mb_models.peft import rules as peft_rules
+from mb_models.rules import cuda_graphs as cuda_graph_rules
 from mb_models.rules import fsdp as fsdp_rules
 from mb_models.rules import kernels as kernel_rules
 from mb_models.rules import layer_variants as layer_variant_rules
-from mb_models.rules import megatron as megatron_rules
+from mb_models.rules import layers as layer_rules
+from mb_models.rules import moe as moe_rules
+from mb_models.rules import parallelism as parallelism_rules
+from mb_models.rules import precision as precision_rules
+from mb_models.rules import recompute as recompute_rules
+from mb_models.rules import sizes as size_rules
 from mb_models.rules import variants as variant_rules
 from mb_models.rules import widths as width_rules
 from mb_models.rules.widths import has_attention
 from mb_models.t5 import rules as t5_rules
-from mb_schema.rule_kinds import SET, above, no_effect, requires, rule, within
+from mb_schema.rule_kinds import SET, no_effect, requires, rule, within
 from mb_schema.rules import Problem, Rule, check
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "violated_rules"]
@@ -62,12 +68,6 @@ def _positive_sizes(layers: int, hidden: int, heads: int) -> str | None:
     if min(layers, hidden, heads) >= 1:
         return None
     return f"every size must be at least 1 (num_layers={layers}, hidden_size={hidden}, num_attention_heads={heads})"
-
-
-def _groups_divide_heads(groups: int | None, heads: int) -> str | None:
-    if groups is None or (groups >= 1 and heads % groups == 0):
-        return None
-    return f"must divide the query heads (num_query_groups={groups}, num_attention_heads={heads})"
 
 
 def _heads_divide_hidden(
@@ -188,15 +188,6 @@ RULES: tuple[Rule, ...] = (
         passes=(2, 64, 4),
     ),
     rule(
-        "G02",
-        within("model", "num_query_groups num_attention_heads"),
-        _groups_divide_heads,
-        why="every key/value head serves the same number of query heads",
-        fix="Set num_query_groups to a divisor of num_attention_heads, or leave it unset.",
-        fails=(3, 8),
-        passes=(2, 8),
-    ),
-    rule(
         "G03",
         within(
             "model", "hidden_size num_attention_heads kv_channels multi_latent_attention hybrid_layer_pattern"
@@ -266,15 +257,6 @@ RULES: tuple[Rule, ...] = (
         fix="Remove or correct them.",
         fails=({"use_mup": True}, 4, "rope", False),
         passes=({"glu_linear_offset": 1.0, "no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
-    ),
-    requires(
-        "G10",
-        {"model.num_moe_experts": SET, "model.tensor_model_parallel_size": above(1)},
-        {"model.sequence_parallel": True},
-        why="tokens are dispatched from a sequence that is split over the tensor-parallel ranks",
-        fix="Set sequence_parallel=true.",
-        fails=(8, 2, False),
-        passes=(8, 2, True),
     ),
     rule(
         "G11",
@@ -374,7 +356,13 @@ RULES: tuple[Rule, ...] = (
     *variant_rules.RULES,
     *layer_variant_rules.RULES,
     *width_rules.RULES,
-    *megatron_rules.RULES,
+    *parallelism_rules.RULES,
+    *size_rules.RULES,
+    *recompute_rules.RULES,
+    *precision_rules.RULES,
+    *moe_rules.RULES,
+    *layer_rules.RULES,
+    *cuda_graph_rules.RULES,
     *kernel_rules.RULES,
     *hybrid_rules.RULES,
     *t5_rules.RULES,

@@ -3,21 +3,20 @@
 from collections.abc import Mapping, Sequence
 
 from mb_models.rules.model_rule import model_rule
+from mb_schema.cuda_graphs import FULL_ITERATION, GRAPH_FIELDS, captures_full_iteration, module_names
+from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 
-FULL = "full_iteration"
-"""A graph of the complete iteration: an implementation, and the former name of a module that selects it."""
 
-
-def _graphed(impl: str, modules: str | Sequence[str]) -> set[str]:
+def _graphed(impl: str | None, modules: object) -> set[str]:
     """Return the modules that are captured one by one."""
     if impl not in ("local", "transformer_engine"):
         return set()
-    named = modules.split(",") if isinstance(modules, str) else modules
-    return set() if FULL in named else {name for name in named if name not in ("", "full")}
+    named = module_names(modules)
+    return set() if FULL_ITERATION in named else named
 
 
-def _expert_graphs(modules: str | Sequence[str], impl: str, experts: int | None) -> str | None:
+def _expert_graphs(modules: object, impl: str, experts: int | None) -> str | None:
     chosen = _graphed(impl, modules) & {"moe", "moe_router"}
     if not chosen:
         return None
@@ -26,14 +25,14 @@ def _expert_graphs(modules: str | Sequence[str], impl: str, experts: int | None)
     return "cannot capture both moe and moe_router" if len(chosen) == 2 else None
 
 
-def _dispatch_graph(modules: str | Sequence[str], impl: str) -> str | None:
+def _dispatch_graph(modules: object, impl: str) -> str | None:
     chosen = _graphed(impl, modules)
     alone = impl == "transformer_engine" and "moe_preprocess" in chosen and "moe_router" not in chosen
     return "moe_preprocess is captured only together with moe_router" if alone else None
 
 
 def _dense_mlp_graph(
-    modules: str | Sequence[str], impl: str, experts: int | None, freq: int | Sequence[int]
+    modules: object, impl: str, experts: int | None, freq: int | Sequence[int]
 ) -> str | None:
     everywhere = freq == 1 or (not isinstance(freq, int) and 0 not in freq)
     if (experts or 0) <= 1 or not everywhere or "mlp" not in _graphed(impl, modules):
@@ -42,7 +41,7 @@ def _dense_mlp_graph(
 
 
 def _token_dropping_graph(
-    modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool
+    modules: object, impl: str, experts: int | None, factor: float | None, pad: bool
 ) -> str | None:
     fixed = factor is not None and pad
     if (experts or 0) <= 1 or fixed or "moe" not in _graphed(impl, modules):
@@ -51,7 +50,7 @@ def _token_dropping_graph(
 
 
 def _synchronizing_dispatch(
-    modules: str | Sequence[str], impl: str, experts: int | None, factor: float | None, pad: bool, kind: str
+    modules: object, impl: str, experts: int | None, factor: float | None, pad: bool, kind: str
 ) -> str | None:
     waits = factor is not None and not pad and kind == "alltoall"
     if (experts or 0) <= 1 or not waits or "moe_preprocess" not in _graphed(impl, modules):
@@ -59,14 +58,18 @@ def _synchronizing_dispatch(
     return "moe_preprocess cannot be captured with a capacity factor and without padding"
 
 
-def _full_recompute_graph(granularity: str | None, impl: str, modules: str | Sequence[str]) -> str | None:
-    if granularity != "full" or impl in ("none", FULL) or FULL in modules:
+def _full_recompute_graph(granularity: str | None, impl: str, modules: object) -> str | None:
+    if (
+        granularity != "full"
+        or impl in (None, "none", FULL_ITERATION)
+        or FULL_ITERATION in module_names(modules)
+    ):
         return None
     return f"is incompatible with cuda_graph_impl={impl}"
 
 
 def _graph_inside_recompute(
-    again: Sequence[str] | None, granularity: str | None, impl: str, modules: str | Sequence[str]
+    again: Sequence[str] | None, granularity: str | None, impl: str, modules: object
 ) -> str | None:
     if granularity != "selective" or impl != "transformer_engine" or "moe" not in (again or ()):
         return None
@@ -77,7 +80,7 @@ def _dropout_in_graph(
     again: Sequence[str] | None,
     granularity: str | None,
     impl: str,
-    modules: str | Sequence[str],
+    modules: object,
     attention: float,
     hidden: float,
 ) -> str | None:
@@ -94,14 +97,14 @@ def _dropout_in_graph(
 
 def _experts_in_one_graph(
     impl: str,
-    modules: str | Sequence[str],
+    modules: object,
     experts: int | None,
     dispatcher: str,
     factor: float | None,
     pad: bool,
     extra: Mapping[str, object],
 ) -> str | None:
-    full_iteration = impl == FULL or (impl == "local" and FULL in modules)
+    full_iteration = captures_full_iteration(impl, modules)
     fixed = dispatcher == "alltoall" and factor is not None and pad
     bounded = dispatcher == "flex" and extra.get("moe_expert_rank_capacity_factor") is not None
     if not full_iteration or not experts or fixed or bounded:
@@ -114,6 +117,80 @@ def _experts_in_one_graph(
 
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 _GRAPH = ("cuda_graph_modules", "cuda_graph_impl")
+
+IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
+
+
+MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+
+
+_LEGACY_MODULES = ("full_iteration", "full_iteration_inference")
+
+
+def _unknown_implementation(implementation: str | None) -> str | None:
+    if implementation is None or implementation in IMPLEMENTATIONS:
+        return None
+    return f"{implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}"
+
+
+def _unused(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = module_names(modules, scope)
+    if implementation != "none" or not named:
+        return None
+    return f"is none, so that the modules {', '.join(sorted(named))} have no effect"
+
+
+def _modules_of_full_iteration(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = (module_names(modules, scope)) - {FULL_ITERATION}
+    if not named or not captures_full_iteration(implementation, modules, scope):
+        return None
+    return f"captures the full iteration, but the modules {', '.join(sorted(named))} are set"
+
+
+def _local_graphs_of_modules(
+    implementation: str | None, modules: object, scope: object, inference: object
+) -> str | None:
+    if implementation != "local" or captures_full_iteration(implementation, modules, scope):
+        return None
+    trained = module_names(modules, scope)
+    if not trained and str(inference).rpartition(".")[2] in ("layer", "block"):
+        return None
+    return (
+        f"local does not capture training graphs by module ({', '.join(sorted(trained)) or 'no modules set'})"
+    )
+
+
+def _inference_scope(inference: object, implementation: str | None) -> str | None:
+    scope = None if inference is None else str(inference).rpartition(".")[2]
+    allowed = ("layer", "block") if implementation == "local" else ("none",)
+    if scope is None or scope in allowed:
+        return None
+    return f"{scope} is not {' or '.join(allowed)}, as cuda_graph_impl={implementation or 'none'} needs"
+
+
+def _two_places(scope: object, modules: object) -> str | None:
+    return "is set together with cuda_graph_modules" if scope is not None and module_names(modules) else None
+
+
+def _unknown_modules(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = module_names(modules, scope)
+    wrong = sorted(named - {*MODULES, *_LEGACY_MODULES})
+    if not wrong or implementation == "none":
+        return None
+    return f"cannot capture {', '.join(wrong)}, only {', '.join(MODULES)}"
+
+
+def _local_layers(implementation: str | None, layers: str | None, cpu: bool) -> str | None:
+    if implementation != "transformer_engine" or layers != "local" or cpu:
+        return None
+    return "is transformer_engine with transformer_impl=local"
+
+
+def _offload_graphs(offloading: bool | None, impl: str | None) -> str | None:
+    if not offloading or impl in (None, "none", "full_iteration"):
+        return None
+    return f"is not supported with CUDA graphs (cuda_graph_impl={impl})"
+
 
 RULES: tuple[Rule, ...] = (
     model_rule(
@@ -209,7 +286,89 @@ RULES: tuple[Rule, ...] = (
         fix="Set moe_token_dispatcher_type=alltoall, moe_expert_capacity_factor and "
         "moe_pad_expert_input_to_capacity=true, or cuda_graph_impl=transformer_engine with "
         "cuda_graph_modules=[attn,moe_router].",
-        fails=(FULL, "full", 8, "alltoall", None, False, {}),
-        passes=(FULL, "full", 8, "alltoall", 1.0, True, {}),
+        fails=(FULL_ITERATION, "full", 8, "alltoall", None, False, {}),
+        passes=(FULL_ITERATION, "full", 8, "alltoall", 1.0, True, {}),
+    ),
+    rule(
+        "V150",
+        "model.cuda_graph_impl",
+        _unknown_implementation,
+        why="Megatron Core has no other implementation",
+        fix="Use a name from the list.",
+        fails=("te",),
+        passes=("none",),
+    ),
+    rule(
+        "V150a",
+        GRAPH_FIELDS,
+        _unused,
+        why="nothing is captured without an implementation",
+        fix="Set model.cuda_graph_impl=transformer_engine, or leave the modules unset.",
+        fails=("none", ["attn"], None),
+        passes=("none", "full", None),
+        severity="warning",
+    ),
+    rule(
+        "V151",
+        GRAPH_FIELDS,
+        _modules_of_full_iteration,
+        why="a graph of the full iteration contains no graphs of modules",
+        fix="Leave the modules unset, or set model.cuda_graph_impl=transformer_engine.",
+        fails=("full_iteration", ["attn"], None),
+        passes=("full_iteration", "", None),
+    ),
+    rule(
+        "V152",
+        (*GRAPH_FIELDS, "model.inference_cuda_graph_scope"),
+        _local_graphs_of_modules,
+        why="graphs of individual modules are captured by Transformer Engine",
+        fix="Set model.cuda_graph_impl=transformer_engine, or full_iteration.",
+        fails=("local", ["attn"]),
+        passes=("transformer_engine", ["attn"]),
+    ),
+    rule(
+        "V152a",
+        within("model", "inference_cuda_graph_scope cuda_graph_impl"),
+        _inference_scope,
+        why="only the local implementation captures graphs for inference, of layers or of blocks",
+        fix="Leave model.inference_cuda_graph_scope unset.",
+        fails=("layer", "transformer_engine"),
+        passes=("layer", "local"),
+    ),
+    rule(
+        "V152c",
+        ("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
+        _local_layers,
+        why="the layers of Megatron Core cannot be captured by Transformer Engine",
+        fix="Set model.transformer_impl=transformer_engine, or model.cuda_graph_impl=full_iteration or none.",
+        fails=("transformer_engine", "local", False),
+        passes=("full_iteration", "local", False),
+    ),
+    rule(
+        "V153a",
+        within("model", "cuda_graph_scope cuda_graph_modules"),
+        _two_places,
+        why="the first is the deprecated name of the second",
+        fix="Set only model.cuda_graph_modules.",
+        fails=("attn", ["mlp"]),
+        passes=(None, ["mlp"]),
+    ),
+    rule(
+        "V153",
+        GRAPH_FIELDS,
+        _unknown_modules,
+        why="Megatron Core captures these modules of a layer by name",
+        fix="Use names from the list, or leave it empty to capture entire layers.",
+        fails=("transformer_engine", "attn,mpl", None),
+        passes=("transformer_engine", "attn,mlp", None),
+    ),
+    rule(
+        "C12",
+        within("model", "cpu_offloading cuda_graph_impl"),
+        _offload_graphs,
+        why="a captured layer cannot wait for the host",
+        fix="Set model.cuda_graph_impl=none or model.cpu_offloading=false.",
+        fails=(True, "transformer_engine"),
+        passes=(True, "none"),
     ),
 )

@@ -1,9 +1,9 @@
-"""Megatron Core's conditions on fused kernels, offloading and the division of layers over stages."""
+"""Rules on fused kernels, offloading and the division of layers over stages."""
 
 from collections.abc import Mapping
 
 from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import requires
+from mb_schema.rule_kinds import excludes, requires
 from mb_schema.rules import Rule
 
 
@@ -72,5 +72,29 @@ RULES: tuple[Rule, ...] = (
         fix="Change num_layers, or count both or neither.",
         fails=(4, 2, None, True, False),
         passes=(4, 2, None, True, True),
+    ),
+    excludes(
+        "V140",
+        {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},
+        why="the order of additions in the fused loss varies",
+        fix="Set model.cross_entropy_loss_fusion=false or model.deterministic_mode=false.",
+        fails=(True, True),
+        passes=(True, False),
+    ),
+    excludes(
+        "V128",
+        {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+        why="layers restored by ModelOpt do not support fused gradients",
+        fix="Set model.gradient_accumulation_fusion=false.",
+        fails=(True, True),
+        passes=(True, False),
+    ),
+    excludes(
+        "V128a",
+        {"model.restore_modelopt_state": True, "checkpoint.non_persistent_ckpt_type": "local"},
+        why="local checkpoints do not contain the state of ModelOpt",
+        fix="Set checkpoint.non_persistent_ckpt_type=global or null.",
+        fails=(True, "local"),
+        passes=(True, "global"),
     ),
 )

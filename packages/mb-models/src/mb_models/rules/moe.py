@@ -1,9 +1,11 @@
-"""Megatron Core's conditions on experts, router and load balancing."""
+"""Rules on experts, router, load balancing and the exchange of tokens."""
 
 from collections.abc import Sequence
 
 from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import SET, among, excludes, in_range, requires
+from mb_schema.gpu_capabilities import KNOWN, capability
+from mb_schema.gpu_names import find_short_name
+from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, rule
 from mb_schema.rules import Rule
 
 
@@ -41,6 +43,29 @@ def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | 
     if experts % groups or topk > groups:
         return f"cannot select {topk} of {groups} groups of {experts} experts"
     return None
+
+
+_DISPATCH = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
+
+
+_DEEPEP_BLACKWELL = ("b200", "b300")
+"""Blackwell GPUs for which DeepEP is built."""
+
+
+def _deepep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
+    found = capability(gpu)
+    if dispatcher != "flex" or backend != "deepep" or found is None:
+        return None
+    if found[0] in (8, 9) or find_short_name(gpu, KNOWN) in _DEEPEP_BLACKWELL:
+        return None
+    return f"deepep does not run on {gpu}"
+
+
+def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
+    found = capability(gpu)
+    if dispatcher != "flex" or backend != "hybridep" or found is None or found[0] in (8, 9, 10):
+        return None
+    return f"hybridep does not run on {gpu}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -152,5 +177,23 @@ RULES: tuple[Rule, ...] = (
         "moe_router_group_topk.",
         fails=(3, 2, 4),
         passes=(1, 2, 4),
+    ),
+    rule(
+        "V159",
+        _DISPATCH,
+        _deepep_unsupported,
+        why="its kernels are built for Ampere, Ada, Hopper, B200 and B300",
+        fix="Set model.moe_flex_dispatcher_backend=hybridep or model.moe_token_dispatcher_type=alltoall.",
+        fails=("deepep", "flex", "gb200"),
+        passes=("deepep", "flex", "h100"),
+    ),
+    rule(
+        "V160",
+        _DISPATCH,
+        _hybridep_unsupported,
+        why="its kernels are built for Ampere, Ada, Hopper and Blackwell",
+        fix="Set model.moe_token_dispatcher_type=alltoall.",
+        fails=("hybridep", "flex", "v100"),
+        passes=("hybridep", "flex", "gb200"),
     ),
 )

@@ -1,10 +1,12 @@
-"""Megatron Core's conditions on 8-bit and 4-bit formats."""
+"""Rules on number formats: Megatron Core's conditions on 8 and 4 bits, and what GPUs and libraries support."""
 
 from collections.abc import Callable, Mapping
 
 from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import excludes, requires
+from mb_schema.gpu_capabilities import unsupported_format
+from mb_schema.rule_kinds import excludes, requires, rule
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 
 def _custom_quantizer(bits: str) -> Callable[..., str | None]:
@@ -20,6 +22,16 @@ def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, 
     if not (on and fp8) or (0 <= start <= most and 0 <= end <= most):
         return None
     return f"{start} at the start and {end} at the end, but a pipeline stage has {most} layers"
+
+
+def _unsupported_on_gpu(bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str) -> str | None:
+    return unsupported_format(gpu, bf16=bf16, fp8=fp8, fp8_recipe=fp8_recipe, fp4=fp4)
+
+
+def _fp4_is_old(fp4: object, version: str) -> str | None:
+    if not fp4 or at_least(version, 2, 7):
+        return None
+    return f"FP4 requires Transformer Engine 2.7, not {version}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -90,5 +102,31 @@ RULES: tuple[Rule, ...] = (
         fix="Lower both numbers.",
         fails=(3, 1, True, "hybrid", 4, 2),
         passes=(2, 1, True, "hybrid", 4, 2),
+    ),
+    rule(
+        "V016a",
+        ("model.fp4", "facts.transformer_engine_version"),
+        _fp4_is_old,
+        why="earlier versions have no 4-bit kernels",
+        fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
+        fails=("e2m1", "2.6.1"),
+        passes=(None, "2.6.1"),
+    ),
+    excludes(
+        "V145",
+        {"model.fp16": True, "model.bf16": True},
+        why="a model computes in one format",
+        fix="Set one of them to false.",
+        fails=(True, True),
+        passes=(False, True),
+    ),
+    Rule(
+        id="H03",
+        fields=("model.bf16", "model.fp8", "model.fp8_recipe", "model.fp4", "facts.gpu"),
+        test=_unsupported_on_gpu,
+        why="its tensor cores do not support this format",
+        fix="Choose a different precision of the model or a different GPU.",
+        fails={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "a100"},
+        passes={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "h100"},
     ),
 )

@@ -1,9 +1,9 @@
-"""Megatron Core's conditions on activation recomputation."""
+"""Rules on recomputation and offloading of activations."""
 
 from collections.abc import Mapping, Sequence
 
 from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import SET, excludes
+from mb_schema.rule_kinds import SET, excludes, other_than, rule, within
 from mb_schema.rules import Rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -47,6 +47,13 @@ def _recompute_under_delayed_scaling(
 
 
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
+
+
+def _offload_stages(offloading: bool | None, layers: int | None, pp: int | None) -> str | None:
+    if not offloading or (pp or 1) < 2:
+        return None
+    return f"{layers} layers are offloaded under pipeline parallelism (pp={pp})"
+
 
 RULES: tuple[Rule, ...] = (
     excludes(
@@ -104,5 +111,25 @@ RULES: tuple[Rule, ...] = (
         fix="Set distribute_saved_activations=false.",
         fails=(True, True, "selective"),
         passes=(False, True, "selective"),
+    ),
+    excludes(
+        "V148",
+        {
+            "model.fine_grained_activation_offloading": True,
+            "model.transformer_impl": other_than(None, "transformer_engine"),
+        },
+        why="only the layers of Transformer Engine support fine-grained offloading",
+        fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
+        fails=(True, "local"),
+        passes=(True, "transformer_engine"),
+    ),
+    rule(
+        "C10",
+        within("model", "cpu_offloading cpu_offloading_num_layers pipeline_model_parallel_size"),
+        _offload_stages,
+        why="Megatron Core offloads the activations of one microbatch at a time, and pipeline stages have several",
+        fix="Set model.pipeline_model_parallel_size=1 or model.cpu_offloading=false.",
+        fails=(True, 2, 2),
+        passes=(True, 2, 1),
     ),
 )

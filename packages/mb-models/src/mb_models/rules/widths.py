@@ -113,6 +113,12 @@ def _split_logits(split: bool, iters: int | None) -> str | None:
     return None if split else "is off during training"
 
 
+def _fewer_rows_than_tokens(size: int | None, tokens: int | None) -> str | None:
+    if size is None or tokens is None or size >= tokens:
+        return None
+    return f"{size} is below the {tokens} entries of the tokenizer"
+
+
 _TP = "tensor_model_parallel_size"
 _SHARES = "each tensor-parallel rank holds an equal part of every matrix"
 
@@ -251,5 +257,23 @@ RULES: tuple[Rule, ...] = (
         fix="Set rotary_interleaved=false.",
         fails=(True, True),
         passes=(False, True),
+    ),
+    rule(
+        "V243",
+        ("model.vocab_size", "tokenizer.vocab_size"),
+        _fewer_rows_than_tokens,
+        why="every token requires a row of the embedding",
+        fix="Leave model.vocab_size unset, or increase it.",
+        fails=(1000, 1001),
+        passes=(1024, 1001),
+    ),
+    rule(
+        "V243a",
+        ("model.vocab_size", "dataset.vocab_size", "tokenizer.tokenizer_type"),
+        lambda rows, entries, other: None if other else _fewer_rows_than_tokens(rows, entries),
+        why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
+        fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
+        fails=(100, 4096),
+        passes=(257, 4096, "ByteTokenizer"),
     ),
 )

@@ -2,7 +2,7 @@
 
 from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
 from mb_resilience.unused_settings import Defaults, without_effect
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import requires, rule
 from mb_schema.rules import Rule
 
 _FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay")
@@ -30,6 +30,17 @@ _VALID_FAULT = rule(
     fix="Set an existing rank or null, and a delay of at least 0 seconds.",
     fails=(True, 2, 0, 2),
     passes=(True, 1, 0, 2),
+)
+
+
+_SAVES = requires(
+    "V246",
+    {"ft.enable_ft_package": True},
+    {"checkpoint.save": True},
+    why="a restarted run resumes from it and reads the measured timeouts",
+    fix="Set checkpoint.save or ft.enable_ft_package=false.",
+    fails=(True,),
+    passes=(True, "checkpoints"),
 )
 
 
@@ -64,4 +75,4 @@ def ft_rules(defaults: Defaults) -> tuple[Rule, ...]:
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
     )
     version = requires_nvrx_version("R40", "ft.enable_ft_package")
-    return (installed, version, _VALID_FAULT, _unused_settings(defaults))
+    return (installed, version, _VALID_FAULT, _SAVES, _unused_settings(defaults))

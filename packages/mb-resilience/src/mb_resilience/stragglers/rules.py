@@ -1,6 +1,7 @@
 """Rules on the section `straggler`. Standard library only."""
 
 from mb_resilience.unused_settings import Defaults, unused_while_disabled, without_effect
+from mb_schema.cuda_graphs import captures_full_iteration
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 
@@ -68,7 +69,34 @@ def _unused_port(defaults: Defaults) -> Rule:
     )
 
 
+_TIMED = (
+    "straggler.log_straggler",
+    "model.cuda_graph_impl",
+    "model.cuda_graph_modules",
+    "model.overlap_moe_expert_parallel_comm",
+)
+
+
+def _no_separate_forward_passes(
+    timed: bool | None, implementation: str | None, modules: object, overlapped: bool | None
+) -> str | None:
+    in_graph = captures_full_iteration(implementation, modules)
+    reason = "the step is one CUDA graph" if in_graph else "they are computed together with backward passes"
+    return f"is true, but {reason}" if timed and (in_graph or overlapped) else None
+
+
+_SEPARATE_FORWARD_PASSES = rule(
+    "T42",
+    _TIMED,
+    _no_separate_forward_passes,
+    why="the speed of a rank is the time of its forward passes, which are not called one by one",
+    fix="Set straggler.log_straggler=false, or the other at its default.",
+    fails=(True, "full_iteration", None, False),
+    passes=(True, "transformer_engine", None, False),
+)
+
+
 def straggler_rules(defaults: Defaults) -> tuple[Rule, ...]:
     """Return the rules on the section."""
     unused = unused_while_disabled("R12", defaults, switch="straggler.log_straggler")
-    return (unused, _R31, _unused_port(defaults), _R37)
+    return (unused, _R31, _unused_port(defaults), _R37, _SEPARATE_FORWARD_PASSES)

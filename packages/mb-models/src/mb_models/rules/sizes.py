@@ -1,0 +1,126 @@
+"""Rules on numbers out of their range, and on sizes that exceed any machine: typos, reported before they are used.
+
+The largest trained models have about 10**12 parameters; every limit is at least a hundred times larger.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from string import ascii_lowercase
+
+from mb_models.rules.model_rule import model_rule
+from mb_schema.rule_kinds import at_most, rule, rules_for_each
+from mb_schema.rules import Rule
+
+_LAYERS, _WIDTH, _EXPERTS, _TOKENS, _ENTRIES, _PARAMETERS = 10_000, 2**20, 2**16, 10**9, 10**8, 10**15
+
+_LIMITS: Mapping[str, tuple[int, str, str]] = {
+    "SZ01": (
+        _LAYERS,
+        "each layer is built separately, and the deepest models have some hundred",
+        "num_layers encoder_num_layers vision_num_layers mtp_num_layers recompute_num_layers",
+    ),
+    "SZ02": (
+        _WIDTH,
+        "a square weight of this width requires 2 TiB in bfloat16, more than any GPU has",
+        "hidden_size ffn_hidden_size moe_ffn_hidden_size moe_shared_expert_intermediate_size num_attention_heads "
+        "num_query_groups kv_channels q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
+        "linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads mamba_state_dim "
+        "mamba_head_dim mamba_num_groups mamba_num_heads vision_hidden_size vision_ffn_hidden_size "
+        "vision_num_attention_heads projector_hidden_size image_size",
+    ),
+    "SZ03": (
+        _EXPERTS,
+        "the router of each layer computes a score for every expert and token",
+        "num_moe_experts",
+    ),
+    "SZ04": (
+        _ENTRIES,
+        "the embedding has a row, and each token a logit, for every entry",
+        "vocab_size make_vocab_size_divisible_by",
+    ),
+    "SZ05": (
+        _TOKENS,
+        "the activations of one sequence of this length exceed the memory of a data center",
+        "seq_length max_position_embeddings decoder_seq_length",
+    ),
+}
+"""Number of the rules to the maximum, the reason, and the limited fields."""
+
+
+def _limits(number: str, most: int, why: str, names: str) -> list[Rule]:
+    """Return a rule for each field, with a letter after the number if there are several."""
+    fields = names.split()
+    letters = ascii_lowercase if len(fields) > 1 else ("",)
+    return [
+        at_most(f"{number}{letter}", f"model.{name}", most, why=why)
+        for letter, name in zip(letters, fields, strict=False)
+    ]
+
+
+def _too_many_parameters(
+    hidden: int | None, layers: int | None, inner: int | None, experts: int | None, vocabulary: int | None
+) -> str | None:
+    sizes = (hidden, _WIDTH), (layers, _LAYERS), (inner, _WIDTH), (experts, _EXPERTS), (vocabulary, _ENTRIES)
+    if any(size is not None and size > most for size, most in sizes):
+        return None  # a rule on that field reports it
+    width = hidden or 0
+    of_layers = prod((layers or 0, width, 4 * width + 2 * (inner or 4 * width) * (experts or 1)))
+    total = of_layers + 2 * width * (vocabulary or 0)
+    return (
+        f"results in about {total:.1e} parameters, more than {_PARAMETERS:.0e}"
+        if total > _PARAMETERS
+        else None
+    )
+
+
+def _no_probability(value: float | None) -> str | None:
+    return None if value is None or 0 <= value < 1 else f"must be in [0, 1), not {value}"
+
+
+def _not_positive(value: float | None) -> str | None:
+    return f"must be above 0, not {value}" if value is not None and value <= 0 else None
+
+
+def _no_fraction(value: float | None) -> str | None:
+    return None if value is None or 0 < value <= 1 else f"must be in (0, 1], not {value}"
+
+
+RULES: tuple[Rule, ...] = (
+    *rules_for_each(
+        "MN01",
+        ("model.hidden_dropout", "model.attention_dropout"),
+        _no_probability,
+        why="it is the probability that an activation is set to zero",
+        fix="0 (none) or a number such as 0.1",
+        fails=1.5,
+        passes=0.1,
+    ),
+    *rules_for_each(
+        "MN02",
+        ("model.init_method_std", "model.layernorm_epsilon"),
+        _not_positive,
+        why="it is the standard deviation of initial weights, or the lower bound of the divisor of a norm",
+        fix="a number such as 0.02 (standard deviation) or 1e-5 (epsilon)",
+        fails=-1.0,
+        passes=0.02,
+    ),
+    rule(
+        "MN03",
+        "model.rotary_percent",
+        _no_fraction,
+        why="it is the fraction of each attention head to which rotary position embeddings apply",
+        fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
+        fails=(-0.5,),
+        passes=(0.5,),
+    ),
+    *(limit for number, limits in _LIMITS.items() for limit in _limits(number, *limits)),
+    model_rule(
+        "SZ08",
+        ("hidden_size", "num_layers", "ffn_hidden_size", "num_moe_experts", "vocab_size"),
+        _too_many_parameters,
+        why="the weights require thousands of TiB",
+        fix="Lower one of the sizes.",
+        fails=(10**6, 10**4, 10**6, 1, 10**8),
+        passes=(4096, 32, 16384, None, 128_000),
+    ),
+)

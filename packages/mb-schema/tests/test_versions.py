@@ -1,0 +1,21 @@
+"""Comparison of versions."""
+
+import pytest
+
+from mb_schema.versions import at_least
+
+
+@pytest.mark.parametrize(
+    ("version", "minimum", "expected"),
+    [
+        ("2.7.0.dev0", (2, 7), True),
+        ("2.7.0+abc", (2, 7), True),
+        ("2.10", (2, 9), True),
+        ("2.11.0a0+5228986c39.nv25.05", (2, 11), True),
+        ("2.6.9", (2, 7), False),
+        ("2", (2, 1), False),
+        ("unknown", (1,), False),
+    ],
+)
+def test_versions_compare_by_their_numbers(version, minimum, expected):
+    assert at_least(version, *minimum) is expected

@@ -24,7 +24,7 @@ def _message(name: str) -> str:
 
 
 class _Missing:
-    """Finder that is asked last: what reaches it is no module of this package."""
+    """Finder that is called last: what reaches it is not a module of this package."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_step_time.py            # print the fit and its errors on runs that it has not seen
     python benchmarks/fit_step_time.py --table    # and each run: published, predicted, error
-    python benchmarks/fit_step_time.py --write    # write src/mb_config/predict/fit.json
+    python benchmarks/fit_step_time.py --write    # write src/mb_plan/time/fit.json
 
 The sum of the errors' Huber losses, of the logarithm of predicted to published time, is minimized by the method of
 Levenberg and Marquardt in the logarithms of the coefficients, with a weak pull to what is expected of each. Errors are
@@ -19,7 +19,7 @@ from statistics import median
 from mb_plan.time.published import PublishedRun, published_runs
 from mb_plan.time.step import TERMS, step_terms
 
-FILE = Path(__file__).parents[1] / "src" / "mb_config" / "predict" / "fit.json"
+FILE = Path(__file__).parents[1] / "src" / "mb_plan" / "time" / "fit.json"
 EXPECTED = {
     "bf16": (1.1, 1.3, 1.5),
     "fp8": (1.2, 1.5, 2.5),

@@ -1,6 +1,6 @@
 """Benchmark of a sweep in points per second, compared with checking each point separately.
 
-Run: python benchmarks/bench_sweep.py
+Run: python meta/benchmarks/bench_sweep.py
 """
 
 import itertools

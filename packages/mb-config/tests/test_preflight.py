@@ -70,12 +70,6 @@ def test_an_unknown_precision_recipe_is_one_problem(make):
     assert (ids(result), result.resolved) == (["V011"], False)
 
 
-def test_implied_problems_are_dropped(make):
-    rules = (never("A", "train.train_iters"), never("B", "train.train_iters"))
-    checks = PreflightChecks(rules=rules, implied_by={"B": ("A",)})
-    assert ids(preflight(make(), checks, facts={"world_size": 2})) == ["A"]
-
-
 @pytest.mark.parametrize(
     ("facts", "found"), [({"same_machine": True}, ["N"]), ({}, [])], ids=["this machine", "another one"]
 )

@@ -1,7 +1,7 @@
 """Merging of problems from several checks: an error is never replaced by a warning."""
 
 from mb_config import Problem
-from mb_config.preflight.problem_merging import drop_implied, merge_problems
+from mb_config.preflight.problem_merging import merge_problems
 
 
 def problem(name, *fields, severity="error", origin=None):
@@ -36,10 +36,3 @@ def test_problems_that_follow_from_a_rejected_value_are_omitted():
     assert merge_problems([problem("V1")], [computed]) == [problem("V1")]
     warned = problem("V1", severity="warning")
     assert merge_problems([warned], [computed]) == [warned, computed]
-
-
-def test_a_warning_implies_no_error():
-    error, warning = problem("V1"), problem("V2", severity="warning")
-    assert drop_implied([error, warning], {"V1": ("V2",)}) == [error, warning]
-    assert drop_implied([error, problem("V2")], {"V1": ("V2",)}) == [problem("V2")]
-    assert drop_implied([error, warning], {"V2": ("V1",)}) == [error]

@@ -8,6 +8,7 @@ from mb_schema.rule_kinds import (
     among,
     as_warning,
     excludes,
+    implied_by,
     in_range,
     multiple_of,
     needs_package,
@@ -169,3 +170,18 @@ def test_explain_quotes_text():
         '    kind: "q"',
         "message: a.kind: must be one of x, y (kind=q)",
     ]
+
+
+def test_a_rule_that_another_one_implies_is_left_out():
+    def never(id, severity="error"):
+        test = lambda value: "is wrong"  # noqa: E731
+        return rule(id, "a.n", test, fails=(1,), passes=(1,), severity=severity, **TEXT)
+
+    def found(*rules):
+        return [problem.id for problem in check({"a": {"n": 1}}, rules)]
+
+    implied = implied_by("X1 X2", never("X3"))
+    assert found(implied, never("X2")) == ["X2"]
+    assert found(never("X4"), implied) == ["X4", "X3"]
+    assert found(never("X1", "warning"), implied) == ["X1", "X3"]  # a warning implies no error
+    assert found(never("X1", "warning"), as_warning(implied)) == ["X1"]

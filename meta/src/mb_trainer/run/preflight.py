@@ -38,19 +38,7 @@ RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
 RULES = tuple(rule for rules in RULES_BY_PACKAGE.values() for rule in rules)
 """Rules of all packages."""
 
-IMPLIED_BY = {
-    "D74": ("V139",),
-    "G26": ("D58",),
-    "V131": ("CK03",),
-    "FS03": ("V120",),
-    "V244": ("CK41",),
-    "CK43": ("CK41",),
-    "O04b": ("O04",),
-    "O03": ("O04b",),
-}
-"""Dropped problem -> rules of other packages whose problems imply it, or that would reject what it advises."""
-
-CHECKS = PreflightChecks(rules=RULES, implied_by=IMPLIED_BY, fallbacks=FALLBACKS, data=(TOKENIZER, EPOCH))
+CHECKS = PreflightChecks(rules=RULES, fallbacks=FALLBACKS, data=(TOKENIZER, EPOCH))
 
 
 def all_rules() -> dict[str, Sequence[RuleLike]]:

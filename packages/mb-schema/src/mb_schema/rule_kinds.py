@@ -97,6 +97,11 @@ def as_warning(rule: Rule) -> Rule:
     return replace(rule, severity="warning")
 
 
+def implied_by(ids: str, rule: Rule) -> Rule:
+    """Return the rule, which `check` leaves out if one of the rules with these ids is violated."""
+    return replace(rule, implied_by=tuple(ids.split()))
+
+
 def one_of(
     id: str, path: str, choices: Sequence[object], *, why: str, fix: str, fails: object, passes: object = None
 ) -> Rule:

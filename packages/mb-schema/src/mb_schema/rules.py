@@ -48,6 +48,9 @@ class Rule:
     """Example, path to value, that the rule accepts."""
     fallback: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     """Path to the value that replaces a rejected one which the user did not set; empty: the rule only rejects."""
+    implied_by: tuple[str, ...] = ()
+    """Ids of rules, also of other packages: if one of them is violated, this one says nothing new, or advises what that
+    one rejects, and `check` leaves it out. A warning implies no error."""
 
     def check(self, *values: object, origin: Mapping[str, str] = NOTHING) -> Problem | None:
         """Return the problem with these values, in the order of `fields`; None if there is none."""
@@ -136,7 +139,7 @@ def check(
     facts: Mapping[str, object] = NOTHING,
     origin: Callable[[str], str] | None = None,
 ) -> list[Problem]:
-    """Return every problem, in the order of the rules. Does not modify anything.
+    """Return every problem that no other one implies, in the order of the rules. Does not modify anything.
 
     Args:
         sections: Section name to section: an object with attributes, a mapping, or None for an absent section.
@@ -146,8 +149,10 @@ def check(
         origin: Function that returns the origin of the value at a path, such as `run.yaml:12`.
     """
     known = {**sections, "facts": facts}
-    found = (_apply(rule, known, origin) for rule in rules if applies(rule, known))
-    return [problem for problem in found if problem is not None]
+    found = ((rule, _apply(rule, known, origin)) for rule in rules if applies(rule, known))
+    violated = [(rule, problem) for rule, problem in found if problem is not None]
+    severities = {problem.id: problem.severity for _, problem in violated}
+    return [problem for rule, problem in violated if not _is_implied(rule, problem, severities)]
 
 
 def refuse(
@@ -190,6 +195,11 @@ def applies(rule: Rule, sections: Mapping[str, object]) -> bool:
     section, field = sections.get(first), name.partition(".")[0]
     exists = not name or (field in section if isinstance(section, Mapping) else hasattr(section, field))
     return exists and all(_present(path, sections) for path in rule.fields)
+
+
+def _is_implied(rule: Rule, problem: Problem, severities: Mapping[str, str]) -> bool:
+    accepted = ("error",) if problem.severity == "error" else ("error", "warning")
+    return any(severities.get(id) in accepted for id in getattr(rule, "implied_by", ()))
 
 
 def value_at(path: str, sections: Mapping[str, object]) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mb_schema.rules import Problem
 
@@ -25,25 +25,6 @@ def merge_problems(as_written: Sequence[Problem], as_resolved: Sequence[Problem]
     ]
     kept = [problem for problem in as_written if not any(_covers(error, problem) for error in later)]
     return [*kept, *later]
-
-
-def drop_implied(problems: Sequence[Problem], implied_by: Mapping[str, Sequence[str]]) -> list[Problem]:
-    """Remove problems that another one in the list implies.
-
-    Args:
-        problems: Problems of one check.
-        implied_by: Id of a problem to the ids of those that imply it. A warning implies no error.
-    """
-    heaviest: dict[str, int] = {}
-    for problem in problems:
-        heaviest[problem.id] = max(heaviest.get(problem.id, 0), _WEIGHT[problem.severity])
-    return [
-        problem
-        for problem in problems
-        if not any(
-            heaviest.get(other, -1) >= _WEIGHT[problem.severity] for other in implied_by.get(problem.id, ())
-        )
-    ]
 
 
 def _covers(one: Problem, other: Problem) -> bool:

@@ -5,14 +5,14 @@
 2. All rules are applied to the configuration as written (`find_problems`), then those that read data (`DataCheck`).
 3. The configuration is resolved.
 4. All rules are applied to the resolved configuration.
-5. The problems are merged, and those that others imply are dropped.
+5. The problems are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from mb_config.container.section_types import check_config
@@ -23,7 +23,7 @@ from mb_config.preflight.module_layouts import (
     one_replica,
     smallest_world,
 )
-from mb_config.preflight.problem_merging import drop_implied, merge_problems
+from mb_config.preflight.problem_merging import merge_problems
 from mb_config.preflight.problems import ConfigError, RuleLike, check
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
@@ -84,13 +84,10 @@ class DataCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightChecks:
-    """Rules that a configuration must satisfy, and the relations between them."""
+    """Rules that a configuration must satisfy."""
 
     rules: Sequence[RuleLike] = RULES
     """Rules of all sections."""
-
-    implied_by: Mapping[str, Sequence[str]] = field(default_factory=lambda: NOTHING)
-    """Id of a problem to the ids of those that imply it, or that would reject what it advises."""
 
     fallbacks: Sequence[FallbackRule] = ()
     """Rules whose rejected value is replaced if the user did not set it."""
@@ -118,8 +115,7 @@ class PreflightChecks:
         if "dist" in known:
             known["dist"] = effective_dist(config.dist, facts)
         seen = one_replica(config.model, facts)
-        found = check_config(config, self.rules, sections=known, facts=seen, provenance=provenance)
-        return drop_implied(found, self.implied_by)
+        return check_config(config, self.rules, sections=known, facts=seen, provenance=provenance)
 
     @property
     def data_facts(self) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from mb_data.errors import BlendError
 from mb_data.finetuning.options import read_options
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, rule
+from mb_schema.rule_kinds import SET, among, excludes, implied_by, in_range, requires, rule
 from mb_schema.rules import Rule, value_at
 
 _FINETUNING = "dataset.made_up"
@@ -194,14 +194,17 @@ RULES: tuple[Rule, ...] = (
         fails=({"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"},),
         passes=({"packed_sequence_size": 4096},),
     ),
-    requires(
-        "D74",
-        {_PACKS: SET},
-        {"validation.eval_micro_batch_size": among(None, 1)},
-        why="a micro-batch is a single pack, also in evaluation",
-        fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
-        fails=({"packed_sequence_size": 4096}, 4),
-        passes=({"packed_sequence_size": 4096}, 1),
+    implied_by(
+        "V139",
+        requires(
+            "D74",
+            {_PACKS: SET},
+            {"validation.eval_micro_batch_size": among(None, 1)},
+            why="a micro-batch is a single pack, also in evaluation",
+            fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
+            fails=({"packed_sequence_size": 4096}, 4),
+            passes=({"packed_sequence_size": 4096}, 1),
+        ),
     ),
     rule(
         "D71",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
+from mb_schema.rule_kinds import rule, shown
 from mb_schema.rules import Rule
 
 _SEVERAL = "validation.multiple_validation_sets"
@@ -44,6 +45,11 @@ def _valid_prefixes(*paths: Any) -> list[str] | None:
         return None
 
 
+def _set_in_the_dataset(own: bool | None, _: object) -> str | None:
+    """Reject the field in a run, whose validation section has it. A dataset section that is used alone may set it."""
+    return None if own is None else f"is not supported (full_validation={shown(own)})"
+
+
 def _needs_prefixes(several: bool | None, tokens: bool | None, *paths: Any) -> str | None:
     if not several or tokens is None:
         return None
@@ -72,6 +78,15 @@ def _needs_an_end(complete: bool | None, tokens: bool | None, finetuning: bool |
 
 
 RULES = (
+    rule(
+        "T15",
+        ("dataset.full_validation", _COMPLETE),
+        _set_in_the_dataset,
+        why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
+        fix="Leave it unset and use validation.full_validation.",
+        fails=(True, False),
+        passes=(None, True),
+    ),
     Rule(
         id="T33",
         fields=(_SEVERAL, _TOKENS, *_PATHS),

@@ -23,7 +23,7 @@ from mb_models.rules import variants as variant_rules
 from mb_models.rules import widths as width_rules
 from mb_models.rules.widths import has_attention
 from mb_models.t5 import rules as t5_rules
-from mb_schema.rule_kinds import SET, no_effect, requires, rule, within
+from mb_schema.rule_kinds import SET, implied_by, no_effect, requires, rule, within
 from mb_schema.rules import Problem, Rule, check
 
 __all__ = ["BUILD_RULES", "INTERLEAVING", "RULES", "ModelConfigError", "Rule", "violated_rules"]
@@ -285,14 +285,17 @@ RULES: tuple[Rule, ...] = (
         fails=("full", None, 1),
         passes=("full", "uniform", 1),
     ),
-    rule(
-        "G26",
-        "dataset.inter_document_masking",
-        lambda masking: "the documents of a sample would be packed sequences" if masking else None,
-        why="the forward steps reject packed sequences: attention would cross their boundaries",
-        fix="Set dataset.inter_document_masking=false.",
-        fails=(True,),
-        passes=(False,),
+    implied_by(
+        "D58",
+        rule(
+            "G26",
+            "dataset.inter_document_masking",
+            lambda masking: "the documents of a sample would be packed sequences" if masking else None,
+            why="the forward steps reject packed sequences: attention would cross their boundaries",
+            fix="Set dataset.inter_document_masking=false.",
+            fails=(True,),
+            passes=(False,),
+        ),
     ),
     rule(
         "G53",

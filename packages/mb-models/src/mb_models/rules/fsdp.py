@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mb_models.errors import ModelsError
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import implied_by, rule
 from mb_schema.rules import Rule
 
 TORCH = "dist.use_torch_fsdp2"
@@ -65,14 +65,17 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(True, False),
     ),
-    rule(
-        "FS03",
-        (TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-        _with_fsdp2("is on with the distributed optimizer"),
-        why="FSDP2 already shards the optimizer's state with the weights",
-        fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
-        fails=(True, True, True),
-        passes=(True, False, False),
+    implied_by(
+        "V120",
+        rule(
+            "FS03",
+            (TORCH, "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+            _with_fsdp2("is on with the distributed optimizer"),
+            why="FSDP2 already shards the optimizer's state with the weights",
+            fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
+            fails=(True, True, True),
+            passes=(True, False, False),
+        ),
     ),
     rule(
         "FS04",

@@ -6,7 +6,7 @@ from typing import Any
 from mb_overlap.transformer_engine.arguments import Dataclass, to_transformer_engine
 from mb_overlap.transformer_engine.buffer_settings import setting_problems
 from mb_overlap.transformer_engine.te_versions import parse_version
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import implied_by, rule
 from mb_schema.rules import Rule
 
 
@@ -95,7 +95,12 @@ ENGINE_LAYERS = rule(
     severity="warning",
 )
 
-NEEDS = (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS)
+NEEDS = (
+    TENSOR_PARALLEL,
+    implied_by("O04b", SEQUENCE_PARALLEL),
+    TRANSFORMER_ENGINE,
+    implied_by("O04", ENGINE_LAYERS),
+)
 """Requirements of tensor-parallel overlap."""
 
 

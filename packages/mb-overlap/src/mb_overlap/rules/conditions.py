@@ -1,11 +1,10 @@
-"""Conditions checked twice: on the `comm_overlap` section and, with the suffix M, on the model's own field."""
+"""Conditions on what a switch needs, for the switch of the `comm_overlap` section and for the model's own."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from mb_overlap.transformer_engine.te_versions import parse_version
-from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
 
 EP_OVERLAP = "overlap_moe_expert_parallel_comm"
@@ -13,38 +12,20 @@ DELAY_WGRAD = "delay_wgrad_compute"
 CUDA_GRAPH_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """Condition with values that violate it and values that satisfy it."""
+def on_switch(conditions: Iterable[Rule], switch: str) -> tuple[Rule, ...]:
+    """Return the conditions as rules that apply while a switch is on, with the fix to turn it off.
 
-    letter: str
-    """Letter after the number of the rule."""
-    fields: tuple[str, ...]
-    """Paths whose values `test` takes."""
-    test: Callable[..., str | None]
-    """Returns None for valid values, and a description of the problem otherwise."""
-    why: str
-    """Reason for the condition."""
-    fix: str
-    """Recommended change; `make_rules` adds the alternative of disabling the field."""
-    fails: tuple[object, ...]
-    """Values that violate the condition."""
-    passes: tuple[object, ...]
-    """Values that satisfy the condition."""
-
-
-def make_rules(number: str, field: str, conditions: Iterable[Condition], *, section: str) -> tuple[Rule, ...]:
-    """Return one rule per condition, which applies if `section.field` is on."""
-    path = f"{section}.{field}"
+    The id of a rule on the model's own switch ends with M.
+    """
     return tuple(
-        rule(
-            f"{number}{condition.letter}{'M' if section == 'model' else ''}",
-            (path, *condition.fields),
-            if_requested(condition.test),
-            why=condition.why,
-            fix=f"{condition.fix[:-1]}, or {path}=false.",
-            fails=(True, *condition.fails),
-            passes=(True, *condition.passes),
+        replace(
+            condition,
+            id=f"{condition.id}M" if switch.startswith("model.") else condition.id,
+            fields=(switch, *condition.fields),
+            test=if_requested(condition.test),
+            fix=f"{condition.fix[:-1]}, or {switch}=false.",
+            fails={switch: True, **condition.fails},
+            passes={switch: True, **condition.passes},
         )
         for condition in conditions
     )

@@ -7,11 +7,10 @@ from mb_overlap.rules.conditions import (
     CUDA_GRAPH_FIELDS,
     DELAY_WGRAD,
     EP_OVERLAP,
-    Condition,
     captured_modules,
     if_requested,
     is_older,
-    make_rules,
+    on_switch,
 )
 from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
@@ -84,44 +83,44 @@ def _without_bias(impl: object, modules: object, linear: bool | None, qkv: bool 
 
 
 _NEWER = "older releases do not compute the delayed gradients there"
-CONDITIONS = (
-    Condition(
-        letter="b", fields=("model.transformer_impl",), test=_engine,
+CONDITIONS: tuple[Rule, ...] = (
+    rule(
+        "O10b", "model.transformer_impl", _engine,
         why="Megatron's local layers compute weight gradients immediately",
         fix="Set model.transformer_impl=transformer_engine.",
         fails=("local",), passes=("transformer_engine",),
     ),
-    Condition(
-        letter="c", fields=(_VERSION,), test=_engine_release,
+    rule(
+        "O10c", _VERSION, _engine_release,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.7 or later.",
         fails=("2.6.0",), passes=("2.7.0",),
     ),
-    Condition(
-        letter="d", fields=("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), test=_with_overlapped_reduction,
+    rule(
+        "O10d", ("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), _with_overlapped_reduction,
         why="older releases do not notify DDP when a delayed gradient is ready",
         fix="Install transformer-engine[pytorch] 2.8 or later, or set ddp.overlap_grad_reduce=false.",
         fails=(True, "2.7.0", True), passes=(True, "2.8.0", True),
     ),
-    Condition(
-        letter="e", fields=(*CUDA_GRAPH_FIELDS, _VERSION), test=_with_graphs,
+    rule(
+        "O10e", (*CUDA_GRAPH_FIELDS, _VERSION), _with_graphs,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.10 or later.",
         fails=("transformer_engine", ["mamba"], "2.9.0"), passes=("transformer_engine", ["mamba"], "2.10.0"),
     ),
-    Condition(
-        letter="f", fields=(*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), test=_with_graphs_of_gradients,
+    rule(
+        "O10f", (*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), _with_graphs_of_gradients,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.12 or later.",
         fails=("transformer_engine", ["attn"], None, False, "2.11.0"),
         passes=("transformer_engine", ["moe_router"], 64, True, "2.11.0"),
     ),
-    Condition(
-        letter="g", fields=(*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), test=_with_fusion,
+    rule(
+        "O10g", (*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), _with_fusion,
         why="a CUDA graph needs gradients at fixed addresses, and only fused accumulation keeps them there",
         fix="Set model.gradient_accumulation_fusion=true.",
         fails=("transformer_engine", ["moe_router"], 64, False, False),
         passes=("transformer_engine", ["moe_router"], 64, False, True),
     ),
-    Condition(
-        letter="h", fields=(*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), test=_without_bias,
+    rule(
+        "O10h", (*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), _without_bias,
         why="Megatron Core cannot capture a bias together with a delayed gradient",
         fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
         fails=("transformer_engine", ["attn"], True, False), passes=("transformer_engine", ["attn"], False, False),
@@ -152,13 +151,13 @@ MODEL_EP_OVERLAP = rule(
 
 SECTION_RULES: tuple[Rule, ...] = (
     REQUESTED_EP_OVERLAP,
-    *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="comm_overlap"),
+    *on_switch(CONDITIONS, f"comm_overlap.{DELAY_WGRAD}"),
 )
 """Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = (
     MODEL_EP_OVERLAP,
-    *make_rules("O10", DELAY_WGRAD, CONDITIONS, section="model"),
+    *on_switch(CONDITIONS, f"model.{DELAY_WGRAD}"),
 )
 """Rules on the field of the model section."""
 

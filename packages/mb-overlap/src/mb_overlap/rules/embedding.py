@@ -1,6 +1,7 @@
 """Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
 
-from mb_overlap.rules.conditions import Condition, make_rules
+from mb_overlap.rules.conditions import on_switch
+from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
 
 DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
@@ -18,19 +19,19 @@ def _limit(limit: int | None) -> str | None:
     return f"needs wgrad_deferral_limit >= 0 ({limit})" if limit is not None and limit < 0 else None
 
 
-_STAGES = Condition(
-    letter="a",
-    fields=("model.pipeline_model_parallel_size",),
-    test=_stages,
+_STAGES = rule(
+    "O01a",
+    "model.pipeline_model_parallel_size",
+    _stages,
     why="the deferred gradient is computed while the pipeline drains",
     fix="Set model.pipeline_model_parallel_size=2 or more.",
     fails=(1,),
     passes=(2,),
 )
-_FUSION = Condition(
-    letter="b",
-    fields=("model.gradient_accumulation_fusion",),
-    test=_fusion,
+_FUSION = rule(
+    "O01b",
+    "model.gradient_accumulation_fusion",
+    _fusion,
     why="the fused kernel adds the deferred gradient to the gradient buffer",
     fix="Set model.gradient_accumulation_fusion=true.",
     fails=(False,),
@@ -38,11 +39,11 @@ _FUSION = Condition(
 )
 
 
-def _limit_of(section: str, *known: str) -> Condition:
-    return Condition(
-        letter="c",
-        fields=(f"{section}.wgrad_deferral_limit", *known),
-        test=lambda limit, *_: _limit(limit),
+def _limit_of(section: str, *known: str) -> Rule:
+    return rule(
+        "O01c",
+        (f"{section}.wgrad_deferral_limit", *known),
+        lambda limit, *_: _limit(limit),
         why="0 already means all microbatches",
         fix=f"Set {section}.wgrad_deferral_limit=0.",
         fails=(-1, *(True for _ in known)),
@@ -50,13 +51,13 @@ def _limit_of(section: str, *known: str) -> Condition:
     )
 
 
-SECTION_RULES: tuple[Rule, ...] = make_rules(
-    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("comm_overlap")), section="comm_overlap"
+SECTION_RULES: tuple[Rule, ...] = on_switch(
+    (_STAGES, _FUSION, _limit_of("comm_overlap")), f"comm_overlap.{DEFER_EMBEDDING_WGRAD}"
 )
 """Rules on the field of the `comm_overlap` section."""
 
-MODEL_RULES: tuple[Rule, ...] = make_rules(
-    "O01", DEFER_EMBEDDING_WGRAD, (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), section="model"
+MODEL_RULES: tuple[Rule, ...] = on_switch(
+    (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), f"model.{DEFER_EMBEDDING_WGRAD}"
 )
 """Rules on the field of the model section."""
 

@@ -3,10 +3,9 @@
 from mb_overlap.rules.conditions import (
     CUDA_GRAPH_FIELDS,
     EP_OVERLAP,
-    Condition,
     captured_modules,
     is_older,
-    make_rules,
+    on_switch,
 )
 from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
@@ -89,82 +88,81 @@ def _graphs(impl: object, modules: object) -> str | None:
     )
 
 
-CONDITIONS = (
-    Condition(
-        letter="a", fields=("model.expert_model_parallel_size",), test=_ranks,
+CONDITIONS: tuple[Rule, ...] = (
+    rule(
+        "O09a", "model.expert_model_parallel_size", _ranks,
         why="without expert parallelism no token leaves its rank",
         fix="Set model.expert_model_parallel_size=2 or more.",
         fails=(1,), passes=(2,),
     ),
-    Condition(
-        letter="b", fields=("model.num_moe_experts",), test=_experts,
+    rule(
+        "O09b", "model.num_moe_experts", _experts,
         why="a dense model has no all-to-all",
         fix="Set model.num_moe_experts.",
         fails=(None,), passes=(8,),
     ),
-    Condition(
-        letter="c", fields=("model.moe_token_dispatcher_type",), test=_dispatcher,
+    rule(
+        "O09c", "model.moe_token_dispatcher_type", _dispatcher,
         why="the other dispatchers gather all tokens and have no all-to-all to hide",
         fix="Set model.moe_token_dispatcher_type=alltoall.",
         fails=("allgather",), passes=("flex",),
     ),
-    Condition(
-        letter="d", fields=("model.bf16", "model.fp16", "facts.resolved"), test=_precision,
+    rule(
+        "O09d", ("model.bf16", "model.fp16", "facts.resolved"), _precision,
         why="its schedule supports 16-bit activations only",
         fix="Set mixed_precision=bf16_mixed.",
         fails=(False, False, True), passes=(True, False, True),
     ),
-    Condition(
-        letter="e", fields=("facts.torch_version",), test=_torch,
+    rule(
+        "O09e", "facts.torch_version", _torch,
         why="it hangs with older releases",
         fix="Install torch 2.6 or later.",
         fails=("2.5.1",), passes=("2.6.0a0+34c6371d24",),
     ),
-    Condition(
-        letter="f",
-        fields=("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), test=_stages,
+    rule(
+        "O09f", ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), _stages,
         why="the all-to-all of one model chunk is hidden under the computation of another",
         fix="Set model.virtual_pipeline_model_parallel_size.",
         fails=(2, None), passes=(2, 2),
     ),
-    Condition(
-        letter="g", fields=("model.recompute_granularity",), test=_granularity,
+    rule(
+        "O09g", "model.recompute_granularity", _granularity,
         why="the schedule runs the parts of a layer one by one and cannot recompute a complete layer",
         fix="Set model.recompute_granularity=selective or null.",
         fails=("full",), passes=("selective",),
     ),
-    Condition(
-        letter="h", fields=("model.recompute_method",), test=_method,
+    rule(
+        "O09h", "model.recompute_method", _method,
         why="the method only applies to full recomputation",
         fix="Set model.recompute_method=null.",
         fails=("uniform",), passes=(None,),
     ),
-    Condition(
-        letter="i", fields=("model.recompute_num_layers",), test=_layers,
+    rule(
+        "O09i", "model.recompute_num_layers", _layers,
         why="this number only applies to full recomputation",
         fix="Set model.recompute_num_layers=null.",
         fails=(1,), passes=(None,),
     ),
-    Condition(
-        letter="j", fields=("model.recompute_modules",), test=_modules,
+    rule(
+        "O09j", "model.recompute_modules", _modules,
         why="recomputing the experts would send their tokens again",
         fix="Remove moe from model.recompute_modules.",
         fails=(["moe"],), passes=(["moe_act"],),
     ),
-    Condition(
-        letter="k", fields=("model.moe_shared_expert_overlap",), test=_shared_experts,
+    rule(
+        "O09k", "model.moe_shared_expert_overlap", _shared_experts,
         why="both hide the same all-to-all",
         fix="Set model.moe_shared_expert_overlap=false.",
         fails=(True,), passes=(False,),
     ),
-    Condition(
-        letter="l", fields=("model.mtp_num_layers",), test=_mtp,
+    rule(
+        "O09l", "model.mtp_num_layers", _mtp,
         why="its schedule supports one such layer",
         fix="Set model.mtp_num_layers=1 or null.",
         fails=(2,), passes=(1,),
     ),
-    Condition(
-        letter="m", fields=CUDA_GRAPH_FIELDS, test=_graphs,
+    rule(
+        "O09m", CUDA_GRAPH_FIELDS, _graphs,
         why="the schedule interleaves the parts of these modules with other work",
         fix="Remove moe and mlp from model.cuda_graph_modules.",
         fails=("transformer_engine", ["moe"]), passes=("transformer_engine", ["attn"]),
@@ -188,11 +186,11 @@ FIELD_EXISTS = rule(
 
 SECTION_RULES: tuple[Rule, ...] = (
     FIELD_EXISTS,
-    *make_rules("O09", EP_OVERLAP, CONDITIONS, section="comm_overlap"),
+    *on_switch(CONDITIONS, f"comm_overlap.{EP_OVERLAP}"),
 )
 """Rules on the field of the `comm_overlap` section."""
 
-MODEL_RULES: tuple[Rule, ...] = make_rules("O09", EP_OVERLAP, CONDITIONS, section="model")
+MODEL_RULES: tuple[Rule, ...] = on_switch(CONDITIONS, f"model.{EP_OVERLAP}")
 """Rules on the field of the model section."""
 
 RULES: tuple[Rule, ...] = (*SECTION_RULES, *MODEL_RULES)

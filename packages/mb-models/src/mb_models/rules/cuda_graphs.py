@@ -192,6 +192,16 @@ def _offload_graphs(offloading: bool | None, impl: str | None) -> str | None:
     return f"is not supported with CUDA graphs (cuda_graph_impl={impl})"
 
 
+def _graph_of_padding(
+    impl: str | None, modules: str | Sequence[str] | None, experts: int | None, root: object
+) -> str | None:
+    chosen = [modules] if isinstance(modules, str) else list(modules or ())
+    routed = not chosen or {"full", "moe", "moe_router", "moe_preprocess"} & {*chosen}
+    if impl != "transformer_engine" or not experts or root is None or not routed:
+        return None
+    return f"captures routers (cuda_graph_modules={modules}), whose input has padding in fine-tuning"
+
+
 RULES: tuple[Rule, ...] = (
     model_rule(
         "K28",
@@ -370,5 +380,14 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.cuda_graph_impl=none or model.cpu_offloading=false.",
         fails=(True, "transformer_engine"),
         passes=(True, "none"),
+    ),
+    rule(
+        "G56",
+        (*within("model", "cuda_graph_impl cuda_graph_modules num_moe_experts"), "dataset.dataset_root"),
+        _graph_of_padding,
+        why="the graph of a router keeps the padding of the batch that it captured",
+        fix="Leave moe, moe_router and moe_preprocess out of cuda_graph_modules, or set cuda_graph_impl=none.",
+        fails=("transformer_engine", ["attn", "moe_router"], 8, "/data"),
+        passes=("transformer_engine", ["attn"], 8, "/data"),
     ),
 )

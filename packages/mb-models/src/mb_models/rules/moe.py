@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mb_models.rules.model_rule import model_rule
 from mb_schema.gpu_capabilities import KNOWN, capability
 from mb_schema.gpu_names import find_short_name
-from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, rule
+from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requires, rule, within
 from mb_schema.rules import Rule
 
 
@@ -66,6 +66,15 @@ def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str)
     if dispatcher != "flex" or backend != "hybridep" or found is None or found[0] in (8, 9, 10):
         return None
     return f"hybridep does not run on {gpu}"
+
+
+_OVER_ALL_TOKENS = ("sinkhorn", "quantile_balancing")
+
+
+def _topk_fits(topk: int, experts: int | None) -> str | None:
+    if experts is None or 1 <= topk <= experts:
+        return None
+    return f"a token cannot use that many experts (moe_router_topk={topk}, num_moe_experts={experts})"
 
 
 RULES: tuple[Rule, ...] = (
@@ -195,5 +204,36 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.moe_token_dispatcher_type=alltoall.",
         fails=("hybridep", "flex", "v100"),
         passes=("hybridep", "flex", "gb200"),
+    ),
+    rule(
+        "G11",
+        within("model", "moe_router_topk num_moe_experts"),
+        _topk_fits,
+        why="the router selects among the existing experts",
+        fix="Lower moe_router_topk or raise num_moe_experts.",
+        fails=(3, 2),
+        passes=(2, 2),
+    ),
+    no_effect(
+        "G12",
+        "model.num_moe_experts",
+        {"model.moe_ffn_hidden_size": None, "model.moe_shared_expert_intermediate_size": None},
+        why="without num_moe_experts the model is dense",
+        fix="Set num_moe_experts, or unset the sizes.",
+        fails=(None, 64, None),
+        passes=(4, 64, None),
+    ),
+    rule(
+        "G57",
+        ("model.moe_router_load_balancing_type", "dataset.dataset_root", "model.num_moe_experts"),
+        lambda kind, root, experts: (
+            f"is {kind} for fine-tuning"
+            if kind in _OVER_ALL_TOKENS and root is not None and experts
+            else None
+        ),
+        why="it assigns experts to all tokens of a microbatch together, so padding would change those of the others",
+        fix="Use aux_loss, seq_aux_loss, global_aux_loss or none.",
+        fails=("sinkhorn", "/data", 8),
+        passes=("seq_aux_loss", "/data", 8),
     ),
 )

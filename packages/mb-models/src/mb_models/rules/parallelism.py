@@ -123,6 +123,18 @@ def _group_across_nodes(tp: int | None, expert_tp: int | None, gpus: int, world_
     return f"groups exceed the {gpus} GPUs of a node ({', '.join(wide)})"
 
 
+def _dropout_on_parts(cp: int | None, hidden: float | None, attention: float | None) -> str | None:
+    if (cp or 1) == 1 or not (hidden or attention):
+        return None
+    return f"cannot be combined with dropout (hidden {hidden}, attention {attention}, context_parallel_size={cp})"
+
+
+def _interleaving_is_safe(vpp: int | None, pp: int, overlap: bool, batch: bool) -> str | None:
+    if vpp is None or vpp == 1 or pp == 1 or (overlap and not batch) or (pp > 2 and not overlap):
+        return None
+    return f"the exchange would mix up microbatches (pp={pp}, overlap_p2p_comm={overlap}, batch_p2p_comm={batch})"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="P01",
@@ -280,4 +292,29 @@ RULES: tuple[Rule, ...] = (
             "facts.world_size": 16,
         },
     ),
+    rule(
+        "G53",
+        within("model", "context_parallel_size hidden_dropout attention_dropout"),
+        _dropout_on_parts,
+        why="Megatron draws the same dropout mask on every context-parallel rank, so the parts of a sequence are not "
+        "independent",
+        fix="Set hidden_dropout=0 and attention_dropout=0, or context_parallel_size=1.",
+        fails=(2, 0.1, 0.0),
+        passes=(2, 0.0, 0.0),
+    ),
 )
+
+INTERLEAVING = rule(
+    "G20",
+    within(
+        "model",
+        "virtual_pipeline_model_parallel_size pipeline_model_parallel_size overlap_p2p_comm batch_p2p_comm",
+    ),
+    _interleaving_is_safe,
+    why="two stages would send and receive several tensors between the same two ranks in one batch, and the model "
+    "would train incorrectly without an error",
+    fix="Set overlap_p2p_comm=true and batch_p2p_comm=false.",
+    fails=(2, 2, False, True),
+    passes=(2, 2, True, False),
+)
+"""Applies to a resolved section only, because the overlap section may still change the two switches."""

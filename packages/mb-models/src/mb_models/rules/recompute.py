@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import SET, excludes, other_than, rule, within
+from mb_schema.rule_kinds import SET, excludes, other_than, requires, rule, within
 from mb_schema.rules import Rule
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -131,5 +131,14 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.pipeline_model_parallel_size=1 or model.cpu_offloading=false.",
         fails=(True, 2, 2),
         passes=(True, 2, 1),
+    ),
+    requires(
+        "G13",
+        {"model.recompute_granularity": "full"},
+        {"model.recompute_method": SET, "model.recompute_num_layers": SET},
+        why="Megatron needs the layers to recompute, and their number per group",
+        fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
+        fails=("full", None, 1),
+        passes=("full", "uniform", 1),
     ),
 )

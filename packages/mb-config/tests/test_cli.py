@@ -66,7 +66,7 @@ def test_a_valid_file(run):
     assert (code, out) == (0, "")
     assert err.splitlines() == [
         f"run, 2 processes: 0 errors, 0 warnings of {len(RULES)} rules",
-        "unchecked but for the shared rules: model (mb-models), logger (mb-metrics)",
+        "not checked, because the rules are in the package: model (mb-models), logger (mb-metrics)",
         "not checked, because absent from the file: dataset, tokenizer, checkpoint",
     ]
 

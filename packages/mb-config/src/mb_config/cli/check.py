@@ -200,7 +200,7 @@ def _plain_notes(found: Examination) -> Iterator[str]:
     unchecked = plain.unchecked()
     if unchecked:
         named = (f"{name} ({package})" if package else name for name, package in unchecked.items())
-        yield f"unchecked but for the shared rules: {', '.join(named)}"
+        yield f"not checked, because the rules are in the package: {', '.join(named)}"
     if plain.absent:
         yield f"not checked, because absent from the file: {', '.join(plain.absent)}"
     if plain.suspicious_keys:

@@ -61,7 +61,7 @@ class PlainConfig:
     """Sections of this package in the file."""
 
     external: tuple[str, ...]
-    """Sections of other packages in the file, checked by the shared rules only."""
+    """Sections of other packages in the file. Only rules that relate them to sections of this package are applied."""
 
     absent: tuple[str, ...]
     """Required sections that are not in the file."""
@@ -79,10 +79,7 @@ class PlainConfig:
         return {name: getattr(self.config, name) for name in (*self.known, *self.external)}
 
     def unchecked(self) -> dict[str, str]:
-        """Return each section whose class is not known here, with the package that has further rules on it.
-
-        Only the shared rules are applied to these sections.
-        """
+        """Return each section whose class is not known here, with the package that has the rules on it."""
         return {
             name: _package_of(self.targets.get(name, "")) or SECTION_PACKAGES.get(name, "")
             for name in self.external

@@ -57,7 +57,7 @@ def wrong_types(config: Any, *, provenance: OriginLookup | None = None) -> list[
 
 
 def _mismatches(config: Any) -> Iterator[MismatchError]:
-    """Yield the errors in the sections of a container, and in the values of plain mappings that shared rules read."""
+    """Yield the errors in the sections of a container, and in the values of plain mappings that rules read."""
     yield from mismatches(config)
     cls: Any = type(config)
     for name in _open_fields(cls):

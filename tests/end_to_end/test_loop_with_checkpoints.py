@@ -48,8 +48,14 @@ def train(folder, *, steps, expected_start):
 
         return model(inputs), loss_function
 
-    data = itertools.count(state.train_state.step)
-    mb_loop.train(forward_step, [model], optimizer, None, data, None, state, checkpointer=checkpointer)
+    parts = mb_loop.TrainParts(
+        forward_step_func=forward_step,
+        model=model,
+        optimizer=optimizer,
+        train_data_iterator=itertools.count(state.train_state.step),
+        checkpointer=checkpointer,
+    )
+    mb_loop.train(parts, state)
     return found
 
 

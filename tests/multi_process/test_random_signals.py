@@ -82,10 +82,15 @@ def stop_once(attempt, moment, drift):
         )
         if moment is not None:
             threading.Timer(moment, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        outcome = mb_loop.train(
-            forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.1), None, None, None, state,
-            pg_collection=SimpleNamespace(dp_cp=distributed.group.WORLD), checkpointer=saves, stop_requested=stop,
-        )  # fmt: skip
+        parts = mb_loop.TrainParts(
+            forward_step_func=forward_step,
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            pg_collection=SimpleNamespace(dp_cp=distributed.group.WORLD),
+            checkpointer=saves,
+            stop_requested=stop,
+        )
+        outcome = mb_loop.train(parts, state)
     return outcome.reason, outcome.message, outcome.step, saves.steps
 
 

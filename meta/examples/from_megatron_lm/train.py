@@ -21,22 +21,22 @@ import mb_host
 mb_host.install()  # before megatron is imported; with a GPU, torch is not changed
 mb_guard.install()  # known faults of Megatron Core
 
-import torch  # noqa: E402
-from megatron.core.enums import ModelType  # noqa: E402
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
-from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from megatron.core.rerun_state_machine import RerunDataIterator  # noqa: E402
-from megatron.core.utils import get_model_config  # noqa: E402
-from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
-from megatron.training.arguments import parse_args, validate_args  # noqa: E402
-from megatron.training.global_vars import get_args, set_global_variables  # noqa: E402
-from megatron.training.training import setup_model_and_optimizer, train_step  # noqa: E402
+import torch
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.rerun_state_machine import RerunDataIterator
+from megatron.core.utils import get_model_config
+from megatron.training.argument_utils import core_transformer_config_from_args
+from megatron.training.arguments import parse_args, validate_args
+from megatron.training.global_vars import get_args, set_global_variables
+from megatron.training.training import setup_model_and_optimizer, train_step
 
-from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, RunCheckpointer  # noqa: E402
-from mb_host.megatron.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment  # noqa: E402
-from mb_metrics import ConsoleSink, JsonlSink, Metrics, training_log  # noqa: E402
-from mb_resilience import AgreedStop, HangReporter, SignalWatcher, rank_and_store  # noqa: E402
+from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager, RunCheckpointer
+from mb_host.megatron.megatron_lm import HOST_FLAGS, initialize_megatron, set_default_environment
+from mb_metrics import ConsoleSink, JsonlSink, Metrics, training_log
+from mb_resilience import AgreedStop, HangReporter, SignalWatcher, rank_and_store
 
 DEFAULTS = (
     *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),

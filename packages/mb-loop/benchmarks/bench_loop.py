@@ -85,10 +85,14 @@ def bare(steps):
 
 def looped(steps, *, losses=(), **keywords):
     nothing = Nothing(losses)
-    mb_loop.train(
-        lambda iterator, model: None, [nothing], nothing, None, None, None, mb_loop.LoopState.of(train_iters=steps),
-        forward_backward_func=nothing.forward_backward, **keywords,
-    )  # fmt: skip
+    parts = mb_loop.TrainParts(
+        forward_step_func=lambda iterator, model: None,
+        model=[nothing],
+        optimizer=nothing,
+        forward_backward_func=nothing.forward_backward,
+        **keywords,
+    )
+    mb_loop.train(parts, mb_loop.LoopState.of(train_iters=steps))
 
 
 def main(steps=20_000, repeats=7):

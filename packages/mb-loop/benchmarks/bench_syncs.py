@@ -103,11 +103,18 @@ def count(rerun_mode=None, **section):  # noqa: C901 (a complete run, including 
     state = mb_loop.LoopState.of(train_iters=STEPS, seq_length=1, **section)
     groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD, mp=torch.distributed.group.WORLD)
     with Watch():
-        mb_loop.train(
-            forward_step, [model], optimizer, None, iter(int, 1), None, state, pg_collection=groups,
-            rerun_machine=rerun, forward_backward_func=get_forward_backward_func(), callbacks=[Recorder()],
+        parts = mb_loop.TrainParts(
+            forward_step_func=forward_step,
+            model=model,
+            optimizer=optimizer,
+            train_data_iterator=iter(int, 1),
+            pg_collection=groups,
+            rerun_machine=rerun,
+            forward_backward_func=get_forward_backward_func(),
+            callbacks=[Recorder()],
             flops=lambda result: 1e9,
-        )  # fmt: skip
+        )
+        mb_loop.train(parts, state)
     return reads, collectives
 
 

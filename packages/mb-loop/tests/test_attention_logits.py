@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 
 
 class Kernel(torch.nn.Module):
@@ -63,7 +64,7 @@ def train(layers, microbatches, *, bad=(), evaluate=None, clip=False, **settings
     model = torch.nn.Sequential(*layers)
     results, manager = [], mb_loop.CallbackManager()
     manager.register("on_train_step_end", lambda context: results.append(context.result))
-    mb_loop.train(
+    bridge_api.train(
         forward_step, [model], Optimizer(bad), None, iter(microbatches), evaluate,
         mb_loop.LoopState.of(**settings), callbacks=manager,
         attention_logits=mb_loop.AttentionLogits([model], clip=clip),

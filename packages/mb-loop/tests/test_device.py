@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
 from mb_loop.device import wait_for_device  # noqa: E402
 from mb_loop.evaluation.evaluate import run_evaluation  # noqa: E402
@@ -17,7 +18,6 @@ from mb_loop.maintenance.manual_gc import ManualGC  # noqa: E402
 from mb_loop.maintenance.periodic import maintenance_tasks  # noqa: E402
 from mb_loop.settings import batch_plan  # noqa: E402
 from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
-from mb_loop.step.step import TrainStep  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)
@@ -56,15 +56,13 @@ def test_a_step_releases_memory_according_to_the_level(level, order):
     optimizer.register_step_pre_hook(lambda *_: log.append("optimizer"))
     train = TrainSection(train_iters=1, empty_unused_memory_level=level, global_batch_size=2)
     state = mb_loop.LoopState(cfg=LoopConfig(train=train))
-    step = TrainStep(
-        runner_of(model),
-        model=[model],
+    parts = mb_loop.TrainParts(
+        forward_step_func=tiny.forward_step,
+        model=model,
         optimizer=optimizer,
-        scheduler=None,
-        groups=None,
-        cfg=state.cfg,
-        empty_cache=lambda: log.append("release"),
+        train_data_iterator=tiny.batches(),
     )
+    step = mb_loop.TrainStep(parts, state, empty_cache=lambda: log.append("release"))
     step(1, batch_plan(state.cfg).at(0))
     assert log == order
 
@@ -130,5 +128,5 @@ def test_a_run_synchronises_at_its_interval(waits, gpu, waited):
     log, (model, _) = waits(gpu), tiny.make_model()
     optimizer = SimpleNamespace(zero_grad=model.zero_grad, step=lambda: (True, 1.0, 0), param_groups=[])
     state = mb_loop.LoopState(cfg=LoopConfig(train=TrainSection(train_iters=4, train_sync_interval=2)))
-    mb_loop.train(tiny.forward_step, [model], optimizer, None, tiny.batches(), None, state)
+    bridge_api.train(tiny.forward_step, [model], optimizer, None, tiny.batches(), None, state)
     assert log == waited

@@ -1,5 +1,6 @@
 import importlib.util
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
@@ -16,7 +18,7 @@ _spec.loader.exec_module(tiny)
 
 
 def evaluate(state, model, data=None, **keywords):
-    return mb_loop.evaluate(
+    return bridge_api.evaluate(
         tiny.forward_step, tiny.batches() if data is None else data, [model], state, **keywords
     )
 
@@ -38,7 +40,7 @@ def test_token_losses_are_weighted():
         return torch.zeros(()), lambda output: (output, {"lm loss": torch.tensor(next(reports))})
 
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
-    assert mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
+    assert bridge_api.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
 
 
 @pytest.mark.parametrize("kind", ["eval", "test"])
@@ -52,7 +54,7 @@ def test_a_loss_over_no_token_is_not_defined(kind):
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
     name = {"eval": "validation", "test": "test"}[kind]
     with pytest.warns(UserWarning, match=f"^{name}: lm loss is not defined, because none of the tokens"):
-        losses = mb_loop.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state, kind=kind)
+        losses = bridge_api.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state, kind=kind)
     assert losses == {"other": 2.0}
 
 
@@ -64,7 +66,9 @@ def test_the_model_is_evaluated_without_gradients_and_returns_to_training_mode()
         return tiny.forward_step(iterator, model)
 
     model, _ = tiny.make_model()
-    mb_loop.evaluate(forward_step, tiny.batches(), [model], mb_loop.LoopState.of(train_iters=1, eval_iters=1))
+    bridge_api.evaluate(
+        forward_step, tiny.batches(), [model], mb_loop.LoopState.of(train_iters=1, eval_iters=1)
+    )
     assert (seen, model.training) == ([(False, False)], True)
 
 
@@ -215,7 +219,7 @@ def test_a_run_whose_duration_passes_in_an_evaluation_saves_and_ends():
 
     now = iter(range(0, 600, 20))
     state = mb_loop.LoopState.of(train_iters=9, eval_iters=4, eval_interval=1, exit_duration_in_mins=1)
-    outcome = mb_loop.train(
+    outcome = bridge_api.train(
         tiny.forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.1), None, tiny.batches(),
         tiny.batches(), state, checkpointer=Saves(), clock=lambda: float(next(now)),
     )  # fmt: skip
@@ -230,30 +234,21 @@ def test_only_evaluating_writes_both_lines_and_makes_no_step():
     state = mb_loop.LoopState(
         cfg=cfg, train_state=mb_loop.TrainState(step=3, do_train=True, do_valid=True, do_test=True)
     )
-    outcome = mb_loop.train(tiny.forward_step, [model], None, None, None, None, state)
+    outcome = bridge_api.train(tiny.forward_step, [model], None, None, None, None, state)
     assert (outcome.reason, outcome.step, outcome.saved) == ("skip_train", 3, False)
-    validation, test = mb_loop.evaluate_after_training(
-        tiny.forward_step, [model], state,
-        valid_data_iterator=tiny.batches(), test_data_iterator=tiny.batches(start=50), write=lines.append,
+    parts = mb_loop.TrainParts(
+        forward_step_func=tiny.forward_step, model=[model], valid_data_iterator=tiny.batches(),
+        test_data_iterator=tiny.batches(start=50),
     )  # fmt: skip
+    validation, test = mb_loop.evaluate_after_training(parts, state, write=lines.append)
     assert validation.startswith(" validation loss at iteration 3 on validation set | loss value: ")
     assert test.startswith(" validation loss at iteration 3 on test set | loss value: ")
     assert [line.split("\n")[1] for line in lines] == [validation, test]
-    again, test = mb_loop.evaluate_after_training(
-        tiny.forward_step, [model], state, test_data_iterator=tiny.batches(), validated=True, write=None
-    )
+    again, test = mb_loop.evaluate_after_training(parts, state, validated=True, write=None)
     assert (again, bool(test)) == ("", True)
     paused = []
     machine = SimpleNamespace(paused=lambda: nullcontext(paused.append(state.train_state.do_test)))
-    mb_loop.evaluate_after_training(
-        tiny.forward_step,
-        [model],
-        state,
-        rerun_machine=machine,
-        validated=True,
-        test_data_iterator=tiny.batches(),
-        write=None,
-    )
+    mb_loop.evaluate_after_training(replace(parts, rerun_machine=machine), state, validated=True, write=None)
     assert paused == [True]
     state.train_state.do_valid = state.train_state.do_test = False
-    assert mb_loop.evaluate_after_training(tiny.forward_step, [model], state) == ("", "")
+    assert mb_loop.evaluate_after_training(parts, state) == ("", "")

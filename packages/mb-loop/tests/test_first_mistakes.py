@@ -5,13 +5,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.errors import DataExhaustedError, ForwardStepError  # noqa: E402
 
 
 def run(forward_step, model, data, steps=3):
     """Train a model with the forward step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return mb_loop.train(
+    return bridge_api.train(
         forward_step, model, optimizer, None, data, None, mb_loop.LoopState.of(train_iters=steps)
     )
 
@@ -82,7 +83,7 @@ def test_a_returned_loss_is_an_error_that_shows_the_line(forward_step, message):
 def test_a_single_callback_and_none_are_accepted(capsys):
     for callbacks in (mb_loop.LossPrinter(every=2), None):
         layer = torch.nn.Linear(4, 1)
-        mb_loop.train(
+        bridge_api.train(
             mean_loss,
             layer,
             torch.optim.SGD(layer.parameters(), lr=0.0),

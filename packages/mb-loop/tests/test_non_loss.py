@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.evaluation.non_loss import NonLossData  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.step.schedule import forward_backward_no_pipelining  # noqa: E402
@@ -34,7 +35,7 @@ def train(forward_step=reports_inputs, *, eval_iters=2, **keywords):
     """Make four steps with a validation of two batches after each second; return the weights and the state."""
     model, optimizer = tiny.make_model()
     state = mb_loop.LoopState.of(train_iters=4, global_batch_size=2, eval_iters=eval_iters, eval_interval=2)
-    mb_loop.train(
+    bridge_api.train(
         forward_step, [model], optimizer, None, tiny.batches(), tiny.batches(100), state, **keywords
     )
     return [parameter.tolist() for parameter in model.parameters()], state
@@ -84,9 +85,9 @@ def test_nothing_is_collected_in_a_stopped_evaluation():
     extra = mb_loop.NonLossData(collect=lambda chunks: 1 / 0)
     state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
     arguments = (reports_inputs, tiny.batches(), [tiny.make_model()[0]], state)
-    assert mb_loop.evaluate(*arguments, non_loss=extra, stop_evaluation=lambda: True) == {}
+    assert bridge_api.evaluate(*arguments, non_loss=extra, stop_evaluation=lambda: True) == {}
     with pytest.raises(ZeroDivisionError):
-        mb_loop.evaluate(*arguments, non_loss=extra)
+        bridge_api.evaluate(*arguments, non_loss=extra)
 
 
 def test_with_several_sets_the_last_one_with_batches_provides_the_data():
@@ -164,7 +165,7 @@ def two_stages():
     processed = []
     extra = mb_loop.NonLossData(process=lambda *given: processed.append(given), writer="w" if last else None)
     state = mb_loop.LoopState.of(train_iters=1, global_batch_size=2, eval_iters=2, seq_length=1)
-    losses = mb_loop.evaluate(
+    losses = bridge_api.evaluate(
         forward_step, iter(range(100)), [Stage()], state,
         forward_backward_func=get_forward_backward_func(), non_loss=extra,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.collectives import any_rank  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
 from mb_loop.maintenance.replicas import weight_digest  # noqa: E402
@@ -51,7 +52,7 @@ def answers_of_rank(rank):
         report(value), None, [model], optimizer, None, state, pg_collection=groups
     )
     answers["train"] = {name: loss.item() for name, loss in losses.items()}
-    answers["evaluate"] = mb_loop.evaluate(report(value), None, [model], state, pg_collection=groups)
+    answers["evaluate"] = bridge_api.evaluate(report(value), None, [model], state, pg_collection=groups)
 
     # a metric is known on the last pipeline stage only, which is rank 1 here
     for mode in ("min", "max"):
@@ -64,7 +65,7 @@ def answers_of_rank(rank):
         answers[f"early stopping, {mode}"] = [stopping.best, stopping.without_improvement]
 
     accumulate = mb_loop.LoopState.of(train_iters=2, global_batch_size=6, data_parallel_size=2)
-    mb_loop.train(
+    bridge_api.train(
         lambda iterator, model: (model(torch.full((1,), value)).sum(), lambda loss: (loss, {"loss": loss.detach()})),
         [model], optimizer, None, None, None, accumulate, pg_collection=groups,
     )  # fmt: skip
@@ -72,7 +73,7 @@ def answers_of_rank(rank):
 
     timed = mb_loop.LoopState.of(train_iters=9, data_parallel_size=2, exit_duration_in_mins=1)
     clock = iter(range(0, 10_000, [30, 1][rank])).__next__  # only the clock of rank 0 reaches the limit
-    outcome = mb_loop.train(
+    outcome = bridge_api.train(
         report(value), [model], optimizer, None, None, None, timed, pg_collection=groups, clock=clock
     )
     answers["duration"] = [outcome.reason, outcome.step]
@@ -94,7 +95,7 @@ def stop_by_signal(rank, model, optimizer, groups):
     manager = mb_loop.CallbackManager()
     manager.register("on_train_step_end", send)
     state = mb_loop.LoopState.of(train_iters=9, data_parallel_size=2, exit_signal_handler=True)
-    outcome = mb_loop.train(
+    outcome = bridge_api.train(
         report(1.0), [model], optimizer, None, None, None, state, pg_collection=groups, callbacks=manager
     )
     return [outcome.reason, outcome.step, outcome.message]
@@ -116,7 +117,7 @@ def replicas(rank):
     )
     state = mb_loop.LoopState(cfg=LoopConfig(train=section, data_parallel_size=2))
     try:
-        mb_loop.train(
+        bridge_api.train(
             lambda iterator, model: (model(torch.ones(300)).sum(), lambda loss: (loss, {"loss": loss.detach()})),
             [model], torch.optim.SGD(model.parameters(), lr=1e-6), None, None, None, state,
             pg_collection=SimpleNamespace(dp_cp=dist.group.WORLD), callbacks=manager,

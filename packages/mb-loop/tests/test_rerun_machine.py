@@ -11,6 +11,7 @@ pytest.importorskip("megatron.core")
 mb_host = pytest.importorskip("mb_host")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 
 
 @dataclass
@@ -73,7 +74,7 @@ def train(
     )  # fmt: skip
     state.train_state.step = step
     groups = SimpleNamespace(dp_cp=torch.distributed.group.WORLD)
-    outcome = mb_loop.train(
+    outcome = bridge_api.train(
         forward_step, [model], torch.optim.SGD(model.parameters(), lr=0.01), None,
         count(2 * step), iter(range(1000, 2000)), state, checkpointer=saves, rerun_machine=rerun_machine,
         pg_collection=groups,

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection  # noqa: E402
 
 
@@ -35,7 +36,7 @@ def run(*, send, checkpointer=None, number=signal.SIGTERM, **keywords):
     )
     section = TrainSection(train_iters=3, exit_signal_handler=True, exit_signal=number)
     model = torch.nn.Linear(1, 1)
-    return mb_loop.train(
+    return bridge_api.train(
         lambda iterator, model: (model(torch.ones(1)).sum(), lambda loss: (loss, {"loss": loss.detach()})),
         [model], torch.optim.SGD(model.parameters(), lr=0.1), None, None, None,
         mb_loop.LoopState(cfg=LoopConfig(train=section)),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import mb_loop  # noqa: E402
+from mb_loop import bridge_api  # noqa: E402
 from mb_loop.callbacks import EVENTS  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.step.schedule import ScheduleError, forward_backward_no_pipelining  # noqa: E402
@@ -68,16 +69,16 @@ def train(state, *, model=None, optimizer=None, scheduler=None, data=None, valid
     if model is None:
         model, default_optimizer = tiny.make_model()
         optimizer = optimizer or default_optimizer
-    return mb_loop.train(
-        tiny.forward_step,
-        [model],
-        optimizer,
-        scheduler,
-        tiny.batches() if data is None else data,
-        valid,
-        state,
+    parts = mb_loop.TrainParts(
+        forward_step_func=tiny.forward_step,
+        model=[model],
+        optimizer=optimizer,
+        scheduler=scheduler,
+        train_data_iterator=tiny.batches() if data is None else data,
+        valid_data_iterator=valid,
         **keywords,
     )
+    return mb_loop.train(parts, state)
 
 
 def test_a_run_to_the_last_step_returns_finished():
@@ -482,8 +483,62 @@ def test_loss_printer_prints_steps_and_validations():
 def test_a_run_that_is_to_be_saved_needs_a_checkpointer(context):
     state = mb_loop.LoopState.of(train_iters=2)
     state.cfg.checkpoint.save = "/x"
+    model, optimizer = tiny.make_model()
     with pytest.raises(
-        mb_loop.TrainSettingsError, match=r"holds no checkpointer, but checkpoint\.save='/x' requires"
+        mb_loop.TrainSettingsError, match=r"checkpointer: there is none, but checkpoint\.save='/x' requires"
     ):
-        train(state, checkpointing_context=context)
+        bridge_api.train(
+            tiny.forward_step,
+            model,
+            optimizer,
+            None,
+            tiny.batches(),
+            None,
+            state,
+            checkpointing_context=context,
+        )
     assert state.train_state.step == 0
+
+
+def test_training_needs_an_optimizer():
+    parts = mb_loop.TrainParts(forward_step_func=tiny.forward_step, model=tiny.make_model()[0])
+    with pytest.raises(
+        mb_loop.TrainSettingsError, match="optimizer: is None, so no step could change the model"
+    ):
+        mb_loop.train(parts, mb_loop.LoopState.of(train_iters=1))
+
+
+def test_callbacks_of_training_and_evaluation_share_their_state():
+    class Share(mb_loop.Callback):
+        def on_train_start(self, context):
+            context.user_state["seen"] = True
+
+        def on_eval_start(self, context):
+            shared.append(context.user_state)
+
+    shared, state = [], mb_loop.LoopState.of(train_iters=2, eval_iters=1, eval_interval=1)
+    train(state, valid=tiny.batches(), callbacks=[Share()])
+    assert shared == [{"seen": True}] * 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "stopped", "validated"), [(2, False, True), (3, False, False), (2, True, False)]
+)
+def test_the_outcome_says_whether_the_last_step_was_validated(interval, stopped, validated):
+    state = mb_loop.LoopState.of(train_iters=4, eval_iters=2, eval_interval=interval)
+    outcome = train(state, valid=tiny.batches(), stop_evaluation=lambda: stopped)
+    assert (outcome.step, outcome.validated) == (4, validated)
+
+
+def test_megatron_bridges_arguments_are_the_same_parts():
+    def train_as(call):
+        model, optimizer = tiny.make_model()
+        state = mb_loop.LoopState.of(train_iters=3, eval_iters=1, eval_interval=2)
+        call(model, optimizer, state)
+        return [parameter.tolist() for parameter in model.parameters()], state.train_state
+
+    assert train_as(lambda model, optimizer, state: train(
+        state, model=model, optimizer=optimizer, valid=tiny.batches(50)
+    )) == train_as(lambda model, optimizer, state: bridge_api.train(
+        tiny.forward_step, [model], optimizer, None, tiny.batches(), tiny.batches(50), state
+    ))  # fmt: skip

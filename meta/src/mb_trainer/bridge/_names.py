@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 CONFIG, LOOP, METRICS, MODELS = "mb_trainer.config", "mb_loop", "mb_metrics", "mb_models"
+SEED_CALLS = "mb_loop.bridge_api"
+"""Megatron-Bridge's loop, step and evaluation, with its arguments."""
 
 
 def _all(module: str, names: str) -> dict[str, str]:
@@ -44,12 +46,17 @@ NAMES: Mapping[str, Mapping[str, str]] = {
             "OptimizerConfigOverrideProviderContext mimo_runtime_config_update runtime_config_update",
         ),
     },
-    "training.train": _all(
-        LOOP,
-        "checkpoint_and_decide_exit compute_throughputs_and_append_to_progress_log disable_forward_pre_hook "
-        "enable_forward_pre_hook get_start_time_from_progress_log post_training_step_callbacks "
-        "save_checkpoint_and_time should_disable_forward_pre_hook train train_step",
-    ),
+    "training.train": {
+        **_all(
+            LOOP,
+            "compute_throughputs_and_append_to_progress_log disable_forward_pre_hook enable_forward_pre_hook "
+            "get_start_time_from_progress_log should_disable_forward_pre_hook",
+        ),
+        **_all(
+            SEED_CALLS,
+            "checkpoint_and_decide_exit post_training_step_callbacks save_checkpoint_and_time train train_step",
+        ),
+    },
     "training.utils.train_utils": {
         **_all(
             METRICS,
@@ -87,7 +94,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "CheckpointLoadContext CheckpointManager CheckpointSaveContext DefaultCheckpointManager "
         "create_checkpoint_manager load_checkpoint save_checkpoint",
     ),
-    "training.eval": _all(LOOP, "evaluate evaluate_and_print_results"),
+    "training.eval": _all(SEED_CALLS, "evaluate evaluate_and_print_results"),
     "training.finetune": {"finetune": "mb_trainer"},
     "training.mixed_precision": PRECISION,
     "training.pretrain": {"pretrain": "mb_trainer"},

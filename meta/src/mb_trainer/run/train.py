@@ -7,7 +7,7 @@ those of `mb_loop.train`.
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -18,23 +18,21 @@ from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
 from mb_launch.ranks.failures import stop_was_requested
 from mb_loop import (
-    CallbackManager,
     EarlyStopping,
-    StepResult,
+    NonLossData,
     TrainOutcome,
+    TrainParts,
     build_attention_logits,
     evaluate_after_training,
     progress_recorders,
     train,
 )
 from mb_loop.device import wait_for_device
-from mb_loop.evaluation.evaluate import never_stop
-from mb_loop.evaluation.non_loss import NonLossData
 from mb_loop.graphs.megatron import build_layer_graphs, captured_schedule
 from mb_loop.mcore import LossInspection, MegatronRerunMachine
 from mb_loop.step.inspected_step import inspected_forward_step
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
-from mb_metrics.run.rank_console import RankConsole
+from mb_metrics.run.rank_console import Bar, RankConsole
 from mb_metrics.run.summary import location_lines
 from mb_models.families import ForwardStep
 from mb_models.training.setup import TrainingModel
@@ -105,102 +103,112 @@ class Run:
 
     def train_and_evaluate(self, summary: RunSummary, locks: FolderLocks | None) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
+        config = self.job.config
         with ExitStack() as stack:
             stops = stack.enter_context(self.stop_requests())
             stragglers = stack.enter_context(self.straggler_detectors())
             recorders = stack.enter_context(self.recorders(stragglers))
             non_loss = stack.enter_context(self.non_loss_data())
-            total, done = self.job.config.train.train_iters or 0, self.state.train_state.step
+            total, done = config.train.train_iters or 0, self.state.train_state.step
             bar = stack.enter_context(self.console.progress("training", total, done=done))
-            # The order matters: see `StragglerDetectors.callbacks` and `RunMonitors.callbacks`.
-            manager = CallbackManager(
-                [
-                    *([] if locks is None else [locks]),
-                    *stragglers.callbacks,
-                    summary,
-                    *bar.callbacks,
-                    *recorders.callbacks,
-                    *progress_recorders(self.state, world=self.job.world, print_line=self.console.print),
-                    *hugging_face_copies(
-                        self.job.config.checkpoint,
-                        command=EXPORT,
-                        ranks=self.job.world,
-                        log=self.console.print,
-                    ),
-                    *position_callbacks(
-                        self.job.config.dataset.dataloader_save,
-                        rank=self.job.world.rank,
-                        log=self.console.print,
-                    ),
-                    *([] if self.job.config.checkpoint.best_metric is None else [self.checkpointer]),
-                    *([] if self.early_stopping is None else [self.early_stopping]),
-                    *self.code.callbacks,
-                    *self.monitors.callbacks,
-                    *self.profilers.attach(self.training_model.chunks),
-                    *self.inspection.callbacks,
-                ]
+            parts = replace(
+                self.parts(),
+                forward_step_func=stragglers.wrap_forward_step(
+                    self.forward_step(inspect_loss=self.inspection.inspect)
+                ),
+                train_data_iterator=stragglers.wrap_data(self.data.train),
+                callbacks=self.callbacks(summary, locks, bar=bar, stragglers=stragglers, recorders=recorders),
+                checkpointer=None if config.checkpoint.save is None else self.checkpointer,
+                stop_requested=stops.stop_requested,
+                duration_stop_requested=stops.duration_stop_requested,
+                straggler_stop_requested=stragglers.stop_requested,
+                stop_evaluation=stops.stop_evaluation,
+                non_loss=non_loss,
+                flops=recorders.metrics.flops,
+                cuda_graphs=build_layer_graphs(config, self.training_model),
+                attention_logits=build_attention_logits(
+                    config.model, self.training_model.chunks, groups=self.training_model.groups
+                ),
             )
-            outcome = self.run_loop(
-                manager, stops=stops, stragglers=stragglers, flops=recorders.metrics.flops, non_loss=non_loss
-            )
-            # a run that had stopped early when it started was evaluated then
+            outcome = train(parts, self.state)
+            # A run that had stopped early when it started was evaluated then.
             if outcome.reason == "finished" or (outcome.reason == "early_stop" and outcome.step > done):
-                after = [summary, *recorders.callbacks, *self.code.callbacks, *self.monitors.callbacks]
-                self.evaluate(CallbackManager(after), summary, stops=stops, non_loss=non_loss)
+                # Without the timers of slow ranks and the checks of losses, which belong to steps of training.
+                parts = replace(
+                    parts,
+                    forward_step_func=self.forward_step(),
+                    callbacks=[
+                        summary,
+                        *recorders.callbacks,
+                        *self.code.callbacks,
+                        *self.monitors.callbacks,
+                    ],
+                )
+                # Metrics and summary print the losses.
+                evaluate_after_training(parts, self.state, validated=outcome.validated, write=None)
+                if stops.evaluation_stopped:
+                    self.console.print("evaluation after training: given up, because the run was to stop")
         return outcome
-
-    def run_loop(
-        self,
-        manager: CallbackManager,
-        *,
-        stops: StopRequests,
-        stragglers: StragglerDetectors,
-        flops: Callable[[StepResult], float],
-        non_loss: NonLossData,
-    ) -> TrainOutcome:
-        """Run the training loop with all callbacks and stop sources. Collective."""
-        config, training_model = self.job.config, self.training_model
-        forward_step, model, optimizer, scheduler = self.train_arguments()
-        return train(
-            stragglers.wrap_forward_step(forward_step),
-            model,
-            optimizer,
-            scheduler,
-            stragglers.wrap_data(self.data.train),
-            self.data.valid,
-            self.state,
-            process_non_loss_data_func=non_loss.process,
-            non_loss_data_func=non_loss.collect,
-            non_loss_writer=non_loss.writer,
-            callbacks=manager,
-            checkpointer=None if config.checkpoint.save is None else self.checkpointer,
-            stop_requested=stops.stop_requested,
-            duration_stop_requested=stops.duration_stop_requested,
-            stop_evaluation=stops.stop_evaluation,
-            straggler_stop_requested=stragglers.stop_requested,
-            rerun_machine=self.rerun_machine,
-            cuda_graphs=build_layer_graphs(config, training_model),
-            flops=flops,
-            attention_logits=build_attention_logits(
-                config.model, training_model.chunks, groups=training_model.groups
-            ),
-            **captured_schedule(config, training_model),
-        )
 
     def evaluate_only(self, summary: RunSummary) -> TrainOutcome:
         """Evaluate the loaded weights; write nothing but the log. Collective."""
-        manager = CallbackManager([summary, *self.code.callbacks, *self.monitors.callbacks])
-        # With validation.skip_train, `train` checks its arguments and returns; evaluation brings its own data.
+        parts = replace(self.parts(), callbacks=[summary, *self.code.callbacks, *self.monitors.callbacks])
         outcome = train(
-            *self.train_arguments(),
-            None,
-            None,
-            self.state,
-            callbacks=manager,
+            parts, self.state
+        )  # with validation.skip_train it checks the parts, and makes no step
+        evaluate_after_training(parts, self.state, write=self.console.print)
+        return outcome
+
+    def parts(self) -> TrainParts:
+        """Return the parts that an evaluation needs, too."""
+        return TrainParts(
+            forward_step_func=self.forward_step(),
+            model=self.training_model.chunks,
+            optimizer=self.training_model.optimizer,
+            scheduler=self.training_model.scheduler,
+            train_data_iterator=self.data.train,
+            valid_data_iterator=self.data.valid,
+            test_data_iterator=self.data.test,
+            rerun_machine=self.rerun_machine,
             **captured_schedule(self.job.config, self.training_model),
         )
-        self.evaluate(manager, summary)
-        return outcome
+
+    def callbacks(
+        self,
+        summary: RunSummary,
+        locks: FolderLocks | None,
+        *,
+        bar: Bar,
+        stragglers: StragglerDetectors,
+        recorders: RunRecorders,
+    ) -> list[object]:
+        """Return the callbacks of training. At each event they are called in this order."""
+        checkpoint, dataset, world = self.job.config.checkpoint, self.job.config.dataset, self.job.world
+        log = self.console.print
+        return [
+            # A deleted run folder is made again before anything is written to it.
+            *([] if locks is None else [locks]),
+            # Before the recorders, which read the times of the step that these have measured.
+            *stragglers.callbacks,
+            summary,
+            *bar.callbacks,
+            *recorders.callbacks,
+            # What follows a checkpoint, once it is recorded.
+            *progress_recorders(self.state, world=world, print_line=log),
+            *hugging_face_copies(checkpoint, command=EXPORT, ranks=world, log=log),
+            *position_callbacks(dataset.dataloader_save, rank=world.rank, log=log),
+            # Before early stopping and the code of the user, which may end the run: the best step is known by then.
+            *([] if checkpoint.best_metric is None else [self.checkpointer]),
+            *([] if self.early_stopping is None else [self.early_stopping]),
+            # After ours: code of the user finds the step recorded, and an exception of it loses no row.
+            *self.code.callbacks,
+            # The work of all callbacks before belongs to the step whose time is watched. A profiler starts after it, so
+            # that its start does not count as a part of the step that it shows.
+            *self.monitors.callbacks,
+            *self.profilers.attach(self.training_model.chunks),
+            # Last: it ends the run if a loss is not finite, and the step with this loss is recorded by then.
+            *self.inspection.callbacks,
+        ]
 
     @property
     def code(self) -> UserCode:
@@ -221,47 +229,6 @@ class Run:
         if self.code.compute_metrics is not None:
             options["compute_metrics"] = self.code.compute_metrics
         return self.training_model.forward_step(inspect_loss=inspect_loss, **options)
-
-    def train_arguments(self) -> tuple[Any, list[Any], Any, Any]:
-        """Return the first four arguments of `mb_loop.train`: forward step, model, optimizer and scheduler."""
-        training_model = self.training_model
-        return (
-            self.forward_step(inspect_loss=self.inspection.inspect),
-            training_model.chunks,
-            training_model.optimizer,
-            training_model.scheduler,
-        )
-
-    def evaluate(
-        self,
-        manager: CallbackManager,
-        summary: RunSummary,
-        *,
-        stops: StopRequests | None = None,
-        non_loss: NonLossData | None = None,
-    ) -> None:
-        """Evaluate on validation data, unless the last step already did, and on test data. Collective.
-
-        `stops`: requests that end the evaluation early; None: it cannot be stopped.
-        """
-        evaluate_after_training(
-            self.forward_step(),
-            self.training_model.chunks,
-            self.state,
-            valid_data_iterator=self.data.valid,
-            test_data_iterator=self.data.test,
-            validated=summary.validated == self.state.train_state.step,
-            rerun_machine=self.rerun_machine,
-            callbacks=manager,
-            write=None
-            if stops
-            else self.console.print,  # while `stops` are watched, metrics and summary print them
-            stop_evaluation=stops.stop_evaluation if stops else never_stop,
-            non_loss=non_loss,
-            **captured_schedule(self.job.config, self.training_model),
-        )
-        if stops is not None and stops.evaluation_stopped:
-            self.console.print("evaluation after training: given up, because the run was to stop")
 
     def non_loss_data(self) -> AbstractContextManager[NonLossData]:
         """Return a context manager that opens TensorBoard's writer for the user's data, on the logging rank."""

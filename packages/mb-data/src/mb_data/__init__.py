@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from mb_data.run_data import RunLoaders as RunLoaders
     from mb_data.run_data import SampleSizes as SampleSizes
     from mb_data.run_data import build_run_datasets as build_run_datasets
+    from mb_data.run_settings import run_batch_settings as run_batch_settings
+    from mb_data.run_settings import run_sample_counts as run_sample_counts
+    from mb_data.run_settings import validation_set_options as validation_set_options
     from mb_data.t5.build import build_t5_datasets as build_t5_datasets
     from mb_data.t5.config import T5DatasetConfig as T5DatasetConfig
     from mb_data.t5.config import T5TextCorpusConfig as T5TextCorpusConfig
@@ -120,6 +123,9 @@ if TYPE_CHECKING:
     from mb_schema.rules import Rule as Rule
 
 _HOMES = {
+    "run_batch_settings": "run_settings",
+    "run_sample_counts": "run_settings",
+    "validation_set_options": "run_settings",
     "BadDocumentError": "errors",
     "BatchIterators": "loading.batch_iterators",
     "BatchPadding": "loading.batch_padding",

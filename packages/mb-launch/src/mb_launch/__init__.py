@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from mb_launch.hardware.numa import bind_this_process as bind_this_process
     from mb_launch.hardware.numa import describe_bindings as describe_bindings
     from mb_launch.hardware.numa import set_numa_environment as set_numa_environment
+    from mb_launch.mcore import megatron_groups as megatron_groups
+    from mb_launch.mcore import seed_model_parallel as seed_model_parallel
     from mb_launch.ranks.failures import Failure as Failure
     from mb_launch.ranks.failures import print_once as print_once
     from mb_launch.ranks.failures import read_failures as read_failures
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
     from mb_schema.rules import Rule as Rule
 
 _HOMES = {
+    "megatron_groups": "mcore",
+    "seed_model_parallel": "mcore",
     "ConstraintViolation": "cloudai.constraints",
     "EndedProcess": "ranks.first_cause",
     "Failure": "ranks.failures",

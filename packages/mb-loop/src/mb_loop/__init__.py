@@ -20,8 +20,10 @@ from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_loop.bridge_api import checkpoint_and_decide_exit as checkpoint_and_decide_exit
+    from mb_loop.bridge_api import evaluate_and_print_results as evaluate_and_print_results
     from mb_loop.bridge_api import post_training_step_callbacks as post_training_step_callbacks
     from mb_loop.bridge_api import save_checkpoint_and_time as save_checkpoint_and_time
+    from mb_loop.bridge_api import train_step as train_step
     from mb_loop.callbacks import Callback as Callback
     from mb_loop.callbacks import CallbackContext as CallbackContext
     from mb_loop.callbacks import CallbackManager as CallbackManager
@@ -35,9 +37,8 @@ if TYPE_CHECKING:
     from mb_loop.errors import ParallelSetupError as ParallelSetupError
     from mb_loop.errors import ReplicaMismatchError as ReplicaMismatchError
     from mb_loop.errors import TrainSettingsError as TrainSettingsError
-    from mb_loop.evaluation import evaluate as evaluate
+    from mb_loop.evaluation.evaluate import evaluate as evaluate
     from mb_loop.evaluation.evaluate import evaluate_after_training as evaluate_after_training
-    from mb_loop.evaluation.evaluate import evaluate_and_print_results as evaluate_and_print_results
     from mb_loop.evaluation.non_loss import NonLossData as NonLossData
     from mb_loop.evaluation.validation import ValidationSet as ValidationSet
     from mb_loop.evaluation.validation import ValidationSetError as ValidationSetError
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from mb_loop.loop_state import LoopState as LoopState
     from mb_loop.maintenance.checkpoint_saver import Checkpointer as Checkpointer
     from mb_loop.maintenance.checkpoint_saver import SaveResult as SaveResult
+    from mb_loop.parts import TrainParts as TrainParts
     from mb_loop.progress.loss_printer import LossPrinter as LossPrinter
     from mb_loop.progress.progress_log import ProgressLogError as ProgressLogError
     from mb_loop.progress.progress_log import append_to_progress_log as append_to_progress_log
@@ -86,7 +88,6 @@ if TYPE_CHECKING:
     from mb_loop.step.result import StepResult as StepResult
     from mb_loop.step.schedule import forward_backward_no_pipelining as forward_backward_no_pipelining
     from mb_loop.step.step import TrainStep as TrainStep
-    from mb_loop.step.step import train_step as train_step
     from mb_loop.training import train as train
 
 _HOMES = {
@@ -123,6 +124,7 @@ _HOMES = {
     "StepBatch": "step.microbatches",
     "StepResult": "step.result",
     "TrainOutcome": "exits.outcome",
+    "TrainParts": "parts",
     "TrainSettingsError": "errors",
     "TrainState": "state",
     "TrainStateError": "state",
@@ -138,7 +140,7 @@ _HOMES = {
     "enable_forward_pre_hook": "step.hooks",
     "evaluate": "evaluation.evaluate",
     "evaluate_after_training": "evaluation.evaluate",
-    "evaluate_and_print_results": "evaluation.evaluate",
+    "evaluate_and_print_results": "bridge_api",
     "forward_backward_no_pipelining": "step.schedule",
     "get_start_time_from_progress_log": "progress.progress_log",
     "maybe_inject_state": "step.injection",
@@ -153,7 +155,7 @@ _HOMES = {
     "should_disable_forward_pre_hook": "step.hooks",
     "step_batch": "step.microbatches",
     "train": "training",
-    "train_step": "step.step",
+    "train_step": "bridge_api",
     "validation_line": "evaluation.validation",
 }
 

@@ -1,6 +1,7 @@
-"""Building blocks for custom training loops, under Megatron-Bridge's function names. Imports torch.
+"""Megatron-Bridge's functions, with its names and arguments: the loop, a step, an evaluation. Imports torch.
 
-`train` performs the same operations.
+`train`, `train_step`, `evaluate` and `evaluate_and_print_results` put their arguments into a `TrainParts`. The others
+are building blocks for custom loops, and do what `mb_loop.train` does.
 """
 
 import time
@@ -8,12 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
+from mb_loop import training
 from mb_loop.callbacks import CallbackManager, EventDispatcher
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
+from mb_loop.evaluation import evaluate as evaluation
+from mb_loop.evaluation.evaluate import EvaluationKind
+from mb_loop.evaluation.non_loss import NonLossData
 from mb_loop.exits.exit_conditions import ExitConditions, StopRequested
+from mb_loop.exits.outcome import TrainOutcome
 from mb_loop.exits.stop_signal import stop_message
 from mb_loop.maintenance.checkpoint_saver import (
     Checkpointer,
@@ -25,11 +33,157 @@ from mb_loop.maintenance.checkpoint_saver import (
 )
 from mb_loop.maintenance.manual_gc import ManualGC
 from mb_loop.maintenance.replicas import ReplicaCheck
+from mb_loop.parts import TrainParts
 from mb_loop.progress.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
-from mb_loop.settings import CheckpointSettings, LoopSettings, TrainSettings
+from mb_loop.settings import CheckpointSettings, GlobalState, LoopSettings, TrainSettings, batch_plan
 from mb_loop.state import TrainState
 from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
+from mb_loop.step.injection import ForwardStep
 from mb_loop.step.losses import LossGroups
+from mb_loop.step.optimizers import Optimizer, Scheduler
+from mb_loop.step.step import TrainStep
+
+
+def train(  # noqa: PLR0913 (Megatron-Bridge's arguments)
+    forward_step_func: ForwardStep,
+    model: Sequence[Any] | Module,
+    optimizer: Optimizer | None,
+    scheduler: Scheduler | None,
+    train_data_iterator: Any,
+    valid_data_iterator: Any,
+    global_state: GlobalState,
+    checkpointing_context: object = None,
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    non_loss_data_func: Callable[..., Any] | None = None,
+    *,
+    checkpointer: Checkpointer | None = None,
+    non_loss_writer: Any = None,
+    **parts: Any,
+) -> TrainOutcome:
+    """Call `mb_loop.train`, which documents the result and the errors.
+
+    Args:
+        forward_step_func: see `TrainParts`, like the arguments that are not described here.
+        model: see `TrainParts`.
+        optimizer: see `TrainParts`.
+        scheduler: see `TrainParts`.
+        train_data_iterator: see `TrainParts`.
+        valid_data_iterator: see `TrainParts`.
+        global_state: counters, which are advanced, and settings, which are read.
+        checkpointing_context: mapping that may hold the checkpointer under "checkpointer"; other keys are ignored.
+        process_non_loss_data_func: called as (data, step, writer) after each validation, on ranks with a
+            `non_loss_writer`; the data come from `non_loss_data_func`, else from the loss functions (`NonLossData`).
+        non_loss_data_func: called with the chunks after each validation, on all ranks; returns the data.
+        checkpointer: an alternative to `checkpointing_context`.
+        non_loss_writer: passed to `process_non_loss_data_func`; None: this rank writes nothing.
+        **parts: further fields of `TrainParts`: the schedule and its groups, callbacks, stop request sources.
+
+    Raises:
+        TrainSettingsError: `checkpointing_context` is unusable, or non-loss data would be collected without a writer.
+    """
+    non_loss = NonLossData(
+        collect=non_loss_data_func, process=process_non_loss_data_func, writer=non_loss_writer
+    )
+    return training.train(
+        TrainParts(
+            forward_step_func=forward_step_func,
+            model=model,  # type: ignore[arg-type]  # a module becomes a list
+            optimizer=optimizer,
+            scheduler=scheduler,
+            train_data_iterator=train_data_iterator,
+            valid_data_iterator=valid_data_iterator,
+            non_loss=non_loss,
+            checkpointer=checkpointer_of(checkpointing_context, checkpointer),
+            **parts,
+        ),
+        global_state,
+    )
+
+
+def train_step(
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    optimizer: Optimizer,
+    scheduler: Scheduler | None,
+    global_state: GlobalState,
+    **parts: Any,
+) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
+    """Train one step outside of `train`. The counters of the state do not change.
+
+    Collective over all ranks of the model. For many steps use `TrainStep`, which returns a `StepResult`. With a rerun
+    machine, pass the iterator that its `begin` returned as `data_iterator`. `parts` are further fields of `TrainParts`.
+
+    Returns:
+        losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.
+    """
+    step = TrainStep(
+        TrainParts(
+            forward_step_func=forward_step_func,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            train_data_iterator=data_iterator,
+            **parts,
+        ),
+        global_state,
+    )
+    counters = global_state.train_state
+    result = step(counters.step + 1, batch_plan(global_state.cfg).at(counters.consumed_train_samples))
+    return (
+        dict(result.losses),
+        int(result.skipped),
+        result.should_checkpoint,
+        result.exit_code is not None,
+        result.exit_code or 0,
+        result.grad_norm,
+        result.num_zeros_in_grad,
+    )
+
+
+def evaluate(
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    global_state: GlobalState,
+    *,
+    kind: EvaluationKind = "eval",
+    **parts: Any,
+) -> dict[str, float]:
+    """Call `mb_loop.evaluate` on data. It documents the result and the errors; `parts` are fields of `TrainParts`."""
+    return evaluation.evaluate(
+        TrainParts(
+            forward_step_func=forward_step_func,
+            model=model,
+            valid_data_iterator=data_iterator,
+            test_data_iterator=data_iterator,
+            **parts,
+        ),
+        global_state,
+        kind=kind,
+    )
+
+
+def evaluate_and_print_results(
+    prefix: str,
+    forward_step_func: ForwardStep,
+    data_iterator: Any,
+    model: Sequence[Any],
+    global_state: GlobalState,
+    *,
+    write: Callable[[str], None] | None = print,
+    **parts: Any,
+) -> str:
+    """Evaluate and write the result as one line between dashes.
+
+    Collective, like `evaluate`, whose arguments `parts` are. Pass `write=None` on all ranks except one rank of the last
+    pipeline stage.
+
+    Returns:
+        The line; empty if this rank has no losses.
+    """
+    losses = evaluate(forward_step_func, data_iterator, model, global_state, **parts)
+    return evaluation.evaluation_line(prefix, losses, write=write)
 
 
 class StragglerReporter(Protocol):

@@ -53,11 +53,11 @@ class ExitController(Protocol):
         """Return the reason to leave the loop, or None. Called on all ranks after each step, skipped ones included."""
 
 
-class StepEndHandler(Protocol):
-    """Callable that runs after each trained step and decides by itself whether its work is due."""
+class Evaluation(Protocol):
+    """Validation schedule; see `ScheduledEvaluation`."""
 
     def __call__(self, step: int) -> None:
-        """Run the work if it is due. `step`: finished steps, this one included."""
+        """Evaluate if it is due after this step. `step`: finished steps, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,7 @@ class TrainLoop:
     """None: no graphs are captured."""
     flops: Callable[[StepResult], float]
     """Floating-point operations of a step, summed over all ranks."""
-    evaluate: StepEndHandler
-    """Validation."""
+    evaluate: Evaluation
     maintenance: Sequence[PeriodicTask] = ()
     """Periodic work such as garbage collection; see `maintenance_tasks`."""
     saves: SaveController

@@ -2,22 +2,28 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mb_loop.callbacks import CallbackManager, EventDispatcher, EventName
+from mb_loop.callbacks import EventDispatcher, EventName
+from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation.non_loss import EvaluationForward, NonLossData
-from mb_loop.evaluation.validation import validation_line, validation_sets
-from mb_loop.rerun_machine import RerunMachine, checks_paused
+from mb_loop.evaluation.validation import (
+    evaluation_due,
+    evaluation_possible,
+    validation_line,
+    validation_sets,
+)
+from mb_loop.exits.exit_conditions import StopEvaluation, never_stop
+from mb_loop.parts import TrainParts
+from mb_loop.rerun_machine import checks_paused
 from mb_loop.settings import GlobalState, evaluation_batch
-from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup
+from mb_loop.step.forward_backward import ForwardBackwardRunner
 from mb_loop.step.hooks import forward_pre_hooks
-from mb_loop.step.injection import ForwardStep, prepare_forward_step_func
 from mb_loop.step.losses import LossGroups, sum_and_count
-from mb_loop.step.schedule import ForwardBackward
 
 EvaluationKind = Literal["eval", "test"]
 _EVENTS: dict[EvaluationKind, tuple[EventName, EventName, EventName, EventName]] = {
@@ -25,29 +31,8 @@ _EVENTS: dict[EvaluationKind, tuple[EventName, EventName, EventName, EventName]]
     "test": ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end"),
 }
 
-StopEvaluation = Callable[[], bool]
-"""Called before each batch but the first, on all ranks. Returns whether to stop; must return the same on all ranks."""
 
-
-def never_stop() -> bool:
-    """Return False: evaluate all batches."""
-    return False
-
-
-def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments, and the groups that it takes from global state)
-    forward_step_func: ForwardStep,
-    data_iterator: Any,
-    model: Sequence[Any],
-    global_state: GlobalState,
-    *,
-    forward_backward_func: ForwardBackward | None = None,
-    pg_collection: LossGroups | None = None,
-    p2p_communicator: Any = None,
-    callbacks: CallbackManager | None = None,
-    kind: EvaluationKind = "eval",
-    stop_evaluation: StopEvaluation = never_stop,
-    non_loss: NonLossData | None = None,
-) -> dict[str, float]:
+def evaluate(parts: TrainParts, state: GlobalState, *, kind: EvaluationKind = "eval") -> dict[str, float]:
     """Average the losses of `validation.eval_iters` global batches, with the model in evaluation mode.
 
     Collective over all ranks of the model; one host synchronisation per set, at its end. Each batch is counted in
@@ -56,54 +41,147 @@ def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments, and the groups that
     restored, also after an exception.
 
     Args:
-        forward_step_func: a forward step with Megatron's contract; see `forward_backward_no_pipelining`.
-        data_iterator: an iterator, a list with one per chunk, None on ranks that read no data; or `ValidationSet`s.
-        model: model chunks of this rank.
-        global_state: counters and settings.
-        forward_backward_func: Megatron's schedule; None: `forward_backward_no_pipelining` of this package.
-        pg_collection: losses are averaged over its `dp_cp` group.
-        p2p_communicator: passed to the schedule together with `pg_collection`.
-        callbacks: receive the events of `kind`.
-        kind: "eval" or "test".
-        stop_evaluation: ends the evaluation early. Its losses are discarded, because an average over fewer batches is
-            not comparable.
-        non_loss: data collected in addition to the losses, once at the end of an evaluation that was not stopped early.
-            With several sets, data of the last set's last batch. None: losses only.
+        parts: forward step, model and schedule; validation and test data; callbacks, which receive the events of
+            `kind`; `stop_evaluation`, whose losses are discarded, because an average over fewer batches is not
+            comparable; and `non_loss`, which is collected once at the end of an evaluation that was not stopped early.
+            With several sets, it is data of the last set's last batch.
+        state: counters and settings.
+        kind: "eval" or "test", which selects the data.
 
     Returns:
         Loss by name, or by "name set" with several sets. A loss over no token is not defined and left out, with a
-        warning. Empty on all but the last pipeline stage, if there is nothing
-        to evaluate, and if the evaluation was stopped early.
+        warning. Empty on all but the last pipeline stage, if there is nothing to evaluate, and if the evaluation was
+        stopped early.
 
     Raises:
         BatchSizeError: the evaluation batch does not divide.
         DataExhaustedError: the data ended.
+        ParallelSetupError: a parallel run has no group or no schedule.
         ValidationSetError: the settings require validation sets, but a plain iterator was passed.
     """
-    cfg = global_state.cfg
-    parallel = ParallelSetup(
-        forward_backward_func=forward_backward_func,
-        pg_collection=pg_collection,
-        p2p_communicator=p2p_communicator,
-    )
-    parallel.check(cfg, model)
-    forward_backward = ForwardBackwardRunner(
-        prepare_forward_step_func(forward_step_func, global_state),
-        data_iterator=data_iterator,
-        model=model,
-        seq_length=cfg.model.seq_length,
-        parallel=parallel,
-    )
-    manager = CallbackManager() if callbacks is None else callbacks
-    events = EventDispatcher(manager=manager, state=global_state, model=model)
-    return run_evaluation(
-        forward_backward,
-        events,
-        groups=pg_collection,
+    losses = run_evaluation(
+        parts.forward_backward(
+            state, parts.valid_data_iterator if kind == "eval" else parts.test_data_iterator
+        ),
+        parts.evaluation_events(state),
+        groups=parts.pg_collection,
         kind=kind,
-        stop_evaluation=stop_evaluation,
-        non_loss=non_loss,
+        stop_evaluation=never_stop if parts.stop_evaluation is None else parts.stop_evaluation,
+        non_loss=parts.non_loss,
     )
+    return losses or {}
+
+
+def evaluate_after_training(
+    parts: TrainParts,
+    state: GlobalState,
+    *,
+    validated: bool = False,
+    write: Callable[[str], object] | None = print,
+) -> tuple[str, str]:
+    """Evaluate on the validation set and the test set, as `do_valid` and `do_test` of the state define.
+
+    Collective. Call it after `train` returned the reason "finished", "early_stop" or "skip_train".
+
+    Args:
+        parts: as for `evaluate`. A rerun machine is paused meanwhile, so that nothing is repeated.
+        state: counters and settings; `do_valid` and `do_test` select the evaluations.
+        validated: the last step is already validated, as `TrainOutcome.validated` says; only the test runs.
+        write: takes each result as one line between dashes. Pass None on all ranks except one of the last pipeline
+            stage.
+
+    Returns:
+        The two lines; an empty string for an evaluation that did not run, and on ranks without losses.
+    """
+    counters = state.train_state
+
+    def line(name: str, kind: EvaluationKind) -> str:
+        losses = evaluate(parts, state, kind=kind)
+        return evaluation_line(f"iteration {counters.step} on {name} set", losses, write=write)
+
+    with checks_paused(parts.rerun_machine):
+        return (
+            line("validation", "eval") if counters.do_valid and not validated else "",
+            line("test", "test") if counters.do_test else "",
+        )
+
+
+def evaluation_line(
+    prefix: str, losses: dict[str, float], *, write: Callable[[str], object] | None = print
+) -> str:
+    """Return the line of an evaluation, and write it between dashes; without losses do nothing."""
+    if not losses:
+        return ""
+    line = validation_line(prefix, losses)
+    if write is not None:
+        dashes = "-" * len(line)
+        write(f"{dashes}\n{line}\n{dashes}")
+    return line
+
+
+class ScheduledEvaluation:
+    """Validation after each step at which one is due.
+
+    Args:
+        parts: as for `evaluate`.
+        state: counters and settings.
+        stop_evaluation: called before each batch but the first.
+        around: returns the context of one evaluation.
+
+    Raises:
+        TrainSettingsError: there is no validation data on a rank that reads training data.
+        BatchSizeError: the evaluation batch does not divide.
+        ValidationSetError: the settings require validation sets, but a plain iterator was passed.
+    """
+
+    def __init__(
+        self,
+        parts: TrainParts,
+        state: GlobalState,
+        *,
+        stop_evaluation: StopEvaluation,
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._state, self._parts = state, parts
+        self._stop_evaluation, self._around = stop_evaluation, around
+        self._forward_backward = parts.forward_backward(state, parts.valid_data_iterator)
+        self._events = parts.evaluation_events(state)
+        self._last_complete: int | None = None
+        self._check()
+
+    def _check(self) -> None:
+        """Raise now what the first evaluation would raise."""
+        cfg, data = self._state.cfg, self._parts.valid_data_iterator
+        interval, eval_iters = cfg.validation.eval_interval, cfg.validation.eval_iters
+        if not (self._state.train_state.do_valid and evaluation_possible(cfg.validation) and interval):
+            return
+        evaluation_batch(cfg)
+        validation_sets(data, cfg.validation)
+        if self._parts.train_data_iterator is not None and data is None:
+            raise TrainSettingsError(
+                f"valid_data_iterator: is None on a rank that reads training data, but validation.eval_interval="
+                f"{interval} and eval_iters={eval_iters} require validations. Pass data, or set eval_iters=0."
+            )
+
+    def __call__(self, step: int) -> None:
+        """Evaluate if a validation is due after this step."""
+        if not evaluation_due(self._state.cfg.validation, self._state.train_state):
+            return
+        with self._around(), checks_paused(self._parts.rerun_machine):
+            losses = run_evaluation(
+                self._forward_backward,
+                self._events,
+                groups=self._parts.pg_collection,
+                kind="eval",
+                stop_evaluation=self._stop_evaluation,
+                non_loss=self._parts.non_loss,
+            )
+        if losses is not None:
+            self._last_complete = step
+
+    def validated(self, step: int) -> bool:
+        """Return whether a validation after this step was completed."""
+        return self._last_complete == step
 
 
 def run_evaluation(
@@ -115,10 +193,13 @@ def run_evaluation(
     stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """Run `evaluate` with components that are already built; state and model are those of `events`.
 
     With `train.empty_unused_memory_level` of 1 or more, `empty_cache` releases unused device memory after each batch.
+
+    Returns:
+        Losses as of `evaluate`; None if there was nothing to evaluate, or the evaluation was stopped early.
     """
     state: GlobalState = events.state
     release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else None
@@ -126,7 +207,7 @@ def run_evaluation(
         each for each in validation_sets(forward_backward.data_iterator, state.cfg.validation) if each.batches
     ]
     if not sets:
-        return {}
+        return None
     start, _, _, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)
     full_count = counters.consumed_valid_samples + sum(each.batches for each in sets) * batch.samples
@@ -160,95 +241,7 @@ def run_evaluation(
         if complete:
             non_loss.collect_and_process(forward, model=events.model, step=counters.step)
         events(end, total_loss_dict=losses if complete else None)
-    return losses
-
-
-def evaluate_and_print_results(  # noqa: PLR0913 (the arguments of evaluate, and the prefix)
-    prefix: str,
-    forward_step_func: ForwardStep,
-    data_iterator: Any,
-    model: Sequence[Any],
-    global_state: GlobalState,
-    *,
-    write: Callable[[str], None] | None = print,
-    forward_backward_func: ForwardBackward | None = None,
-    pg_collection: LossGroups | None = None,
-    p2p_communicator: Any = None,
-    callbacks: CallbackManager | None = None,
-    kind: EvaluationKind = "eval",
-    stop_evaluation: StopEvaluation = never_stop,
-    non_loss: NonLossData | None = None,
-) -> str:
-    """Evaluate and write the result as one line between dashes.
-
-    Collective, like `evaluate`. Pass `write=None` on all ranks except one rank of the last pipeline stage.
-
-    Returns:
-        The line; empty if this rank has no losses.
-    """
-    losses = evaluate(
-        forward_step_func,
-        data_iterator,
-        model,
-        global_state,
-        forward_backward_func=forward_backward_func,
-        pg_collection=pg_collection,
-        p2p_communicator=p2p_communicator,
-        callbacks=callbacks,
-        kind=kind,
-        stop_evaluation=stop_evaluation,
-        non_loss=non_loss,
-    )
-    if not losses:
-        return ""
-    line = validation_line(prefix, losses)
-    if write is not None:
-        dashes = "-" * len(line)
-        write(f"{dashes}\n{line}\n{dashes}")
-    return line
-
-
-def evaluate_after_training(
-    forward_step_func: ForwardStep,
-    model: Sequence[Any],
-    global_state: GlobalState,
-    *,
-    valid_data_iterator: Any = None,
-    test_data_iterator: Any = None,
-    validated: bool = False,
-    rerun_machine: RerunMachine | None = None,
-    **keywords: Any,
-) -> tuple[str, str]:
-    """Evaluate on the validation set and the test set, as `do_valid` and `do_test` of the state define.
-
-    Collective. Call it after `train` returned the reason "finished", "early_stop" or "skip_train".
-
-    Args:
-        forward_step_func: see `evaluate`.
-        model: model chunks of this rank.
-        global_state: counters and settings; `do_valid` and `do_test` select the evaluations.
-        valid_data_iterator: validation data; see `evaluate`.
-        test_data_iterator: test data; see `evaluate`.
-        validated: the last step is already validated; only the test runs.
-        rerun_machine: paused meanwhile, so that nothing is repeated; None: there is none.
-        **keywords: arguments of `evaluate_and_print_results`, without `kind`.
-
-    Returns:
-        The two lines; an empty string for an evaluation that did not run.
-    """
-    counters = global_state.train_state
-
-    def line(name: str, data: Any, kind: EvaluationKind) -> str:
-        prefix = f"iteration {counters.step} on {name} set"
-        return evaluate_and_print_results(
-            prefix, forward_step_func, data, model, global_state, kind=kind, **keywords
-        )
-
-    with checks_paused(rerun_machine):
-        return (
-            line("validation", valid_data_iterator, "eval") if counters.do_valid and not validated else "",
-            line("test", test_data_iterator, "test") if counters.do_test else "",
-        )
+    return losses if complete else None
 
 
 def _run_batches(

@@ -11,6 +11,14 @@ StopRequested = Callable[[int], str | None]
 """Called at most once after each step, with its number. Returns the reason to stop, or None; identical on all ranks, so
 that the ranks agree which further conditions are evaluated. It may therefore be collective."""
 
+StopEvaluation = Callable[[], bool]
+"""Called before each batch but the first, on all ranks. Returns whether to stop; must return the same on all ranks."""
+
+
+def never_stop() -> bool:
+    """Return False: evaluate all batches."""
+    return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitConditions:

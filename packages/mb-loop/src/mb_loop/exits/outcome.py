@@ -46,6 +46,9 @@ class TrainOutcome:
     saved: bool
     """Whether this call wrote a persistent checkpoint of exactly `step`."""
 
+    validated: bool = False
+    """Whether this call completed a validation after `step`."""
+
 
 SPARE = TrainOutcome(reason="spare", message="", step=0, exit_code=0, saved=False)
 """Outcome of a spare process, which would have replaced a rank after a fault (in-process restarts)."""

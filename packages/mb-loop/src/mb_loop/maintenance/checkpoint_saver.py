@@ -135,8 +135,8 @@ def require_checkpointer(settings: CheckpointSettings, checkpointer: Checkpointe
 def no_checkpointer(reason: str) -> TrainSettingsError:
     """Return the error for a missing checkpointer."""
     return TrainSettingsError(
-        f"checkpointing_context: holds no checkpointer, but {reason}. Pass checkpointing_context={{'checkpointer': "
-        "...} or checkpointer=..., an object with the methods of mb_loop.Checkpointer, or set checkpoint.save=None."
+        f"checkpointer: there is none, but {reason}. Pass an object with the methods of mb_loop.Checkpointer as "
+        "checkpointer=... or checkpointing_context={'checkpointer': ...}, or set checkpoint.save=None."
     )
 
 

@@ -1,0 +1,73 @@
+"""The trainer of meta/examples that is built of the parts alone: alone and on two ranks, stopped and resumed."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import losses
+
+import mb_host
+
+SCRIPT = Path(__file__).parents[2] / "meta" / "examples" / "whole_trainer.py"
+LAYOUTS = {
+    "one process": (1, []),
+    "DP2": (2, ["ddp.use_distributed_optimizer=true"]),
+    "TP2": (2, ["model.tensor_model_parallel_size=2"]),
+    "PP2": (2, ["model.pipeline_model_parallel_size=2", "model.num_layers=2"]),
+}
+STOPPED = 13
+
+
+class SignalOnLastRank:
+    """Callback that sends SIGTERM to the last rank in a step, as a scheduler does."""
+
+    def on_train_step_start(self, context):
+        last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+        if last and context.state.train_state.step == STOPPED - 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def all_ways(folder, words):
+    """Train undisturbed, stopped and resumed, and with the command; return how each ended."""
+    from mb_trainer import pretrain
+    from mb_trainer.request_reader import read_request
+
+    main = runpy.run_path(str(SCRIPT))["main"]
+    ended = [
+        main(folder / "straight", words),
+        main(folder / "run", words, [SignalOnLastRank()]),
+        main(folder / "run", words),
+        pretrain(read_request(["gpt_tiny", *words]).config, out=folder / "command"),
+    ]
+    return [(outcome.reason, outcome.step, outcome.saved) for outcome in ended]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_and_resumed_run_and_the_command_have_the_losses_of_an_undisturbed_run(
+    overrides, tmp_path, layout
+):
+    ranks, words = LAYOUTS[layout]
+    answers = mb_host.run_ranks(all_ways, ranks, tmp_path, [*overrides, *words], timeout_seconds=300)
+    finished = ("finished", 20, True)
+    last = STOPPED if ranks > 1 else STOPPED - 1  # several ranks agree on the step after that of the signal
+    assert answers == [[finished, ("signal", last, True), finished, finished]] * ranks
+    straight = losses(tmp_path / "straight")
+    assert straight[20] < straight[1]
+    assert losses(tmp_path / "run") == straight
+    assert losses(tmp_path / "command") == straight
+
+
+@pytest.mark.matrix
+def test_it_is_a_script_under_torchrun(overrides, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*overrides, "model.tensor_model_parallel_size=2", "train.train_iters=4"]
+    command = [*torchrun, SCRIPT, tmp_path, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "finished all 4 steps" in ended.stdout
+    assert len(losses(tmp_path)) == 4

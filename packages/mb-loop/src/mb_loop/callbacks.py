@@ -303,8 +303,7 @@ class EventDispatcher:
         chunk: int | None = None,
     ) -> None:
         """Fire an event. Builds no context if the event has no listeners."""
-        listeners = self.manager._listeners[event]
-        if not listeners:
+        if not self.manager.has_listeners(event):
             return
         context = CallbackContext(
             state=self.state,
@@ -324,8 +323,7 @@ class EventDispatcher:
             microbatch=microbatch,
             chunk=chunk,
         )
-        for listener in listeners:
-            listener(context)
+        self.manager.fire(event, context)
 
 
 class ObservedIterator:

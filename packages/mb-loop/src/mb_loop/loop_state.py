@@ -122,7 +122,8 @@ class LoopState:
     >>> state.cfg.train.manual_gc = True
     """
 
-    cfg: LoopConfig
+    cfg: Any
+    """A `LoopConfig`, or a configuration with the fields of `LoopSettings`, such as one of mb-config."""
     train_state: TrainState = field(default_factory=TrainState)
     start_time: float | None = None
 

@@ -153,9 +153,8 @@ class Run:
     def evaluate_only(self, summary: RunSummary) -> TrainOutcome:
         """Evaluate the loaded weights; write nothing but the log. Collective."""
         parts = replace(self.parts(), callbacks=[summary, *self.code.callbacks, *self.monitors.callbacks])
-        outcome = train(
-            parts, self.state
-        )  # with validation.skip_train it checks the parts, and makes no step
+        # With validation.skip_train, `train` checks the parts and makes no step.
+        outcome = train(parts, self.state)
         evaluate_after_training(parts, self.state, write=self.console.print)
         return outcome
 

@@ -87,7 +87,7 @@ def train(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     return training.train(
         TrainParts(
             forward_step_func=forward_step_func,
-            model=model,  # type: ignore[arg-type]  # a module becomes a list
+            model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             train_data_iterator=train_data_iterator,

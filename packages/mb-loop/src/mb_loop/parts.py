@@ -1,8 +1,8 @@
 """Parts of a run: the record that `train` and `evaluate` take. Imports torch."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.nn import Module
@@ -33,7 +33,7 @@ class TrainParts:
     forward_step_func: ForwardStep
     """`(iterator, model)` or `(state, iterator, model)`; see `forward_backward_no_pipelining`."""
 
-    model: Sequence[Any]
+    model: Any
     """Model chunks of this rank, one without interleaved pipelining. A module becomes a list with it."""
 
     optimizer: Any = None
@@ -60,8 +60,8 @@ class TrainParts:
     p2p_communicator: Any = None
     """Passed to the schedule together with `pg_collection`."""
 
-    callbacks: CallbackManager = field(default_factory=CallbackManager)
-    """Called in order. A callback or several become a manager, as does None, without any."""
+    callbacks: Any = ()
+    """Callbacks in order, or a single one; they become a `CallbackManager`. A manager keeps its `user_state`."""
 
     checkpointer: Checkpointer | None = None
     """Writes checkpoints; None: nothing is saved, and `checkpoint.save` must not be set."""

@@ -153,7 +153,7 @@ def test_nothing_is_saved_without_a_directory():
 @pytest.mark.parametrize(
     ("call", "settings", "context", "message"),
     [
-        ("save_checkpoint_and_time", {}, {}, "holds no checkpointer, but this function writes one"),
+        ("save_checkpoint_and_time", {}, {}, "there is none, but this function writes one"),
         ("checkpoint_and_decide_exit", {"save": "ck"}, {}, "checkpoint.save='ck' requires one"),
         ("checkpoint_and_decide_exit", {}, "ck", "is a str, but the checkpointer is read from a mapping"),
         ("checkpoint_and_decide_exit", {"exit_signal_handler": True}, {}, "the state has no signal_handler"),

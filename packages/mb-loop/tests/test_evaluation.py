@@ -252,3 +252,18 @@ def test_only_evaluating_writes_both_lines_and_makes_no_step():
     assert paused == [True]
     state.train_state.do_valid = state.train_state.do_test = False
     assert mb_loop.evaluate_after_training(parts, state) == ("", "")
+
+
+def test_validation_data_that_would_never_be_read_is_an_error():
+    state = mb_loop.LoopState.of(train_iters=2, eval_iters=1, eval_interval=1)
+    state.train_state.do_valid = False  # as of a checkpoint of a run without validation
+    model, optimizer = tiny.make_model()
+    parts = mb_loop.TrainParts(
+        forward_step_func=tiny.forward_step, model=model, optimizer=optimizer,
+        train_data_iterator=tiny.batches(), valid_data_iterator=tiny.batches(),
+    )  # fmt: skip
+    with pytest.raises(
+        mb_loop.TrainSettingsError, match="do_valid of the counters is False, so it would never"
+    ):
+        mb_loop.train(parts, state)
+    assert mb_loop.train(replace(parts, valid_data_iterator=None), state).step == 2

@@ -129,7 +129,8 @@ class ScheduledEvaluation:
         around: returns the context of one evaluation.
 
     Raises:
-        TrainSettingsError: there is no validation data on a rank that reads training data.
+        TrainSettingsError: there is no validation data on a rank that reads training data, or there is some and the
+            counters say that there is none.
         BatchSizeError: the evaluation batch does not divide.
         ValidationSetError: the settings require validation sets, but a plain iterator was passed.
     """
@@ -153,7 +154,15 @@ class ScheduledEvaluation:
         """Raise now what the first evaluation would raise."""
         cfg, data = self._state.cfg, self._parts.valid_data_iterator
         interval, eval_iters = cfg.validation.eval_interval, cfg.validation.eval_iters
-        if not (self._state.train_state.do_valid and evaluation_possible(cfg.validation) and interval):
+        if not (evaluation_possible(cfg.validation) and interval):
+            return
+        if not self._state.train_state.do_valid:
+            if data is not None:
+                raise TrainSettingsError(
+                    f"valid_data_iterator: is passed with validation.eval_interval={interval}, but do_valid of the "
+                    "counters is False, so it would never be read. Set state.train_state.do_valid=True on all ranks, "
+                    "after a checkpoint is loaded; or pass no data."
+                )
             return
         evaluation_batch(cfg)
         validation_sets(data, cfg.validation)

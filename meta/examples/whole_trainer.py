@@ -152,8 +152,8 @@ def main(
         loaders, vocab_size = build_data(config, groups)
         training = build_model(config, groups, vocab_size=vocab_size, device=device)
 
-        # A checkpoint holds model, optimizer, scheduler, random states, and the counters in `state`. The data are
-        # opened after it is loaded: their position is the number of samples in these counters.
+        # A checkpoint holds model, optimizer, scheduler, random states, callbacks with a state, and the counters in
+        # `state`. The data are opened after it is loaded: their position is the number of samples in these counters.
         state = mb_loop.LoopState(cfg=config)
         counters = state.train_state
         checkpointer = mb_checkpoint.RunCheckpointer(
@@ -163,6 +163,7 @@ def main(
             optimizer=training.optimizer,
             scheduler=training.scheduler,
             groups=groups,
+            callbacks=mb_checkpoint.stateful_callbacks(callbacks),
             log=log,
         )
         checkpointer.load()
@@ -205,7 +206,7 @@ def main(
             flops=recorders.metrics.flops,
         )
         outcome = mb_loop.train(parts, state)
-        if outcome.reason == "finished":
+        if outcome.reason in ("finished", "early_stop"):  # an `EarlyStopping` may be among the callbacks
             mb_loop.evaluate_after_training(parts, state, validated=outcome.validated, write=log)
         log(outcome.message)
     return outcome

@@ -65,18 +65,16 @@ def train(stopping, *, steps=16, counters=None, saves=None):
         return model(next(iterator)), lambda out: (out.sum(), {"loss": torch.tensor(value)})
 
     data = iter(lambda: torch.ones(1, 1), None)
-    outcome = mb_loop.train(
-        forward_step,
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        None,
-        data,
-        data,
-        state,
+    parts = mb_loop.TrainParts(
+        forward_step_func=forward_step,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_data_iterator=data,
+        valid_data_iterator=data,
         callbacks=[stopping],
         checkpointer=saves,
     )
-    return outcome, state.train_state
+    return mb_loop.train(parts, state), state.train_state
 
 
 def test_a_run_ends_and_is_saved_when_its_metric_stops_improving():

@@ -117,7 +117,6 @@ def build_model(config: Config, groups: Any, *, vocab_size: int, device: Any) ->
         ddp=mb_models.DataParallelSetup(config=mb_config.to_megatron(config.ddp)),
         optimizer=mb_models.OptimizerSetup(
             config=mb_config.to_megatron(config.optimizer),
-            config_overrides=lambda chunks: mb_config.standard_overrides(config.optimizer),
             scheduler=lambda optimizer: mb_config.build_scheduler(
                 optimizer, scheduler=config.scheduler, optimizer_config=config.optimizer, steps=steps
             ),

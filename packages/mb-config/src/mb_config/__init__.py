@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from mb_config.errors import UnknownKeyError as UnknownKeyError
     from mb_config.errors import WrongTypeError as WrongTypeError
     from mb_config.mcore import build_scheduler as build_scheduler
-    from mb_config.mcore import standard_overrides as standard_overrides
     from mb_config.mcore import to_megatron as to_megatron
     from mb_config.megatron_defaults import MegatronField as MegatronField
     from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
@@ -87,7 +86,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "build_scheduler": "mcore",
-    "standard_overrides": "mcore",
     "to_megatron": "mcore",
     "Change": "resolve.resolver",
     "ConfigContainer": "container.container",

@@ -53,7 +53,8 @@ class OptimizerSetup:
     config: OptimizerConfig
     """Megatron's settings; not modified."""
     config_overrides: Callable[[list[Any]], Mapping[Any, Any] | None] | None = None
-    """Called with the wrapped chunks; returns Megatron's settings for selected parameters. None: no overrides."""
+    """Called with the wrapped chunks; returns Megatron's settings for selected parameters. None: Megatron's standard
+    ones, such as no weight decay for biases."""
     scheduler: Callable[[Any], Any] | None = None
     """Called with the optimizer; returns the learning-rate scheduler at its first step. None: no scheduler."""
     gloo_groups: bool = False

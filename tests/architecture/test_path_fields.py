@@ -56,6 +56,8 @@ NO_PATHS = {
         "fim_split_sample",
         "fim_no_prefix",
         "dataset_kwargs",
+        *("hf_dataset", "hf_data_files"),  # names on the hub, URLs or paths, which load_dataset distinguishes
+        *("hf_subset", "hf_split", "text_key"),
     },
     "logger": {
         "runtime_time_unit",

@@ -24,6 +24,7 @@ from mb_data import FIMTextCorpusConfig as FIMTextCorpusConfig
 from mb_data import FinetuningDatasetConfig as FinetuningDatasetConfig
 from mb_data import GPTDatasetConfig as GPTDatasetConfig
 from mb_data import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+from mb_data import HuggingFaceStreamConfig as HuggingFaceStreamConfig
 from mb_data import MockGPTDatasetConfig as MockGPTDatasetConfig
 from mb_data import PackedSequenceSpecs as PackedSequenceSpecs
 from mb_data import SumsFinetuningConfig as SumsFinetuningConfig
@@ -67,6 +68,7 @@ class ConfigContainer(mb_config.ConfigContainer):
         | FinetuningDatasetConfig
         | SumsFinetuningConfig
         | DrawnShapesConfig
+        | HuggingFaceStreamConfig
         | DatasetProvider
     )
     """Dataset."""

@@ -35,6 +35,7 @@ def build_datasets(config: ConfigContainer, **context: Any) -> RunDatasets:
             valid_samples=counts.valid,
             test_samples=counts.test,
             reads_data=DataRanks.of(groups).reads_data,
+            micro_batch_size=config.train.micro_batch_size or 1,
             padding=required_padding(config.model),
             **context,
         ),

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from mb_data.run_settings import run_batch_settings as run_batch_settings
     from mb_data.run_settings import run_sample_counts as run_sample_counts
     from mb_data.run_settings import validation_set_options as validation_set_options
+    from mb_data.streaming.config import HuggingFaceStreamConfig as HuggingFaceStreamConfig
     from mb_data.t5.build import build_t5_datasets as build_t5_datasets
     from mb_data.t5.config import T5DatasetConfig as T5DatasetConfig
     from mb_data.t5.config import T5TextCorpusConfig as T5TextCorpusConfig
@@ -142,6 +143,7 @@ _HOMES = {
     "DatasetBuildContext": "dataset_provider",
     "DatasetProvider": "dataset_provider",
     "DrawnShapesConfig": "mimo.config",
+    "HuggingFaceStreamConfig": "streaming.config",
     "ExtendedTokenizer": "tokenizers.base",
     "FIMDataset": "fim.dataset",
     "FIMTextCorpusConfig": "fim.config",

@@ -42,6 +42,9 @@ class DatasetBuildContext:
     reads_data: bool = True
     """Whether this rank reads samples. The other ranks take part in collective calls, and may build nothing."""
 
+    micro_batch_size: int = 1
+    """Sequences of a microbatch, for providers that return complete batches."""
+
     padding: BatchPadding = NO_PADDING
     """Padding that the model requires of samples of different lengths."""
 

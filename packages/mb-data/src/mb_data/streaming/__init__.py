@@ -1,0 +1,1 @@
+"""Hugging Face datasets that are streamed: the section, and batches whose position is stored exactly."""

@@ -34,7 +34,7 @@ def plan(  # noqa: PLR0913 - options of a command
     model: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A config.json of Hugging Face, its folder, or YAML with Megatron's fields; or give --layers ...",
             show_default=False,
         ),

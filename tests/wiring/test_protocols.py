@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from mb_resilience.hangs.flight_recorder import FlightRecorderSettings
     from mb_resilience.loop_events import CheckpointContext
     from mb_resilience.monitors import TimeoutSettings
-    from mb_resilience.rank_info import RankInfo
+    from mb_resilience.process_group import RankInfo
     from mb_resilience.stops.agreed_stop import Watcher
     from mb_resilience.stops.decision_exchange import KeyValueStore
     from mb_resilience.stops.stop_requests import StopSettings

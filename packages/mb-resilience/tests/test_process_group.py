@@ -7,7 +7,7 @@ import pytest
 dist = pytest.importorskip("torch.distributed")
 mb_host = pytest.importorskip("mb_host")
 
-from mb_resilience import AgreedStop, rank_and_store, store_connection  # noqa: E402
+from mb_resilience import AgreedStop, process_group, rank_and_store  # noqa: E402
 
 
 class Requested:
@@ -42,13 +42,13 @@ def test_one_rank_needs_no_store():
 
 def test_the_thread_of_hang_reports_has_a_connection_with_a_short_timeout():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mine = store_connection.new_connection(dist.PrefixStore("a", dist.PrefixStore("b", server)))
+    mine = process_group.new_connection(dist.PrefixStore("a", dist.PrefixStore("b", server)))
     assert (mine.port, mine.timeout) == (
         server.port,
-        timedelta(seconds=store_connection.STORE_TIMEOUT_SECONDS),
+        timedelta(seconds=process_group.THREAD_TIMEOUT_SECONDS),
     )
     other = dist.HashStore()
-    assert store_connection.new_connection(dist.PrefixStore("a", other)) is not server
+    assert process_group.new_connection(dist.PrefixStore("a", other)) is not server
 
 
 def connection_of_a_thread():

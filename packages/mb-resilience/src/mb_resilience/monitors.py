@@ -19,9 +19,8 @@ from mb_resilience.faults import SimulatedFault, agree_on_fault
 from mb_resilience.hangs.collective_timeout import TimeoutAfterFirstStep
 from mb_resilience.hangs.flight_record_reader import read_collectives
 from mb_resilience.hangs.reporter import HangReporter, print_to_stderr
-from mb_resilience.rank_info import RankInfo
+from mb_resilience.process_group import RankInfo, new_connection
 from mb_resilience.stops.decision_exchange import KeyValueStore
-from mb_resilience.store_connection import new_connection
 
 HANG_REPORT_FRACTION = 0.5
 """Fraction of the timeout of collectives after which a hang is reported, so that the report precedes the abort."""

@@ -1,8 +1,36 @@
-"""Rank, world size and store of torch's default process group. Imports torch only if the process has done so."""
+"""This process among the ranks of a run: rank, world size, and connections to the store that the ranks share.
+
+Imports torch only in a process that has imported it: a run of one rank needs neither torch nor a store.
+"""
 
 import sys
-from importlib import import_module
-from typing import Any, TypedDict
+from datetime import timedelta
+from typing import Any, Protocol, TypedDict
+
+from mb_resilience.stops.decision_exchange import KeyValueStore
+
+THREAD_TIMEOUT_SECONDS = 10.0
+"""Timeout of the hang-reporting thread for store operations: the process that serves the store may hang."""
+
+
+class RankInfo(Protocol):
+    """Position of this process in the run, such as `mb_launch.World`."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def attempt(self) -> str:
+        """Name of this start of the run, identical on all ranks and different after each restart."""
+
+    @property
+    def is_logging_rank(self) -> bool:
+        """Whether this rank logs what is identical on all ranks."""
 
 
 class RankAndStore(TypedDict):
@@ -26,7 +54,26 @@ def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return {"rank": 0, "world_size": 1, "store": None}
-    store = None
+    store: KeyValueStore | None = None
     if dist.get_world_size() > 1:
-        store = import_module("mb_resilience.store_connection").default_store(of_thread=of_thread)
+        from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415 (torch is imported already)
+
+        store = new_connection(_get_default_store()) if of_thread else _get_default_store()
     return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "store": store}
+
+
+def new_connection(store: KeyValueStore, *, timeout_seconds: float = THREAD_TIMEOUT_SECONDS) -> KeyValueStore:
+    """Return a new connection to the server of a TCPStore, for use by one thread; other kinds of stores unchanged.
+
+    A connection of torch holds a lock while it waits, so that a thread that shares one with the main thread would wait
+    as long as the main thread does.
+    """
+    if "torch.distributed" not in sys.modules:  # then no store is one of torch
+        return store
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 (as above)
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return store
+    return TCPStore(store.host, store.port, None, False, timedelta(seconds=timeout_seconds))

@@ -1,6 +1,6 @@
 """Rules on the section `rerun_state_machine`. Standard library only."""
 
-from mb_resilience.unused_settings import Defaults, without_effect
+from mb_resilience.rule_kinds import Defaults, without_effect
 from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule

@@ -17,9 +17,9 @@ from mb_resilience.fault_tolerance.rules import ft_rules
 from mb_resilience.rerun_rules import rerun_rules
 from mb_resilience.restarts.rules import PATH_FIELDS as PATH_FIELDS
 from mb_resilience.restarts.rules import restart_rules
+from mb_resilience.rule_kinds import Defaults
 from mb_resilience.stragglers.nvrx_straggler_rules import nvrx_straggler_rules
 from mb_resilience.stragglers.rules import straggler_rules
-from mb_resilience.unused_settings import Defaults
 from mb_schema.rules import Rule
 
 

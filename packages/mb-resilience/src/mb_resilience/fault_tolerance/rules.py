@@ -1,7 +1,6 @@
 """Rules on the section `ft`. Standard library only."""
 
-from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
-from mb_resilience.unused_settings import Defaults, without_effect
+from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, without_effect
 from mb_schema.rule_kinds import requires, rule
 from mb_schema.rules import Rule
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
-from mb_resilience.unused_settings import Defaults, unused_while_disabled
+from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, unused_while_disabled
 from mb_schema.paths import path_rule
 from mb_schema.rule_kinds import excludes, rule
 from mb_schema.rules import Rule

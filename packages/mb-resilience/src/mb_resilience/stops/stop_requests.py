@@ -1,14 +1,12 @@
 """Stop requests of a run before its last step, agreed by all ranks: a signal, or a duration limit. No torch."""
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from typing import Protocol
 
-from mb_resilience.rank_info import RankInfo
+from mb_resilience.process_group import RankInfo, new_connection
 from mb_resilience.stops.agreed_stop import AgreedStop, Watcher
 from mb_resilience.stops.decision_exchange import KeyValueStore
 from mb_resilience.stops.signals import announce_stop, watch_run_signals
@@ -95,15 +93,6 @@ class StopRequests:
             self.duration_stop_requested.close()
 
 
-def _connection_of_thread(store: KeyValueStore) -> KeyValueStore:
-    """Return a connection to a store of torch for one thread; other stores unchanged."""
-    if "torch.distributed" not in sys.modules:
-        return store
-    new_connection = import_module("mb_resilience.store_connection").new_connection
-    connection: KeyValueStore = new_connection(store, timeout_seconds=STORE_TIMEOUT_SECONDS)
-    return connection
-
-
 @contextmanager
 def watch_stop_requests(
     train: StopSettings,
@@ -149,7 +138,9 @@ def watch_stop_requests(
             rank=world.rank,
             world_size=world.world_size,
             attempt=world.attempt,
-            connect=None if store is None else partial(_connection_of_thread, store),
+            connect=None
+            if store is None
+            else partial(new_connection, store, timeout_seconds=STORE_TIMEOUT_SECONDS),
         )
         try:
             yield requests

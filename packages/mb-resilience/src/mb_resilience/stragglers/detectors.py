@@ -11,7 +11,7 @@ import torch
 
 from mb_resilience.config import NVRxStragglerDetectionConfig, StragglerDetectionConfig
 from mb_resilience.errors import SwitchPortError
-from mb_resilience.rank_info import RankInfo
+from mb_resilience.process_group import RankInfo
 from mb_resilience.stragglers.detection import StragglerTimer, discard
 from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor
 from mb_resilience.stragglers.speed_reporter import SpeedReporter

@@ -1,7 +1,6 @@
 """Rules on the section `nvrx_straggler`. Standard library only."""
 
-from mb_resilience.nvrx_package import requires_nvrx, requires_nvrx_version
-from mb_resilience.unused_settings import Defaults, unused_while_disabled
+from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, unused_while_disabled
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 

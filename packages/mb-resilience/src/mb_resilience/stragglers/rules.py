@@ -1,6 +1,6 @@
 """Rules on the section `straggler`. Standard library only."""
 
-from mb_resilience.unused_settings import Defaults, unused_while_disabled, without_effect
+from mb_resilience.rule_kinds import Defaults, unused_while_disabled, without_effect
 from mb_schema.cuda_graphs import captures_full_iteration
 from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule

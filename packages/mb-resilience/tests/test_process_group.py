@@ -22,7 +22,12 @@ def first_reason(steps):
     given = rank_and_store()
     watcher = Requested("SIGTERM" if given["rank"] == 1 else None)
     stop = AgreedStop(watcher, **given)
-    return next((step, reason) for step in range(1, steps + 1) if (reason := stop(step)))
+    for step in range(1, steps + 1):
+        dist.barrier()  # as the collectives of a step: otherwise rank 0 may end before the signal arrives
+        reason = stop(step)
+        if reason:
+            return step, reason
+    return None
 
 
 def test_a_process_without_a_group_is_alone():

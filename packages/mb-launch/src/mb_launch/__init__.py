@@ -61,13 +61,13 @@ if TYPE_CHECKING:
     from mb_launch.ranks.first_cause import first_failure as first_failure
     from mb_launch.ranks.forked_ranks import ForkedProgram as ForkedProgram
     from mb_launch.ranks.forked_ranks import can_fork_ranks as can_fork_ranks
+    from mb_launch.ranks.local_environment import PortError as PortError
     from mb_launch.ranks.local_environment import keep_collectives_local as keep_collectives_local
+    from mb_launch.ranks.local_environment import requested_port as requested_port
     from mb_launch.ranks.local_environment import set_omp_threads as set_omp_threads
     from mb_launch.ranks.local_environment import set_unset_variables as set_unset_variables
     from mb_launch.ranks.local_ranks import LaunchResult as LaunchResult
     from mb_launch.ranks.local_ranks import launch_local as launch_local
-    from mb_launch.ranks.ports import PortError as PortError
-    from mb_launch.ranks.ports import requested_port as requested_port
     from mb_launch.rules import RULES as RULES
     from mb_launch.settings import GroupOptions as GroupOptions
     from mb_launch.settings import GroupSettings as GroupSettings
@@ -102,7 +102,7 @@ _HOMES = {
     "NumaBinding": "hardware.numa",
     "ParallelDegrees": "settings",
     "ParallelSizes": "settings",
-    "PortError": "ranks.ports",
+    "PortError": "ranks.local_environment",
     "RULES": "rules",
     "Rule": "mb_schema.rules",
     "SeedOptions": "settings",
@@ -137,7 +137,7 @@ _HOMES = {
     "read_world": "world",
     "record_failure": "ranks.failures",
     "report_failure": "ranks.failures",
-    "requested_port": "ranks.ports",
+    "requested_port": "ranks.local_environment",
     "require_address": "world",
     "seed_libraries": "groups.seeds",
     "set_numa_environment": "hardware.numa",

@@ -26,18 +26,18 @@ _GLOBAL_STATE: Mapping[str, tuple[object, ...]] = {
 
 
 def _reads_global_groups(decentralized: bool | None, *values: object) -> str | None:
-    found = [
+    unsupported = [
         f"{path}={json.dumps(value, default=str)}"
         for (path, off), value in zip(_GLOBAL_STATE.items(), values, strict=True)
         if value is not None and value not in off
     ]
-    return f"does not support {', '.join(found)}" if decentralized and found else None
+    return f"does not support {', '.join(unsupported)}" if decentralized and unsupported else None
 
 
 def _lacks_einops(instances: int | None, sizes: list[int] | None, installed: bool) -> str | None:
-    found = [f"num_distributed_optimizer_instances={instances}"] if (instances or 1) > 1 else []
-    found += [f"hierarchical_context_parallel_sizes={sizes}"] if sizes else []
-    return f"{' and '.join(found)}, but einops is not installed" if found and not installed else None
+    settings = [f"num_distributed_optimizer_instances={instances}"] if (instances or 1) > 1 else []
+    settings += [f"hierarchical_context_parallel_sizes={sizes}"] if sizes else []
+    return f"{' and '.join(settings)}, but einops is not installed" if settings and not installed else None
 
 
 def _different_stages(

@@ -10,7 +10,7 @@ _DIGITS = 40
 
 
 def is_secret_variable(name: str, value: str = "text") -> bool:
-    """Return whether a variable or option of this name and value is a secret, as `masking.is_secret` decides.
+    """Return whether a variable or option of this name and value is a secret, as `mb_schema.secrets.is_secret` decides.
 
     Values are text here: digits count as a number, and the words of YAML for no value are none.
     """

@@ -67,8 +67,8 @@ def _srun(environment: Mapping[str, str]) -> LauncherVariables | None:
     srun = LauncherVariables(
         launcher="srun", rank="SLURM_PROCID", world_size=tasks, local_rank="SLURM_LOCALID"
     )
-    known = srun.rank in environment and "SLURM_STEP_ID" in environment
-    return srun if known and environment.get(tasks, "1") != "1" else None
+    is_step = srun.rank in environment and "SLURM_STEP_ID" in environment
+    return srun if is_step and environment.get(tasks, "1") != "1" else None
 
 
 TORCHRUN = LauncherVariables(
@@ -144,10 +144,10 @@ def torchrun_environment(environment: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in environment.items() if name not in TORCHRUN_VARIABLES}
     require_address(world, environment)
     numbers = (world.rank, world.world_size, world.local_rank)
-    found = {**environment, **dict(zip(TORCHRUN_VARIABLES, map(str, numbers), strict=False))}
+    variables = {**environment, **dict(zip(TORCHRUN_VARIABLES, map(str, numbers), strict=False))}
     if world.address is not None:
-        found["MASTER_ADDR"], _, found["MASTER_PORT"] = world.address.rpartition(":")
-    return found
+        variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = world.address.rpartition(":")
+    return variables
 
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

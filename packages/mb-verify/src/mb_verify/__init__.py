@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from mb_verify.comparison.verdict_text import verdict_table as verdict_table
     from mb_verify.drill.fault_callback import FaultRequest as FaultRequest
     from mb_verify.drill.fault_callback import InjectedFault as InjectedFault
-    from mb_verify.drill.faults import FAULTS as FAULTS
-    from mb_verify.drill.faults import FaultKind as FaultKind
-    from mb_verify.drill.faults import PlannedFault as PlannedFault
-    from mb_verify.drill.faults import plan_faults as plan_faults
-    from mb_verify.drill.faults import read_kinds as read_kinds
+    from mb_verify.drill.plan import FAULTS as FAULTS
     from mb_verify.drill.plan import DrillPlan as DrillPlan
+    from mb_verify.drill.plan import FaultKind as FaultKind
+    from mb_verify.drill.plan import PlannedFault as PlannedFault
+    from mb_verify.drill.plan import plan_faults as plan_faults
+    from mb_verify.drill.plan import read_kinds as read_kinds
     from mb_verify.drill.report import DRILL_EXIT_CODES as DRILL_EXIT_CODES
     from mb_verify.drill.report import DrillReport as DrillReport
     from mb_verify.drill.report import FaultOutcome as FaultOutcome
@@ -90,8 +90,8 @@ _HOMES = {
     "DrillPlan": "drill.plan",
     "DrillReport": "drill.report",
     "EXIT_CODES": "comparison.diagnosis",
-    "FAULTS": "drill.faults",
-    "FaultKind": "drill.faults",
+    "FAULTS": "drill.plan",
+    "FaultKind": "drill.plan",
     "FaultOutcome": "drill.report",
     "FaultRequest": "drill.fault_callback",
     "InjectedFault": "drill.fault_callback",
@@ -101,7 +101,7 @@ _HOMES = {
     "KillAfterCheckpoint": "resume.kill",
     "MakeCommand": "drill.run",
     "MetricDifference": "replay.step",
-    "PlannedFault": "drill.faults",
+    "PlannedFault": "drill.plan",
     "RecordFile": "record.run_record",
     "RecordPosition": "record.run_record",
     "RecordRow": "record.run_record",
@@ -123,12 +123,12 @@ _HOMES = {
     "diagnosis_lines": "comparison.diagnosis",
     "drill_as_data": "drill.text",
     "drill_as_text": "drill.text",
-    "plan_faults": "drill.faults",
+    "plan_faults": "drill.plan",
     "plan_replay": "replay.step",
     "proof_as_data": "comparison.verdict_text",
     "proof_as_text": "comparison.verdict_text",
     "prove": "resume.interruption",
-    "read_kinds": "drill.faults",
+    "read_kinds": "drill.plan",
     "read_record": "record.run_record",
     "read_torch_state": "record.torch_state",
     "read_torch_step": "record.torch_state",

@@ -79,12 +79,12 @@ class MegatronReader:
 
 def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of all chunks by name."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for index, chunk in enumerate(model):
         prefix = f"chunk {index} " if len(model) > 1 else ""
         for name, tensor in (*parameters_of(chunk), *chunk.named_buffers()):
-            found[prefix + name.removeprefix("module.").removeprefix("module.")] = tensor
-    return found
+            tensors[prefix + name.removeprefix("module.").removeprefix("module.")] = tensor
+    return tensors
 
 
 def parameters_of(chunk: Any) -> Sequence[tuple[str, torch.Tensor]]:
@@ -123,7 +123,7 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
     parts = vars(optimizer).get("chained_optimizers", [optimizer])  # only Megatron's chain has the list
     for part_number, part in enumerate(parts):
         prefix = f"part {part_number} " if len(parts) > 1 else ""
-        known = {**names, **names_of_copies(part, names)}
+        owners = {**names, **names_of_copies(part, names)}
         inner = vars(part).get(
             "optimizer", part
         )  # Megatron's wrap torch's; None on a rank that trains nothing
@@ -143,7 +143,7 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
                 ):  # Megatron's load leaves a copy there
                     yield f"{prefix}group {number} {name}", setting(value)
             for index, parameter in enumerate(group["params"]):
-                owner = known.get(id(parameter), f"group {number} parameter {index}")
+                owner = owners.get(id(parameter), f"group {number} parameter {index}")
                 if id(parameter) not in names:
                     yield f"{prefix}main copy of {owner}", digest(parameter)
                 for name, value in inner.state.get(parameter, {}).items():
@@ -152,11 +152,11 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
 
 def names_of_copies(part: Any, names: Mapping[int, str]) -> dict[int, str]:
     """Return names for the copies and shards that an optimizer updates instead of parameters."""
-    found: dict[int, str] = {}
+    name_of_copy: dict[int, str] = {}
     lists = vars(part)
     for ours, theirs in PARALLEL_LISTS:
         for parameters, copies in zip(lists.get(ours) or [], lists.get(theirs) or [], strict=False):
             for parameter, copy in zip(parameters, copies, strict=False):
                 if copy is not None and id(parameter) in names:
-                    found[id(copy)] = names[id(parameter)]
-    return found
+                    name_of_copy[id(copy)] = names[id(parameter)]
+    return name_of_copy

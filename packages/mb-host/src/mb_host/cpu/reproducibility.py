@@ -163,8 +163,8 @@ def processor_name(description: str | Path = "/proc/cpuinfo") -> str:
 def mkl_version() -> str:
     """Return the version of MKL that torch was built with, or "none"."""
     lines = (line.strip(" -") for line in torch.__config__.show().splitlines())
-    found = next((line for line in lines if "Math Kernel Library Version" in line), None)
-    return "none" if found is None else found.partition("Version ")[2].partition(" ")[0]
+    version_line = next((line for line in lines if "Math Kernel Library Version" in line), None)
+    return "none" if version_line is None else version_line.partition("Version ")[2].partition(" ")[0]
 
 
 def irreproducibility_reasons(arithmetic: CpuArithmetic) -> tuple[str, ...]:

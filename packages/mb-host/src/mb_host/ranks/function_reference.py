@@ -78,10 +78,10 @@ def load(reference: FunctionReference) -> Callable[..., Any]:
 
 
 def _resolve_name(module: ModuleType, name: str) -> object:
-    found: object = module
+    value: object = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _loaded(reference: FunctionReference) -> ModuleType | None:

@@ -148,10 +148,10 @@ def violated_constraints(request: LaunchRequest, *, additional: bool = False) ->
         request: The launch.
         additional: Include those of `ADDITIONAL`, by which CloudAI rejects nothing.
     """
-    found = (
+    results = (
         (name, test(request)) for name, test in CONSTRAINTS.items() if additional or name not in ADDITIONAL
     )
-    return [ConstraintViolation(id=name, reason=reason) for name, reason in found if reason is not None]
+    return [ConstraintViolation(id=name, reason=reason) for name, reason in results if reason is not None]
 
 
 def _ranks(r: LaunchRequest) -> str | None:

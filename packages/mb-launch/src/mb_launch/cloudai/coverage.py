@@ -52,11 +52,11 @@ def explain_coverage(name: str) -> tuple[str, tuple[str, ...]] | None:
 
     None: there is no such constraint, or it is a rule with the same number.
     """
-    found = CONSTRAINT_COVERAGE.get(name.upper())
-    if found is None:
+    coverage = CONSTRAINT_COVERAGE.get(name.upper())
+    if coverage is None:
         return None
-    covered = found.allowed or f"The same problem is reported by {' and '.join(found.rules)}."
+    covered = coverage.allowed or f"The same problem is reported by {' and '.join(coverage.rules)}."
     return (
         f"{name.upper()} is a constraint of CloudAI's on a launch, and no rule of its own. {covered}",
-        found.rules,
+        coverage.rules,
     )

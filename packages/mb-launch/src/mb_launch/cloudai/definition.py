@@ -210,12 +210,12 @@ class MegatronBridgeCmdArgs(BaseModel):
     @classmethod
     def validate_hf_token(cls, token: str) -> str:
         """Take the token of the environment if none is given; one is required."""
-        found = token.strip() or os.environ.get("HF_TOKEN", "").strip()
-        if not found:
+        token_or_variable = token.strip() or os.environ.get("HF_TOKEN", "").strip()
+        if not token_or_variable:
             raise ValueError(
                 "cmd_args.hf_token: is blank, because neither it nor HF_TOKEN is set. Export HF_TOKEN with your token."
             )
-        return found
+        return token_or_variable
 
     @field_validator("model_family_name", "model_recipe_name", mode="after")
     @classmethod

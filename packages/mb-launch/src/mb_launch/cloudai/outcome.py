@@ -66,7 +66,7 @@ class SeriesStatistics:
 
 def extract_mbridge_metrics(logs: str) -> tuple[list[float], list[float]]:
     """Return seconds and TFLOP/s per GPU of the last ten steps in a log."""
-    steps = [found.groups() for found in map(_STEP.search, logs.splitlines()) if found is not None][-KEPT:]
+    steps = [match.groups() for match in map(_STEP.search, logs.splitlines()) if match is not None][-KEPT:]
     return [float(seconds) for seconds, _ in steps], [float(tflops) for _, tflops in steps]
 
 
@@ -86,8 +86,8 @@ def was_run_successful(run: TestRun) -> JobStatusResult:
 def metric_of_run(run: TestRun, name: str = "default") -> float:
     """Return a metric: "step-time" or "default" in seconds, "tflops-per-gpu"; METRIC_ERROR if the log has no step."""
     series = dict(zip(("step-time", "tflops-per-gpu"), _series(run), strict=True))
-    found = series.get("step-time" if name == "default" else name)
-    return mean(found) if found else METRIC_ERROR
+    values = series.get("step-time" if name == "default" else name)
+    return mean(values) if values else METRIC_ERROR
 
 
 def write_report(run: TestRun) -> Path:

@@ -147,7 +147,7 @@ def job_settings(test: MegatronBridgeTestDefinition) -> dict[str, Any]:
             f"cmd_args.num_gpus: {arguments.num_gpus} is not a multiple of gpus_per_node ({per_node}). "
             "Set gpus_per_node."
         )
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "nodes": arguments.num_gpus // per_node,
         "gpus_per_node": per_node,
         "gpu": arguments.gpu_type,
@@ -160,7 +160,7 @@ def job_settings(test: MegatronBridgeTestDefinition) -> dict[str, Any]:
             *(SECRETS[name] for name in SECRETS if name in arguments.model_fields_set),
         ],
     }
-    return {name: value for name, value in found.items() if value not in (None, [])}
+    return {name: value for name, value in settings.items() if value not in (None, [])}
 
 
 def _variables(test: MegatronBridgeTestDefinition) -> Iterator[str]:
@@ -184,10 +184,10 @@ def _reject_without_counterpart(arguments: MegatronBridgeCmdArgs) -> None:
         )
 
 
-def _choice(name: str, known: Mapping[str, Any], value: str) -> Any:
-    if value not in known:
-        raise CloudaiTestError(f"cmd_args.{name}: {value!r} is unknown. Known: {', '.join(known)}.")
-    return known[value]
+def _choice(name: str, choices: Mapping[str, Any], value: str) -> Any:
+    if value not in choices:
+        raise CloudaiTestError(f"cmd_args.{name}: {value!r} is unknown. Known: {', '.join(choices)}.")
+    return choices[value]
 
 
 def _overrides(name: str, value: object) -> Iterator[str]:

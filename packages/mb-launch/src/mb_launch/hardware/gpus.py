@@ -91,18 +91,18 @@ def visible_gpus(gpus: Sequence[GpuFacts], environment: Mapping[str, str]) -> tu
     selection = environment.get("CUDA_VISIBLE_DEVICES")
     if selection is None:
         return tuple(by_index)
-    found: list[GpuFacts | None] = []
+    visible: list[GpuFacts | None] = []
     for entry in (part.strip() for part in selection.split(",")):
         if entry.startswith("MIG-"):
-            found.append(None)
+            visible.append(None)
         elif entry.isdecimal() and int(entry) < len(gpus):
-            found.append(by_index[int(entry)])
+            visible.append(by_index[int(entry)])
         else:
             matches = [gpu for gpu in gpus if entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry)]
             if len(matches) != 1:
                 break  # CUDA ignores the list from its first invalid entry on
-            found += matches
-    return tuple(found)
+            visible += matches
+    return tuple(visible)
 
 
 def visible_gpu_names(
@@ -144,10 +144,10 @@ def numa_node_of(bus_id: str | None, *, system: Path = SYSTEM) -> int | None:
 
 def kernel_bus_id(text: str) -> str | None:
     """Return a PCI address in the kernel's notation (nvidia-smi prints "00000000:17:00.0"); None for another form."""
-    found = re.fullmatch(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", text.strip().lower())
+    if match is None:
         return None
-    domain, bus, device, function = found.groups()
+    domain, bus, device, function = match.groups()
     return f"{int(domain, 16):04x}:{bus}:{device}.{function}"
 
 
@@ -158,12 +158,12 @@ def _from_driver(sources: GpuSources) -> list[GpuFacts]:
         version = (re.findall(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text) or [None])[0]
     except OSError:
         pass
-    found = []
+    gpus = []
     for information in sorted(sources.driver.glob("*/information")):
         values = dict(
             re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", information.read_text(), flags=re.MULTILINE)
         )
-        found.append(
+        gpus.append(
             GpuFacts(
                 name=values.get("Model", "unknown"),
                 uuid=values.get("GPU UUID"),
@@ -171,7 +171,7 @@ def _from_driver(sources: GpuSources) -> list[GpuFacts]:
                 driver_version=version,
             )
         )
-    return found
+    return gpus
 
 
 def _from_nvidia_smi(sources: GpuSources) -> list[GpuFacts]:
@@ -179,7 +179,7 @@ def _from_nvidia_smi(sources: GpuSources) -> list[GpuFacts]:
     if program is None:
         return []
     output = _output_of([program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"])
-    found = []
+    gpus = []
     for line in output.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(QUERY):
@@ -187,8 +187,8 @@ def _from_nvidia_smi(sources: GpuSources) -> list[GpuFacts]:
         name, uuid, bus_id, mebibytes, version = values
         memory = float(mebibytes) / 1024 if re.fullmatch(r"\d+(\.\d+)?", mebibytes) else None
         bus = kernel_bus_id(bus_id)
-        found.append(GpuFacts(name=name, uuid=uuid, bus_id=bus, memory_gib=memory, driver_version=version))
-    return found
+        gpus.append(GpuFacts(name=name, uuid=uuid, bus_id=bus, memory_gib=memory, driver_version=version))
+    return gpus
 
 
 def _from_torch(sources: GpuSources) -> list[GpuFacts]:
@@ -201,12 +201,12 @@ def _from_torch(sources: GpuSources) -> list[GpuFacts]:
         answers = json.loads(output)
     except ValueError:
         return []
-    found = []
-    for each in answers:
-        bus = None if None in each["bus"] else "{:04x}:{:02x}:{:02x}.0".format(*each["bus"])
-        memory = each["memory"] / 2**30
-        found.append(GpuFacts(name=each["name"], uuid=each["uuid"], bus_id=bus, memory_gib=memory))
-    return found
+    gpus = []
+    for answer in answers:
+        bus = None if None in answer["bus"] else "{:04x}:{:02x}:{:02x}.0".format(*answer["bus"])
+        memory = answer["memory"] / 2**30
+        gpus.append(GpuFacts(name=answer["name"], uuid=answer["uuid"], bus_id=bus, memory_gib=memory))
+    return gpus
 
 
 def _output_of(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:

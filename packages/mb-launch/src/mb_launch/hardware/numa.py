@@ -126,15 +126,15 @@ def describe_bindings(bindings: Sequence[NumaBinding | None]) -> str:
 
 def numa_nodes(*, system: Path = SYSTEM) -> dict[int, tuple[int, ...]]:
     """Return the CPUs of each NUMA node. Nodes without CPUs, such as those of GPU memory, are omitted."""
-    found = {}
+    cpus_of_node = {}
     for folder in (system / "devices/system/node").glob("node[0-9]*"):
         try:
             cpus = cpus_in((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
         if cpus:
-            found[int(folder.name.removeprefix("node"))] = cpus
-    return found
+            cpus_of_node[int(folder.name.removeprefix("node"))] = cpus
+    return cpus_of_node
 
 
 def cpus_in(text: str) -> tuple[int, ...]:
@@ -143,11 +143,11 @@ def cpus_in(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: The text is not such a list.
     """
-    found: list[int] = []
+    cpus: list[int] = []
     for part in text.strip().split(",") if text.strip() else []:
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
 
 
 def as_cpu_list(cpus: Sequence[int]) -> str:

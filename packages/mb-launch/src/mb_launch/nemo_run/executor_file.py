@@ -59,14 +59,14 @@ def read_executor(text: str, settings: Sequence[str] = ()) -> ExecutorRequest:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(file.read_text())
+        content = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ExecutorFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ExecutorFileError(
             f"{file}: is not a mapping of fields. Write executor: KIND, then FIELD: VALUE."
         )
-    return found
+    return content
 
 
 def _set(fields: dict[str, Any], setting: str) -> None:

@@ -106,23 +106,23 @@ def build_executor(request: ExecutorRequest) -> run.Executor:
 
 def _from_python(request: ExecutorRequest) -> run.Executor:
     try:
-        found = run.import_executor(request.name, str(request.python_file))
+        executor = run.import_executor(request.name, str(request.python_file))
     except AttributeError as error:
         raise ExecutorFileError(f"{request.source}: the file does not define {request.name}.") from error
-    if not isinstance(found, run.Executor):
+    if not isinstance(executor, run.Executor):
         raise ExecutorFileError(
-            f"{request.source}: is a {type(found).__name__}, not an executor of NeMo-Run. Name an Executor, or a "
+            f"{request.source}: is a {type(executor).__name__}, not an executor of NeMo-Run. Name an Executor, or a "
             "function that returns one."
         )
-    return found
+    return executor
 
 
 def _reject_unknown(source: str, kind: type[Any], values: dict[str, Any]) -> None:
-    known = [field.name for field in fields(kind) if field.init]
+    field_names = [field.name for field in fields(kind) if field.init]
     for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+        if name not in field_names:
+            near = get_close_matches(name, field_names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(field_names)}."
             raise ExecutorFileError(f"{source}: {name} is unknown to {kind.__name__}. {hint}")
 
 
@@ -230,8 +230,8 @@ def submit(executor: run.Executor, command: SlurmRun) -> SubmittedJob:
 
 def read_status(job: NemoRunJob) -> str:
     """Return the state of a job, as NeMo-Run reports it, in one line."""
-    found = _found(job).status(return_dict=True)[job.job]
-    return f"{job} {found['status'].name} executor={job.executor} handle={found['handle']}"
+    status = _found(job).status(return_dict=True)[job.job]
+    return f"{job} {status['status'].name} executor={job.executor} handle={status['handle']}"
 
 
 def read_log(job: NemoRunJob) -> str:

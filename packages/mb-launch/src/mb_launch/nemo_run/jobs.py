@@ -43,7 +43,7 @@ def read_experiments(folder: Path) -> list[NemoRunJob]:
     file = folder / _FILE
     if not file.is_file():
         return []
-    found = []
+    jobs = []
     for line in file.read_text().splitlines():
         try:
             job = NemoRunJob(**json.loads(line))
@@ -51,5 +51,5 @@ def read_experiments(folder: Path) -> list[NemoRunJob]:
             raise JobNotFoundError(f"{file}: {line!r} is not a job of NeMo-Run. Remove the line.") from error
         if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in (job.experiment, job.job)):
             raise JobNotFoundError(f"{file}: {job} is not a name of a job of NeMo-Run. Remove the line.")
-        found.append(job)
-    return found
+        jobs.append(job)
+    return jobs

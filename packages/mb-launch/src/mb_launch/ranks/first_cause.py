@@ -41,8 +41,8 @@ def first_failure(
         logs: Folder in which torch elastic keeps the stderr of ranks; None: there is none.
         left: Of a rank that ended in the middle of its work, as `LeftRanks` found it.
     """
-    known = {failure.rank for failure in recorded}
-    if left is not None and left.rank not in known:
+    ranks_with_record = {failure.rank for failure in recorded}
+    if left is not None and left.rank not in ranks_with_record:
         return replace(left, text=f"{left.text}{stderr_tail(logs, left.rank)}")
     for rank, process in ended.items():
         if process.exitcode < 0 and -process.exitcode not in FORWARDED_SIGNALS:
@@ -53,7 +53,7 @@ def first_failure(
                 else ""
             )
             return _without_record(rank, f"was killed by {number.name}{reason}", logs)
-    exits = {rank: process.exitcode for rank, process in ended.items() if rank not in known}
+    exits = {rank: process.exitcode for rank, process in ended.items() if rank not in ranks_with_record}
     for rank, code in exits.items():
         if code > 0 and recorded:
             return _without_record(rank, f"ended with exit code {code}, without an error", logs)

@@ -147,11 +147,11 @@ class LeftRanks:
 
     def _at_work(self) -> dict[int, int]:
         """Return the processes of the ranks that are marked as working."""
-        found: dict[int, int] = {}
+        processes: dict[int, int] = {}
         for mark in self._folder.glob("at-work-*"):
             with suppress(OSError, ValueError):  # it is written or removed at the moment
-                found[int(mark.name.rpartition("-")[2])] = int(mark.read_text())
-        return found
+                processes[int(mark.name.rpartition("-")[2])] = int(mark.read_text())
+        return processes
 
 
 def exit_code(process: int) -> int | None:

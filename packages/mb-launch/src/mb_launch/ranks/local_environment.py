@@ -1,8 +1,10 @@
-"""Environment variables of the processes of one machine. The standard library only."""
+"""Environment variables of the processes of one machine: threads, network interface, port. Standard library only."""
 
 import os
 import socket
 from collections.abc import Callable, Mapping, MutableMapping
+
+from mb_launch.errors import LauncherError
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which the collectives of a process listen."""
@@ -53,3 +55,31 @@ def loopback_interface() -> str | None:
     """Return the name of the loopback interface: `lo` on Linux, `lo0` on macOS; None if there is none."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+class PortError(LauncherError, OSError):
+    """The requested port cannot be used."""
+
+
+def requested_port(environment: Mapping[str, str]) -> int | None:
+    """Return MASTER_PORT if it is set and free; None if it is not set, so that any free port may be taken.
+
+    Raises:
+        PortError: The value is not a port number, or the port is in use.
+    """
+    text = environment.get("MASTER_PORT")
+    if text is None:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise PortError(f"MASTER_PORT: must be a number from 1 to 65535, is {text!r}. Correct or unset it.")
+    with socket.socket() as probe:
+        # As torch's store binds it: a port whose last connection is in TIME_WAIT counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(text)))
+        except OSError as error:
+            raise PortError(
+                f"MASTER_PORT: port {text} is in use ({error.strerror}). Choose another, or unset MASTER_PORT "
+                "to take any free one."
+            ) from error
+    return int(text)

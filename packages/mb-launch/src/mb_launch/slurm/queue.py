@@ -110,10 +110,10 @@ class JobStatus:
     details: Mapping[str, str]
 
     def __str__(self) -> str:
-        known = (
+        set_details = (
             f"{name}={value}" for name, value in self.details.items() if value not in ("", "None", "(null)")
         )
-        return " ".join([f"{self.job} {self.state}", *known])
+        return " ".join([f"{self.job} {self.state}", *set_details])
 
 
 def read_status(job: int, *, runner: Runner = run_slurm) -> JobStatus:
@@ -128,9 +128,9 @@ def read_status(job: int, *, runner: Runner = run_slurm) -> JobStatus:
         if "Invalid job id" not in str(error):
             raise
         return JobStatus(job=job, state="UNKNOWN", details={})
-    found = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", printed))
-    details = {name: found[name] for name in _FIELDS[1:] if name in found}
-    return JobStatus(job=job, state=found.get("JobState", "UNKNOWN"), details=details)
+    values = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", printed))
+    details = {name: values[name] for name in _FIELDS[1:] if name in values}
+    return JobStatus(job=job, state=values.get("JobState", "UNKNOWN"), details=details)
 
 
 def cancel(jobs: Sequence[int], *, runner: Runner = run_slurm) -> list[int]:
@@ -166,11 +166,11 @@ def log_files(folder: Path, *, rank: int | None = None) -> list[Path]:
             int(file.stem.rpartition("rank")[2]): file for file in (folder / "slurm").glob(f"{job}-rank*.log")
         }
         script = folder / "slurm" / f"{job}.log"
-        found = [*([script] if script.is_file() else []), *(ranks[each] for each in sorted(ranks))]
+        files = [*([script] if script.is_file() else []), *(ranks[each] for each in sorted(ranks))]
         if rank is not None:
-            found = [ranks[rank]] if rank in ranks else []
-        if found:
-            return found
+            files = [ranks[rank]] if rank in ranks else []
+        if files:
+            return files
     which = "log" if rank is None else f"log of rank {rank}"
     raise JobNotFoundError(
         f"{folder / 'slurm'}: holds no {which}. A job writes its logs when it has started."

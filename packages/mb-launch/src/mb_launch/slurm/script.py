@@ -110,8 +110,8 @@ def _srun(job: SlurmJob, run: SlurmRun) -> str:
 
 def _gpu_exports(job: SlurmJob) -> list[str]:
     """Return a line for each variable of the GPU generation; a variable of the shell or of `env` is kept."""
-    given = {setting.partition("=")[0] for setting in job.env}
-    variables = {name: value for name, value in gpu_environment(job.gpu).items() if name not in given}
+    names_in_env = {setting.partition("=")[0] for setting in job.env}
+    variables = {name: value for name, value in gpu_environment(job.gpu).items() if name not in names_in_env}
     lines = [f'export {name}="${{{name}-{value}}}"' for name, value in variables.items()]
     return [f"# For {job.gpu}; a variable of the submitting shell is kept.", *lines] if lines else []
 

@@ -47,10 +47,12 @@ def _unused_settings(defaults: Defaults) -> Rule:
     """Return a rule that warns about settings of disabled features."""
 
     def test(*values: object) -> str | None:
-        given = dict(zip(defaults, values, strict=True))
-        idle = [] if given["ft.enable_ft_package"] else ["ft.calc_ft_timeouts"]
-        idle += [] if given["ft.simulate_fault"] else _FAULT_SETTINGS
-        changed = [f"{path.split('.')[1]}={given[path]!r}" for path in idle if given[path] != defaults[path]]
+        value_of = dict(zip(defaults, values, strict=True))
+        idle = [] if value_of["ft.enable_ft_package"] else ["ft.calc_ft_timeouts"]
+        idle += [] if value_of["ft.simulate_fault"] else _FAULT_SETTINGS
+        changed = [
+            f"{path.split('.')[1]}={value_of[path]!r}" for path in idle if value_of[path] != defaults[path]
+        ]
         return without_effect(changed)
 
     return Rule(

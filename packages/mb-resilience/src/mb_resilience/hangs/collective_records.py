@@ -58,8 +58,8 @@ def parse_record(
     for entry in record.get("entries", ()):
         if not entry.get("is_p2p", False):
             name, description = entry["process_group"]
-            known = newest.get((name, description))
-            if known is None or entry["collective_seq_id"] >= known["collective_seq_id"]:
+            latest = newest.get((name, description))
+            if latest is None or entry["collective_seq_id"] >= latest["collective_seq_id"]:
                 newest[name, description] = entry
     return tuple(
         GroupCollectives(
@@ -93,32 +93,38 @@ def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> li
     """
     groups: dict[str, dict[int, GroupCollectives]] = defaultdict(dict)
     for rank, collectives in records.items():
-        for each in collectives:
-            groups[each.group][rank] = each
+        for collective in collectives:
+            groups[collective.group][rank] = collective
     lines = []
-    for group, found in groups.items():
-        number = max(each.number for each in found.values())
-        waiting = sorted(rank for rank, each in found.items() if each.number == number and each.pending)
-        members = next((each.ranks for each in found.values() if each.ranks), tuple(found))
+    for group, by_rank in groups.items():
+        number = max(collective.number for collective in by_rank.values())
+        waiting = sorted(
+            rank for rank, collective in by_rank.items() if collective.number == number and collective.pending
+        )
+        members = next(
+            (collective.ranks for collective in by_rank.values() if collective.ranks), tuple(by_rank)
+        )
         missing = [
-            rank for rank in members if rank in ranks and (rank not in found or found[rank].number < number)
+            rank
+            for rank in members
+            if rank in ranks and (rank not in by_rank or by_rank[rank].number < number)
         ]
         if waiting and missing:
-            last = found[waiting[0]]
+            last = by_rank[waiting[0]]
             size = f" of {last.size}" if last.size else ""
             lines.append(
                 f"{_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {last.operation}{size}, number {number} "
-                f"of {group}; not called by {', '.join(_last_of(rank, found, records) for rank in missing)}"
+                f"of {group}; not called by {', '.join(_last_of(rank, by_rank, records) for rank in missing)}"
             )
     return lines[:MAX_LINES]
 
 
-def _last_of(rank: int, found: Mapping[int, GroupCollectives], records: RankCollectives) -> str:
+def _last_of(rank: int, by_rank: Mapping[int, GroupCollectives], records: RankCollectives) -> str:
     if rank not in records:
         return f"rank {rank} (no record)"
-    if rank not in found:
+    if rank not in by_rank:
         return f"rank {rank} (none yet)"
-    return f"rank {rank} (last: {found[rank].operation}, number {found[rank].number})"
+    return f"rank {rank} (last: {by_rank[rank].operation}, number {by_rank[rank].number})"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -148,16 +154,16 @@ def read_dump_files(
     """
     environment = os.environ if environment is None else environment
     prefix = next((environment[name] for name in DUMP_FILES if environment.get(name)), None)
-    found: dict[int, tuple[GroupCollectives, ...]] = {}
+    collectives: dict[int, tuple[GroupCollectives, ...]] = {}
     for rank in ranks if prefix is not None else ():
         file = Path(f"{prefix}{rank}")
         if file.is_file():
             try:
                 content = file.read_bytes()
                 check_pickle(content)
-                found[rank] = parse_record(_PlainUnpickler(io.BytesIO(content)).load())
+                collectives[rank] = parse_record(_PlainUnpickler(io.BytesIO(content)).load())
             except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{file}: is not a record of the flight recorder ({error}). Remove the file."
                 ) from None
-    return found
+    return collectives

@@ -39,12 +39,12 @@ def read_collectives(*, patience: float = PATIENCE_SECONDS) -> tuple[GroupCollec
 def _read(
     readers: list[Callable[[bool, bool], bytes]], answers: "SimpleQueue[tuple[GroupCollectives, ...]]"
 ) -> None:
-    found: list[GroupCollectives] = []
+    collectives: list[GroupCollectives] = []
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # another version of torch
         ranks = ranks_of_groups()
         for read in readers:
-            found += parse_record(json.loads(read(True, False)), group_ranks=ranks)
-    answers.put(tuple(found))
+            collectives += parse_record(json.loads(read(True, False)), group_ranks=ranks)
+    answers.put(tuple(collectives))
 
 
 def ranks_of_groups() -> dict[str, list[int]]:

@@ -45,8 +45,8 @@ class RankStatusStore:
         # A failure is reported by the reader, when it matters: at the end of a run the rank that serves the store may
         # exit first, and the failed writes of the other ranks are expected.
         with suppress(OSError, RuntimeError):
-            note = [record.heartbeat, record.heartbeat_seconds, asdict(record.status)]
-            self._store.set(f"{self._prefix}/{self._rank}", json.dumps(note))
+            fields = [record.heartbeat, record.heartbeat_seconds, asdict(record.status)]
+            self._store.set(f"{self._prefix}/{self._rank}", json.dumps(fields))
 
     def read(self) -> dict[int, StatusRecord]:
         """Return the record of each rank that has written one.
@@ -54,18 +54,18 @@ class RankStatusStore:
         Raises:
             OSError, RuntimeError: the store does not respond.
         """
-        found: dict[int, StatusRecord] = {}
+        records: dict[int, StatusRecord] = {}
         if self._store is None:
-            return found
+            return records
         for rank in self.ranks:
             key = f"{self._prefix}/{rank}"
             if self._store.check([key]):
                 heartbeat, heartbeat_seconds, reported = json.loads(self._store.get(key))
                 status = RankStatus(**{**reported, "frames": tuple(reported["frames"])})
-                found[rank] = StatusRecord(
+                records[rank] = StatusRecord(
                     heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
                 )
-        return found
+        return records
 
     def write_collectives(self, collectives: Sequence[GroupCollectives] | None) -> None:
         """Replace the collectives of this rank; None: it has no record."""

@@ -45,22 +45,24 @@ RankStatuses = Mapping[int, RankStatus | None]
 
 def find_suspects(statuses: RankStatuses) -> SuspectRanks | None:
     """Return the ranks that differ from the others by the strongest criterion; None if no criterion applies."""
+    reported = {rank: status for rank, status in statuses.items() if status is not None}
     # From the strongest evidence to the weakest: a rank that has exited explains a hang better than its stack.
-    known = {rank: status for rank, status in statuses.items() if status is not None}
-    found = (
-        _exited(known)
-        or _unresponsive(statuses)
-        or _behind(known)
-        or _in_other_section(known)
-        or _outside_distributed(known)
-    )
-    return found or _outliers(known, lambda status: status.frames[:1], "at another line of the program")
-
-
-def _exited(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
-    ranks = tuple(rank for rank, status in known.items() if status.exit_reason is not None)
     return (
-        SuspectRanks(ranks=ranks, reason=f"left the run ({known[ranks[0]].exit_reason})") if ranks else None
+        _exited(reported)
+        or _unresponsive(statuses)
+        or _behind(reported)
+        or _outliers(reported, lambda status: status.section, "in another section")
+        or _outside_distributed(reported)
+        or _outliers(reported, lambda status: status.frames[:1], "at another line of the program")
+    )
+
+
+def _exited(reported: Mapping[int, RankStatus]) -> SuspectRanks | None:
+    ranks = tuple(rank for rank, status in reported.items() if status.exit_reason is not None)
+    return (
+        SuspectRanks(ranks=ranks, reason=f"left the run ({reported[ranks[0]].exit_reason})")
+        if ranks
+        else None
     )
 
 
@@ -71,24 +73,20 @@ def _unresponsive(statuses: RankStatuses) -> SuspectRanks | None:
     return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(statuses) else None
 
 
-def _behind(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
-    steps = [status.step for status in known.values() if status.step is not None]
+def _behind(reported: Mapping[int, RankStatus]) -> SuspectRanks | None:
+    steps = [status.step for status in reported.values() if status.step is not None]
     if not steps or min(steps) == max(steps):
         return None
-    ranks = tuple(rank for rank, status in known.items() if status.step == min(steps))
+    ranks = tuple(rank for rank, status in reported.items() if status.step == min(steps))
     return SuspectRanks(
         ranks=ranks, reason=f"{_be(ranks)} in step {min(steps)} while others are in step {max(steps)}"
     )
 
 
-def _in_other_section(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
-    return _outliers(known, lambda status: status.section, "in another section")
-
-
-def _outside_distributed(known: Mapping[int, RankStatus]) -> SuspectRanks | None:
-    ranks = tuple(rank for rank, status in known.items() if not is_in_distributed(status))
+def _outside_distributed(reported: Mapping[int, RankStatus]) -> SuspectRanks | None:
+    ranks = tuple(rank for rank, status in reported.items() if not is_in_distributed(status))
     reason = f"{_be(ranks)} not in torch.distributed, where the others wait"
-    return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(known) else None
+    return SuspectRanks(ranks=ranks, reason=reason) if 0 < len(ranks) < len(reported) else None
 
 
 def is_in_distributed(status: RankStatus) -> bool:
@@ -97,11 +95,11 @@ def is_in_distributed(status: RankStatus) -> bool:
 
 
 def _outliers(
-    known: Mapping[int, RankStatus], key: Callable[[RankStatus], Hashable], what: str
+    reported: Mapping[int, RankStatus], key: Callable[[RankStatus], Hashable], what: str
 ) -> SuspectRanks | None:
     """Return the ranks outside of the largest group; None if there is one group, or no single largest group."""
     groups = defaultdict(list)
-    for rank, status in known.items():
+    for rank, status in reported.items():
         groups[key(status)].append(rank)
     sizes = sorted(map(len, groups.values()))
     if len(sizes) == 1 or sizes[-1:] == sizes[-2:-1]:
@@ -134,26 +132,26 @@ def format_report(
     if suspects is not None:
         noun = "rank" if len(suspects.ranks) == 1 else "ranks"
         head += f": check {noun} {format_ranks(suspects.ranks)}, which {suspects.reason}"
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    groups: dict[str, list[int]] = defaultdict(list)
     for rank, status in sorted(statuses.items()):
         groups[_describe(status)].append(rank)
     lines = [
         f"  {'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}: {text}"
-        for (text,), ranks in groups.items()
+        for text, ranks in groups.items()
     ]
     lines += [f"  collectives: {line}" for line in collectives]
     return "\n".join([head, *lines, *([] if stacks is None else [f"  full stacks: {stacks}"])])
 
 
-def _describe(status: RankStatus | None) -> tuple[str]:
+def _describe(status: RankStatus | None) -> str:
     if status is None:
-        return ("has never reported",)
+        return "has never reported"
     if status.exit_reason is not None:
-        return (f"left the run: {status.exit_reason}",)
+        return f"left the run: {status.exit_reason}"
     step = "" if status.step is None else f" {status.step}"
     where = " < ".join(status.frames)
     last = "last reported: " if status.unresponsive else ""
-    return (f"{last}{status.section}{step}{', at ' if where else ''}{where}",)
+    return f"{last}{status.section}{step}{', at ' if where else ''}{where}"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -169,9 +167,9 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def innermost_frames(frame: FrameType | None) -> tuple[str, ...]:
     """Return the innermost frames of a stack as `file:line function`."""
-    found: list[str] = []
-    while frame is not None and len(found) < SHOWN_FRAMES:
+    frames: list[str] = []
+    while frame is not None and len(frames) < SHOWN_FRAMES:
         path = Path(frame.f_code.co_filename)
-        found.append(f"{'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}")
+        frames.append(f"{'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)

@@ -266,9 +266,12 @@ class HangReporter:
     def _compare_collectives(self) -> list[str]:
         """Return the lines on collectives that some ranks have not called."""
         try:
-            found = self._statuses.read_collectives()
+            in_store = self._statuses.read_collectives()
             return missing_collectives(
-                {**read_dump_files([rank for rank in self._statuses.ranks if rank not in found]), **found},
+                {
+                    **read_dump_files([rank for rank in self._statuses.ranks if rank not in in_store]),
+                    **in_store,
+                },
                 ranks=self._statuses.ranks,
             )
         except (OSError, RuntimeError, ValueError) as error:

@@ -14,13 +14,13 @@ from contextlib import closing, suppress
 
 def open_sockets() -> dict[int, int]:
     """Return the sockets of this process: number of the socket (unique while it is open) -> file descriptor."""
-    found = {}
+    descriptors = {}
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 (names are numbers)
         with suppress(OSError):  # closed by another thread, such as the descriptor of this listing
             status = os.fstat(int(name))
             if is_socket(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
+                descriptors[status.st_ino] = int(name)
+    return descriptors
 
 
 def is_socket(mode: int) -> bool:

@@ -242,8 +242,8 @@ class RestartedRun(Generic[Returned]):
         key = SharedStore.INITIAL_RANK.format(rank=rank)
         initial = int(store.get(key)) if store.check([key]) else rank
         error = f"error/{number}/{initial}"
-        known = kind == "EXCEPTION" and self.store.check([error])
-        return RankFault(rank=initial, kind=kind, error=self.store.get(error).decode() if known else None)
+        has_error = kind == "EXCEPTION" and self.store.check([error])
+        return RankFault(rank=initial, kind=kind, error=self.store.get(error).decode() if has_error else None)
 
     def permit(self, number: int, *, ranks: int, active_ranks: int) -> None:
         """Raise NVRx's RestartAbort if no further attempt is permitted, or possible."""

@@ -37,15 +37,15 @@ def _valid_settings(defaults: Defaults) -> Rule:
     }
 
     def test(*values: Any) -> str | None:
-        given = {path.split(".")[1]: value for path, value in zip(read, values, strict=True)}
-        if not given["enabled"]:
+        value_of = {path.split(".")[1]: value for path, value in zip(read, values, strict=True)}
+        if not value_of["enabled"]:
             return None
         for name, least in _COUNTS.items():
-            if given[name] is not None and given[name] < least:
-                return f"{name}={given[name]} is below {least}"
+            if value_of[name] is not None and value_of[name] < least:
+                return f"{name}={value_of[name]} is below {least}"
         for shorter, longer in _ORDERED_TIMES:
-            if not 0 < given[shorter] < given[longer]:
-                return f"{shorter}={given[shorter]} is not between 0 and {longer}={given[longer]}"
+            if not 0 < value_of[shorter] < value_of[longer]:
+                return f"{shorter}={value_of[shorter]} is not between 0 and {longer}={value_of[longer]}"
         return None
 
     return Rule(

@@ -115,9 +115,9 @@ class DirectExchange:
         """Read the decision, in intervals until it is there."""
         begin, pause = self._clock(), FIRST_PAUSE_SECONDS
         while True:
-            found = self.newest()
-            if found is not None and found[0] >= wanted:
-                return found[1]
+            newest = self.newest()
+            if newest is not None and newest[0] >= wanted:
+                return newest[1]
             if self._clock() - begin > self.timeout_seconds:
                 raise TimeoutError
             self._sleep(pause)
@@ -232,12 +232,12 @@ class BackgroundExchange:
 
     def _read_wanted(self) -> bool:
         """Read the decision that is wanted, and return whether it was there."""
-        found = self._direct.newest() if self._wanted > self._decided else None
-        if found is None or found[0] < self._wanted:
+        newest = self._direct.newest() if self._wanted > self._decided else None
+        if newest is None or newest[0] < self._wanted:
             return False
         with self._arrived:
-            self._last = found[1]
-            self._decided = found[0]
+            self._last = newest[1]
+            self._decided = newest[0]
             self._arrived.notify_all()
         return True
 

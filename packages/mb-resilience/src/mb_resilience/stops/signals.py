@@ -168,17 +168,17 @@ class SignalWatcher:
             raise KeyboardInterrupt
 
 
-def _signal(given: signal.Signals | str) -> signal.Signals:
-    """Return a signal, given as such, as its number or by its name.
+def _signal(requested: signal.Signals | str) -> signal.Signals:
+    """Return a signal by itself, its number or its name.
 
     Raises:
         StopSetupError: there is no such signal.
     """
     try:
-        return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
+        return signal.Signals[requested] if isinstance(requested, str) else signal.Signals(requested)
     except (KeyError, ValueError):
         raise StopSetupError(
-            f"SignalWatcher: {given!r} is not a signal. Pass signals such as signal.SIGTERM, or names such as "
+            f"SignalWatcher: {requested!r} is not a signal. Pass signals such as signal.SIGTERM, or names such as "
             "'SIGTERM'."
         ) from None
 

@@ -69,6 +69,9 @@ class StopRequests:
                 in_background=threaded,
             )
 
+        # Three agreements with keys of their own: the loop reports signals and the duration limit as different
+        # outcomes, and the batches of evaluations are other rounds than the steps. An evaluation accesses the store
+        # directly, at a round trip per batch: a thread would remain until the end of the run, for rare calls.
         watchers = [watcher] if deadline is None else [watcher, deadline]
         self.stop_requested = agreed(watcher, "signals")
         """Called with the number of each step after it: the signal for which all ranks stop after it, or None."""

@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from mb_resilience.stragglers.report import UNITS, RankSpeed, SpeedReport
 
 AllGatherRows = Callable[[Sequence[float]], Sequence[Sequence[float]]]
-"""Returns the rows of all ranks, by rank, given the row of this rank, such as `straggler_torch.RowAllGather`.
+"""Returns the rows of all ranks, by rank, given the row of this rank, such as `mb_resilience.stragglers.torch_timing.RowAllGather`.
 Collective."""
 
 Item = TypeVar("Item")
@@ -106,9 +106,9 @@ class StragglerTimer:
         enabled: initial state.
         minmax_count: number of slowest and fastest ranks in a report.
         all_gather: gathers the rows of all ranks.
-        stopwatch: times the work; `straggler_torch.CudaStopwatch` for a GPU.
+        stopwatch: times the work; `mb_resilience.stragglers.torch_timing.CudaStopwatch` for a GPU.
         backward: times backward passes; None: on the host.
-        device: returns device telemetry by the names of `straggler_report.UNITS`; called at each report.
+        device: returns device telemetry by the names of `mb_resilience.stragglers.report.UNITS`; called at each report.
         locations: host and device of each rank, for the line on the slowest one; empty: it is not named.
         switch: requested state, on rank 0; the other ranks follow rank 0.
         write: receives the lines of each report.
@@ -219,13 +219,13 @@ class StragglerTimer:
         rows = self._all_gather([float(requested), *self._row(log_interval)])
         speeds = [_speed(rank, row[1:], flops=total_flops / len(rows)) for rank, row in enumerate(rows)]
         measured = [speed for speed in speeds if speed is not None]
-        found = None
+        report = None
         if measured:
-            found = SpeedReport(ranks=measured, minmax_count=self._minmax_count, locations=self._locations)
-        for line in found.lines() if found else ():
+            report = SpeedReport(ranks=measured, minmax_count=self._minmax_count, locations=self._locations)
+        for line in report.lines() if report else ():
             self._write(line)
         self._follow(on=bool(rows[0][0]))
-        return found
+        return report
 
     def _row(self, steps: int) -> list[float]:
         """Return steps, seconds of work, data and backward passes, and device telemetry; NaN for unknown values."""

@@ -61,39 +61,39 @@ class SpeedReport:
         ]
         if self.locations and len(self.ranks) > 1:
             pieces.append(f"slowest: rank {self.slowest.rank} on {self.locations[self.slowest.rank]}")
-        found = ["speed of ranks, min to max: " + " | ".join(filter(None, pieces))]
+        report_lines = ["speed of ranks, min to max: " + " | ".join(filter(None, pieces))]
         if 1 < self.minmax_count < len(self.ranks):
             order = self.by_speed
             slow, fast = order[: self.minmax_count], order[: -self.minmax_count - 1 : -1]
-            found.append(
+            report_lines.append(
                 f"slowest {self.minmax_count}: {_listed(slow)} | fastest {self.minmax_count}: {_listed(fast)}"
             )
-        return found
+        return report_lines
 
     def metrics(self) -> dict[str, float]:
         """Return the report as metrics, by names such as "straggler/work-ms-max"."""
-        found = {
+        metrics = {
             "straggler/slowest-rank": float(self.slowest.rank),
             "straggler/work-ms-min": 1000 * min(each.work_seconds for each in self.ranks),
             "straggler/work-ms-max": 1000 * max(each.work_seconds for each in self.ranks),
         }
         backward = [each.backward_seconds for each in self.ranks if each.backward_seconds is not None]
         if backward:
-            found["straggler/backward-ms-max"] = 1000 * max(backward)
+            metrics["straggler/backward-ms-max"] = 1000 * max(backward)
         waits = [each.data_seconds for each in self.ranks if each.data_seconds is not None]
         if waits:
-            found["straggler/data-ms-max"] = 1000 * max(waits)
+            metrics["straggler/data-ms-max"] = 1000 * max(waits)
         speeds = [each.teraflops for each in self.ranks if each.teraflops is not None]
         if speeds:
-            found |= {"straggler/tflops-min": min(speeds), "straggler/tflops-max": max(speeds)}
-        return found
+            metrics |= {"straggler/tflops-min": min(speeds), "straggler/tflops-max": max(speeds)}
+        return metrics
 
     def _range(self, label: str, value: Callable[[RankSpeed], float | None], unit: str) -> str | None:
         """Return "work 1.00 (rank 0) to 2.00 ms (rank 1)"; None if no rank has the value."""
-        known = [(number, each.rank) for each in self.ranks if (number := value(each)) is not None]
-        if not known:
+        measured = [(number, each.rank) for each in self.ranks if (number := value(each)) is not None]
+        if not measured:
             return None
-        (least, low), (most, high) = min(known), max(known, key=lambda pair: (pair[0], -pair[1]))
+        (least, low), (most, high) = min(measured), max(measured, key=lambda pair: (pair[0], -pair[1]))
         return f"{label} {least:.2f} (rank {low}) to {most:.2f} {unit} (rank {high})"
 
 

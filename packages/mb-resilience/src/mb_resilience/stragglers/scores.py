@@ -50,14 +50,14 @@ class StragglerScores:
         cls, report: PerformanceReport, settings: NVRxStragglerDetectionConfig
     ) -> "StragglerScores":
         """Return the scores of a report."""
-        found = report.identify_stragglers(
+        slow_gpus = report.identify_stragglers(
             gpu_rel_threshold=settings.gpu_relative_perf_threshold,
             gpu_indiv_threshold=settings.gpu_individual_perf_threshold,
         )
         slow = {
-            kind: sorted(each.rank for each in found[f"straggler_gpus_{kind}"])
+            kind: sorted(each.rank for each in slow_gpus[f"straggler_gpus_{kind}"])
             for kind in (RELATIVE, INDIVIDUAL)
-            if found[f"straggler_gpus_{kind}"]
+            if slow_gpus[f"straggler_gpus_{kind}"]
         }
         relative = _finite(report.gpu_relative_perf_scores) if settings.calc_relative_gpu_perf else {}
         individual = _finite(report.gpu_individual_perf_scores) if settings.calc_individual_gpu_perf else {}

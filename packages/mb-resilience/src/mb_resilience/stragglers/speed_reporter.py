@@ -76,6 +76,6 @@ class SpeedReporter:
         counters = context.state.train_state
         if counters.step % self._log_interval == 0:
             flops = counters.floating_point_operations_so_far - self._reported_flops
-            found = self._timer.report(flops, self._steps)
+            report = self._timer.report(flops, self._steps)
             self._steps = 0
-            self.metrics = {} if found is None else found.metrics()
+            self.metrics = {} if report is None else report.metrics()

@@ -92,8 +92,8 @@ class StragglerSwitch:
                 if self.path != "/":
                     self.send_error(404)
                     return
-                given = self.headers.get("Authorization", "")
-                if not hmac.compare_digest(given.encode(), expected.encode()):
+                authorization = self.headers.get("Authorization", "")
+                if not hmac.compare_digest(authorization.encode(), expected.encode()):
                     self.send_error(401, "the token is missing or wrong")
                     return
                 state = "on" if toggle() else "off"

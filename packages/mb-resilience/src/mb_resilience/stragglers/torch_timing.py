@@ -70,9 +70,9 @@ def gather_locations(device: torch.device) -> list[str]:
     # not all_gather_object, which needs numpy
     text = location.encode()[:LOCATION_BYTES].ljust(LOCATION_BYTES, b"\0")
     own = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    found = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(found, own)
-    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in found]
+    rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(rows, own)
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in rows]
 
 
 def _numbers(row: Tensor) -> list[float]:

@@ -14,8 +14,7 @@ import typer
 
 from mb_verify.comparison.diagnosis import EXIT_CODES
 from mb_verify.comparison.verdict_text import proof_as_data, proof_as_text
-from mb_verify.drill.faults import FAULTS, read_kinds
-from mb_verify.drill.plan import DrillPlan
+from mb_verify.drill.plan import FAULTS, DrillPlan, read_kinds
 from mb_verify.drill.report import DRILL_EXIT_CODES
 from mb_verify.drill.run import MakeCommand, run_drill
 from mb_verify.drill.text import drill_as_data, drill_as_text
@@ -250,6 +249,6 @@ class ReplayOptions:
         keep = nullcontext(str(self.out)) if self.out else TemporaryDirectory(prefix="mb-replay-")
         with keep as name:
             command = make_command(plan, self.nproc or plan.processes, Path(name))
-            made = run_replay(plan, command, folder=Path(name), log=log)
-        print(json.dumps(replay_as_data(made)) if self.as_json else replay_as_text(made, full=self.full))
-        return 1 if made.differences else 0
+            replay = run_replay(plan, command, folder=Path(name), log=log)
+        print(json.dumps(replay_as_data(replay)) if self.as_json else replay_as_text(replay, full=self.full))
+        return 1 if replay.differences else 0

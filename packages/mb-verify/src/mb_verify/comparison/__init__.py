@@ -1,1 +1,4 @@
-"""Comparison of two records, bit for bit, and its verdict."""
+"""Comparison of two records, bit for bit.
+
+`records.py` compares and returns a verdict, `diagnosis.py` finds the cause of a difference, `verdict_text.py` prints.
+"""

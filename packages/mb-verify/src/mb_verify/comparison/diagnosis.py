@@ -60,12 +60,12 @@ def diagnosis_lines(proof: ResumeProof) -> list[str]:
     lines = [f"  state before the first resumed step: {describe_loaded(proof.verdict.loaded_equal)}"]
     if proof.repetition is not None:
         first = proof.repetition.first
-        found = (
+        result = (
             "equal"
             if first is None
             else f"different; first in\n    {first.describe('the first', 'the second')}"
         )
-        lines.append(f"  two uninterrupted runs: {found}")
+        lines.append(f"  two uninterrupted runs: {result}")
         if first is not None and first.category == "random streams":
             lines.append(f"  {first.name} may have no seed: seed every random stream, used or not")
     if proof.verdict.differs_before_interruption:
@@ -84,7 +84,8 @@ def condition_lines(conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the conditions that all starts share in one line, and a line for each condition that differs."""
     names = list(dict.fromkeys(name for values in conditions.values() for name in values))
     values = {
-        name: {where: found.get(name, "unknown") for where, found in conditions.items()} for name in names
+        name: {where: of_start.get(name, "unknown") for where, of_start in conditions.items()}
+        for name in names
     }
     shared = {name: each for name, each in values.items() if len(set(each.values())) == 1}
     same = ", ".join(f"{name}: {next(iter(each.values()))}" for name, each in shared.items())

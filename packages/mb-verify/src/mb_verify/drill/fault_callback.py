@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mb_verify.drill.faults import IN_PROCESS, SLOW_STEPS, FaultKind
+from mb_verify.drill.plan import IN_PROCESS, SLOW_STEPS, FaultKind
 from mb_verify.errors import InjectedFaultError, RecordingRequestError
 
 FAULT = "MB_VERIFY_FAULT"
@@ -40,18 +40,18 @@ class FaultRequest:
         if not text:
             return None
         try:
-            found = cls(**json.loads(text))
+            request = cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             names = ", ".join(each.name for each in fields(cls))
             raise RecordingRequestError(
                 f"{FAULT}: {text!r} is not a request of a fault ({error}). Set a JSON object with {names}, or unset it."
             ) from None
-        if found.kind not in IN_PROCESS:
+        if request.kind not in IN_PROCESS:
             raise RecordingRequestError(
-                f"{FAULT}: kind {found.kind!r} is not injected by a callback. Choose from "
+                f"{FAULT}: kind {request.kind!r} is not injected by a callback. Choose from "
                 f"{', '.join(sorted(IN_PROCESS))}."
             )
-        return found
+        return request
 
     def variables(self) -> dict[str, str]:
         """Return the environment variable that passes this request to a process."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_verify.drill.fault_callback import FaultRequest
-from mb_verify.drill.faults import IN_PROCESS, FaultKind, PlannedFault
-from mb_verify.resume.progress import StartProgress
-from mb_verify.resume.start_process import StartedCommand
+from mb_verify.drill.plan import IN_PROCESS, FaultKind, PlannedFault
+from mb_verify.drill.progress import StartProgress
+from mb_verify.drill.start_process import StartedCommand
 
 KILLS_ALL: frozenset[FaultKind] = frozenset({"stale_lock", "port", "damaged"})
 """Faults that begin with SIGKILL to all processes."""
@@ -229,8 +229,8 @@ def checkpoint_steps(folder: Path) -> dict[Path, int]:
     """Return the entries of a folder with the number that ends their names; hidden ones are unfinished."""
     if not folder.is_dir():
         return {}
-    found = {path: re.findall(r"\d+", path.name) for path in folder.iterdir() if path.name[0] != "."}
-    return {path: int(numbers[-1]) for path, numbers in found.items() if numbers}
+    numbers_of = {path: re.findall(r"\d+", path.name) for path in folder.iterdir() if path.name[0] != "."}
+    return {path: int(numbers[-1]) for path, numbers in numbers_of.items() if numbers}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

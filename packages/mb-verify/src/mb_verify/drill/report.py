@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_verify.drill.faults import PlannedFault
-from mb_verify.drill.plan import DrillPlan
-from mb_verify.resume.progress import StartProgress, first_completions, steps_lost
+from mb_verify.drill.plan import DrillPlan, PlannedFault
+from mb_verify.drill.progress import StartProgress, first_completions, steps_lost
 
-Conclusion = Literal["passed", "failed", "not repeatable"]
+DrillConclusion = Literal["passed", "failed", "not repeatable"]
 
-
-DRILL_EXIT_CODES: Mapping[Conclusion, int] = {"passed": 0, "failed": 1, "not repeatable": 3}
+DRILL_EXIT_CODES: Mapping[DrillConclusion, int] = {"passed": 0, "failed": 1, "not repeatable": 3}
 """Exit code for each conclusion of a drill."""
 
 
@@ -77,7 +75,7 @@ class DrillReport:
     """First difference between two undisturbed runs; None: they are equal, or no second one was needed."""
 
     @property
-    def conclusion(self) -> Conclusion:
+    def conclusion(self) -> DrillConclusion:
         """Return whether the run survived all faults that were injected, and at least one was."""
         injected = [outcome for outcome in self.outcomes if outcome.skipped is None]
         if any(outcome.not_recovered for outcome in injected) or not injected:
@@ -96,34 +94,34 @@ def gaps_of(run: MadeRun) -> dict[int, float]:
     return gaps
 
 
-def outcome_of(fault: PlannedFault, made: MadeRun, undisturbed: MadeRun) -> FaultOutcome:
+def outcome_of(fault: PlannedFault, disturbed: MadeRun, undisturbed: MadeRun) -> FaultOutcome:
     """Compare a run with the undisturbed one."""
     failed = (
         None
-        if made.complete
-        else f"is not complete after {len(made.starts)} starts; the last {made.ends[-1]}"
+        if disturbed.complete
+        else f"is not complete after {len(disturbed.starts)} starts; the last {disturbed.ends[-1]}"
     )
     lost = None
-    if made.complete:
-        reached = bool(made.starts[0].completed)
-        lost = made.seconds(from_first_step=reached) - undisturbed.seconds(from_first_step=reached)
+    if disturbed.complete:
+        reached = bool(disturbed.starts[0].completed)
+        lost = disturbed.seconds(from_first_step=reached) - undisturbed.seconds(from_first_step=reached)
     return FaultOutcome(
         fault=fault,
-        restarts=len(made.starts) - 1,
-        steps_lost=steps_lost(made.starts),
+        restarts=len(disturbed.starts) - 1,
+        steps_lost=steps_lost(disturbed.starts),
         seconds_lost=lost,
-        difference=first_difference(undisturbed.values, made.values) if made.complete else None,
+        difference=first_difference(undisturbed.values, disturbed.values) if disturbed.complete else None,
         not_recovered=failed,
-        ends=made.ends,
+        ends=disturbed.ends,
     )
 
 
 def first_difference(
-    expected: Mapping[tuple[int, int], Mapping[str, str]], found: Mapping[tuple[int, int], Mapping[str, str]]
+    expected: Mapping[tuple[int, int], Mapping[str, str]], actual: Mapping[tuple[int, int], Mapping[str, str]]
 ) -> str | None:
     """Return the first result, by step and rank, that two runs do not share; None: all are equal, bit for bit."""
-    for step, rank in sorted({*expected, *found}):
-        values, others = expected.get((step, rank), {}), found.get((step, rank), {})
+    for step, rank in sorted({*expected, *actual}):
+        values, others = expected.get((step, rank), {}), actual.get((step, rank), {})
         for name in sorted({*values, *others}):
             if values.get(name) != others.get(name):
                 return (

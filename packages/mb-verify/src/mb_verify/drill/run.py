@@ -15,18 +15,17 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from mb_verify.drill.fault_injectors import DrilledRun, FaultInjector, reason_to_skip
-from mb_verify.drill.faults import PlannedFault, plan_faults
-from mb_verify.drill.plan import DrillPlan
-from mb_verify.drill.report import DrillReport, FaultOutcome, MadeRun, first_difference, gaps_of, outcome_of
-from mb_verify.errors import DrillError, VerificationError
-from mb_verify.record.environment import PREFIX, RECORD, RecordingRequest
-from mb_verify.resume.interruption import RunStart
-from mb_verify.resume.progress import (
+from mb_verify.drill.plan import DrillPlan, PlannedFault, plan_faults
+from mb_verify.drill.progress import (
     StartProgress,
     final_values,
     read_progress,
 )
-from mb_verify.resume.start_process import StartedCommand
+from mb_verify.drill.report import DrillReport, FaultOutcome, MadeRun, first_difference, gaps_of, outcome_of
+from mb_verify.drill.start_process import StartedCommand
+from mb_verify.errors import DrillError, VerificationError
+from mb_verify.record.environment import PREFIX, RECORD, RecordingRequest
+from mb_verify.resume.interruption import RunStart
 
 MakeCommand = Callable[[RunStart], Sequence[str]]
 """Returns program and arguments of a start; the same for all starts of a run."""
@@ -139,27 +138,27 @@ class Drill:
             return FaultOutcome(fault=fault, skipped=reason)
         folders = self._folders(name)
         with FaultInjector(fault, folders, step_seconds=gaps[max(2, fault.step)]) as injector:
-            made = self._make_run(folders, injector)
+            disturbed = self._make_run(folders, injector)
             injected = injector.injected_at is not None
         if not injected:
-            skipped = f"the run had ended before its moment ({made.ends[-1]})"
+            skipped = f"the run had ended before its moment ({disturbed.ends[-1]})"
             self._log(f"{fault.kind}: skipped: {skipped}")
-            return FaultOutcome(fault=fault, skipped=skipped, ends=made.ends)
-        outcome = outcome_of(fault, made, undisturbed)
+            return FaultOutcome(fault=fault, skipped=skipped, ends=disturbed.ends)
+        outcome = outcome_of(fault, disturbed, undisturbed)
         result = "recovered" if outcome.passed else outcome.not_recovered or "different"
-        self._log(f"{fault.kind}: {result}, {len(made.starts)} starts")
+        self._log(f"{fault.kind}: {result}, {len(disturbed.starts)} starts")
         return outcome
 
     def _make_undisturbed(self, name: str) -> MadeRun:
         folders = self._folders(name)
         folders.record.mkdir(parents=True)
-        made = self._make_run(folders, None)
-        if not made.complete or not made.values:
+        run = self._make_run(folders, None)
+        if not run.complete or not run.values:
             raise VerificationError(
-                f"the {name} run {made.ends[0]} and recorded {len(made.values)} results, so there is nothing to "
+                f"the {name} run {run.ends[0]} and recorded {len(run.values)} results, so there is nothing to "
                 f"compare with. See the end of its output:\n{end_of(self._log_file(name, 0))}"
             )
-        return made
+        return run
 
     def _make_run(self, folders: DrilledRun, injector: FaultInjector | None) -> MadeRun:
         """Start the command again until the run is complete or may not be restarted."""
@@ -205,8 +204,11 @@ class Drill:
         try:
             quiet = self._watch(started, folders, number, injector)
         finally:
+            # A launcher may end before its ranks: what still runs would write into the folder of the next start.
             remaining = started.kill(grace=5.0)
-        if injector is not None and number == 0:
+        if (
+            injector is not None and number == 0
+        ):  # the fault itself may have ended the process between two polls
             injector.poll(started, read_progress(folders.record, start=0), processes=processes)
         if quiet is not None:
             return f"completed no step for {quiet:.0f} s and was ended"

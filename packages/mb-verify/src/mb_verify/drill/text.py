@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from mb_verify.drill.faults import FAULTS
+from mb_verify.drill.plan import FAULTS
 from mb_verify.drill.report import DrillReport, FaultOutcome
 from mb_verify.drill.run import ENDED
 

@@ -44,7 +44,7 @@ class RecordingRequest:
     tracker: Path | None = None
     """File that holds the step of the newest complete checkpoint."""
     values: Literal["all", "results"] = "all"
-    """`results`: only losses, gradient norm and learning rate of each step, which costs nothing worth mentioning."""
+    """`results`: only losses, gradient norm and learning rate of each step, at a negligible cost."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RecordingRequest | None":
@@ -106,10 +106,8 @@ def callbacks_from_environment(
     Raises:
         RecordingRequestError: a number or a fault is malformed, or a kill has no file to wait for.
     """
-    request, fault = (
-        RecordingRequest.from_environment(environment),
-        FaultRequest.from_environment(environment),
-    )
+    request = RecordingRequest.from_environment(environment)
+    fault = FaultRequest.from_environment(environment)
     faults = [] if fault is None else [InjectedFault(fault, rank=rank)]
     if request is None:
         return [*faults]

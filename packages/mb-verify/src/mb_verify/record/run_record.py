@@ -136,6 +136,12 @@ class RecordFile:
             file.write(line + "\n")
 
 
+def rank_and_start(file: Path) -> tuple[int, int]:
+    """Return rank and number of the start of a file of a record, `rank-<rank>.<start>.jsonl`."""
+    rank, start = file.name.removeprefix("rank-").split(".")[:2]
+    return int(rank), int(start)
+
+
 def next_start(folder: Path, *, rank: int) -> int:
     """Return the number of the next start of a rank: one more than the highest in a folder."""
     starts = (file.name.split(".")[1] for file in folder.glob(f"rank-{rank}.*.jsonl"))
@@ -162,7 +168,7 @@ def read_record(folder: Path | str) -> RunRecord:
     readers: set[tuple[int, int]] = set()
     conditions: dict[tuple[int, int], Values] = {}
     for file in sorted(Path(folder).glob("rank-*.*.jsonl")):
-        rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
+        rank, start = rank_and_start(file)
         for line in file.read_text().split("\n")[:-1]:
             row = parse_line(line, file)
             if row["kind"] == "start":

@@ -81,11 +81,11 @@ def plan_replay(run: Path, step: int, *, checkpoints: Collection[int]) -> Replay
     """
     rows = {row["step"]: row for row in read_rows(run / METRICS) if "grad-norm" in row}
     if step not in rows:
-        made = f"it has recorded steps {min(rows)} to {max(rows)}" if rows else "it has recorded no step"
-        raise ReplayRequestError(f"{run}: has no step {step}; {made}. Give another --step.")
-    start = max((each for each in checkpoints if each < step), default=0)
+        recorded = f"it has recorded steps {min(rows)} to {max(rows)}" if rows else "it has recorded no step"
+        raise ReplayRequestError(f"{run}: has no step {step}; {recorded}. Give another --step.")
+    start = max((number for number in checkpoints if number < step), default=0)
     steps = range(start + 1, step + 1)
-    missing = [each for each in steps if each not in rows]
+    missing = [number for number in steps if number not in rows]
     if missing:
         raise ReplayRequestError(
             f"{run / METRICS}: has no row of step {missing[0]}, which is made again from the checkpoint of step "
@@ -95,7 +95,7 @@ def plan_replay(run: Path, step: int, *, checkpoints: Collection[int]) -> Replay
         step=step,
         start=start,
         processes=_processes(run, rows, step),
-        recorded={each: rows[each] for each in steps},
+        recorded={number: rows[number] for number in steps},
     )
 
 
@@ -105,9 +105,9 @@ def _processes(run: Path, rows: Mapping[int, Mapping[str, Any]], step: int) -> i
     starts = [event for event in events if WORLD_SIZE_OF_START in event and event["step"] < step]
     if starts:
         return int(starts[-1][WORLD_SIZE_OF_START])
-    known = [row for row in rows.values() if WORLD_SIZE in row]
-    later = (row for row in known if row["step"] >= step)
-    return int(next(later, known[-1] if known else {WORLD_SIZE: 1})[WORLD_SIZE])
+    rows_with_size = [row for row in rows.values() if WORLD_SIZE in row]
+    later = (row for row in rows_with_size if row["step"] >= step)
+    return int(next(later, rows_with_size[-1] if rows_with_size else {WORLD_SIZE: 1})[WORLD_SIZE])
 
 
 def run_replay(

@@ -58,8 +58,8 @@ class StartedCommand:
                 os.killpg(self._process.pid, signal.SIGKILL)
         others: dict[int, str] = {}
         deadline = time.monotonic() + 10
-        while (found := processes_with(self._mark)) and time.monotonic() < deadline:
-            for process in found:
+        while (remaining := processes_with(self._mark)) and time.monotonic() < deadline:
+            for process in remaining:
                 others.setdefault(process, name_of(process))
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -74,12 +74,12 @@ def processes_with(variable: str) -> list[int]:
 
     Processes of other users, and those that have ended, are not found.
     """
-    found = []
+    processes = []
     for file in PROCESSES.glob("[0-9]*/environ"):
         with suppress(OSError):
             if variable.encode() in file.read_bytes().split(b"\0"):
-                found.append(int(file.parent.name))
-    return found
+                processes.append(int(file.parent.name))
+    return processes
 
 
 def name_of(process: int) -> str:

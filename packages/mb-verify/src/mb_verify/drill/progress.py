@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mb_verify.record.run_record import rank_and_start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProgress:
@@ -68,11 +70,11 @@ def first_completions(starts: Iterable[StartProgress]) -> dict[int, float]:
 
 def final_values(folder: Path) -> dict[tuple[int, int], Mapping[str, str]]:
     """Return (step, rank) -> what that step computed in the last start that computed it."""
-    found: dict[tuple[int, int], tuple[int, Mapping[str, str]]] = {}
+    newest: dict[tuple[int, int], tuple[int, Mapping[str, str]]] = {}
     for file in folder.glob("rank-*.*.jsonl"):
-        rank, start = (int(part) for part in file.name.removeprefix("rank-").split(".")[:2])
+        rank, start = rank_and_start(file)
         for row in rows_of(file):
             position = (row["step"], rank)
-            if row["kind"] == "step" and start >= found.get(position, (-1, {}))[0]:
-                found[position] = (start, row["values"])
-    return {position: values for position, (_, values) in found.items()}
+            if row["kind"] == "step" and start >= newest.get(position, (-1, {}))[0]:
+                newest[position] = (start, row["values"])
+    return {position: values for position, (_, values) in newest.items()}

@@ -16,8 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from mb_resilience.stragglers.report import UNITS, RankSpeed, SpeedReport
 
 AllGatherRows = Callable[[Sequence[float]], Sequence[Sequence[float]]]
-"""Returns the rows of all ranks, by rank, given the row of this rank, such as `mb_resilience.stragglers.torch_timing.RowAllGather`.
-Collective."""
+"""Returns the rows of all ranks, by rank, given that of this rank, such as `torch_timing.RowAllGather`. Collective."""
 
 Item = TypeVar("Item")
 Given = ParamSpec("Given")
@@ -106,9 +105,9 @@ class StragglerTimer:
         enabled: initial state.
         minmax_count: number of slowest and fastest ranks in a report.
         all_gather: gathers the rows of all ranks.
-        stopwatch: times the work; `mb_resilience.stragglers.torch_timing.CudaStopwatch` for a GPU.
+        stopwatch: times the work; `torch_timing.CudaStopwatch` for a GPU.
         backward: times backward passes; None: on the host.
-        device: returns device telemetry by the names of `mb_resilience.stragglers.report.UNITS`; called at each report.
+        device: returns device telemetry by the names of `report.UNITS`; called at each report.
         locations: host and device of each rank, for the line on the slowest one; empty: it is not named.
         switch: requested state, on rank 0; the other ranks follow rank 0.
         write: receives the lines of each report.

@@ -46,7 +46,7 @@ class NVRxDetector(Protocol):
 
 
 BroadcastScores = Callable[[StragglerScores | None], StragglerScores | None]
-"""Returns rank 0's argument on all ranks, such as `straggler_torch.BroadcastFromRank0`. Collective."""
+"""Returns rank 0's argument on all ranks, such as `torch_timing.BroadcastFromRank0`. Collective."""
 
 
 def single_rank(scores: StragglerScores | None) -> StragglerScores | None:

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from mb_metrics import expert_metrics, prediction_metrics  # noqa: E402
 from mb_metrics.flops.model_shape import FlopsModelShape  # noqa: E402
 from mb_metrics.names import is_loss  # noqa: E402
-from mb_metrics.recorder.moe import expert_layers, tracked_names  # noqa: E402
+from mb_metrics.recorder.auxiliary_losses import expert_layers, tracked_names  # noqa: E402
 
 MODEL = {"num_layers": 4, "num_moe_experts": 8, "moe_aux_loss_coeff": 0.01}
 

@@ -62,7 +62,7 @@ def test_3_the_gradient_norm_of_two_chunks_is_that_of_both():
 def test_4_a_router_reports_its_own_kind_of_balancing():
     pytest.importorskip("torch")
     from mb_metrics.flops.model_shape import FlopsModelShape
-    from mb_metrics.recorder.moe import tracked_names
+    from mb_metrics.recorder.auxiliary_losses import tracked_names
 
     kind = "seq_aux_loss"
     router = FlopsModelShape({"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.01})

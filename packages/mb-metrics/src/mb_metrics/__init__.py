@@ -60,16 +60,18 @@ if TYPE_CHECKING:
     from mb_metrics.profiling.window import NsysRange as NsysRange
     from mb_metrics.profiling.window import ProfilingCallback as ProfilingCallback
     from mb_metrics.profiling.window import StepRanges as StepRanges
+    from mb_metrics.recorder.auxiliary_losses import expert_metrics as expert_metrics
+    from mb_metrics.recorder.auxiliary_losses import prediction_metrics as prediction_metrics
     from mb_metrics.recorder.current_gpu import current_gpu_energy as current_gpu_energy
     from mb_metrics.recorder.energy import EnergySampler as EnergySampler
     from mb_metrics.recorder.memory import (
         reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group,
     )
     from mb_metrics.recorder.memory import report_memory as report_memory
-    from mb_metrics.recorder.memory_keys import MEMORY_KEYS as MEMORY_KEYS
+    from mb_metrics.recorder.memory_sampler import MEMORY_KEYS as MEMORY_KEYS
+    from mb_metrics.recorder.memory_sampler import MemorySampler as MemorySampler
     from mb_metrics.recorder.metrics import Metrics as Metrics
-    from mb_metrics.recorder.moe import expert_metrics as expert_metrics
-    from mb_metrics.recorder.moe import prediction_metrics as prediction_metrics
+    from mb_metrics.recorder.progress import report_runtime as report_runtime
     from mb_metrics.recorder.record import Evaluation as Evaluation
     from mb_metrics.recorder.record import LogInterval as LogInterval
     from mb_metrics.recorder.record import MetricsRow as MetricsRow
@@ -79,8 +81,6 @@ if TYPE_CHECKING:
     from mb_metrics.recorder.reductions import (
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
-    from mb_metrics.recorder.runtime import report_runtime as report_runtime
-    from mb_metrics.recorder.samplers import MemorySampler as MemorySampler
     from mb_metrics.recorder.throughput import ThroughputRates as ThroughputRates
     from mb_metrics.recorder.throughput import report_throughput as report_throughput
     from mb_metrics.redact import hide_secrets as hide_secrets
@@ -159,9 +159,9 @@ _HOMES = {
     "LogFormatError": "parse.log",
     "LogInterval": "recorder.record",
     "LoggerConfig": "config",
-    "MEMORY_KEYS": "recorder.memory_keys",
+    "MEMORY_KEYS": "recorder.memory_sampler",
     "MemoryReport": "run.memory_report",
-    "MemorySampler": "recorder.samplers",
+    "MemorySampler": "recorder.memory_sampler",
     "MemorySnapshot": "profiling.window",
     "MetricNames": "report.metric_names",
     "MetricNotRecordedError": "report.metric_names",
@@ -217,7 +217,7 @@ _HOMES = {
     "compute_run_statistics": "report.run_statistics",
     "configure_logging": "run.logging_setup",
     "current_gpu_energy": "recorder.current_gpu",
-    "expert_metrics": "recorder.moe",
+    "expert_metrics": "recorder.auxiliary_losses",
     "gpt_flops_per_token": "flops.per_token",
     "hide_secrets": "redact",
     "logical_and_across_model_parallel_group": "recorder.reductions",
@@ -226,7 +226,7 @@ _HOMES = {
     "param_is_not_shared": "norms.parameters",
     "parse_log": "parse.log",
     "peak_tflops": "flops.peaks",
-    "prediction_metrics": "recorder.moe",
+    "prediction_metrics": "recorder.auxiliary_losses",
     "read_event_rows": "run.event_log",
     "read_jsonl": "sinks.jsonl",
     "read_last_step": "run.event_log",
@@ -239,7 +239,7 @@ _HOMES = {
     "report_html": "report.page",
     "report_l2_norm_grad": "norms.gradients",
     "report_memory": "recorder.memory",
-    "report_runtime": "recorder.runtime",
+    "report_runtime": "recorder.progress",
     "report_throughput": "recorder.throughput",
     "start_memory_history_recording": "profiling.torch_profilers",
     "start_profilers": "profiling.profilers",

@@ -4,7 +4,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from mb_metrics.recorder.moe import ExpertTracker, PredictionTracker
+from mb_metrics.recorder.auxiliary_losses import ExpertTracker, PredictionTracker
 
 
 def megatron_expert_tracker() -> ExpertTracker:

@@ -6,7 +6,7 @@ from operator import index
 from typing import Any
 
 from mb_metrics.names import BRIDGE_ALIASES
-from mb_metrics.run.progress import SECONDS
+from mb_metrics.recorder.progress import SECONDS
 
 
 def known_unit(unit: str | None) -> str | None:

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from mb_metrics.names import GLOBAL_BATCH_SIZE, ITERATION_TIME, MICRO_BATCH_SIZE, WORLD_SIZE
 from mb_metrics.recorder.clock import TimedStep
+from mb_metrics.recorder.progress import RunProgress
 from mb_metrics.recorder.record import LogInterval, MetricsRow
 from mb_metrics.recorder.throughput import RateCalculator, ThroughputRates, sum_work
-from mb_metrics.run.progress import RunProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,17 @@ class IntervalWork:
     def values(self) -> dict[str, float]:
         """Time-dependent metrics of the last row of the interval; waits for the device."""
         rates, world_size = self.rates, self.rate_calculator.world_size
-        found = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
+        metrics = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
         throughput = sum_work(self.window).rates(world_size=world_size)
         if throughput:
             last = self.work[-1]
             per_step = None if last.samples is None else last.samples / last.steps
             sizes = {MICRO_BATCH_SIZE: self.micro_batch_size, GLOBAL_BATCH_SIZE: per_step}
             throughput |= {name: float(size) for name, size in sizes.items() if size is not None}
-        found |= throughput | rates.values
+        metrics |= throughput | rates.values
         if self.time_unit is not None:
-            found |= self.progress.values(self.time_unit)
-        return found
+            metrics |= self.progress.values(self.time_unit)
+        return metrics
 
     def summary(self, rows: tuple[MetricsRow, ...]) -> LogInterval:
         """Return the summary of these rows; waits for the device."""

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mb_metrics.flops.model_shape import FlopsModelShape
-from mb_metrics.recorder.memory_keys import MEMORY_KEYS
+from mb_metrics.recorder.memory_sampler import MEMORY_KEYS
 from mb_metrics.recorder.reductions import device_of, is_alone
 
 _DIGITS = 5
@@ -29,15 +29,15 @@ def report_memory(
         memory_keys: Reported statistics; None or empty: `MEMORY_KEYS`.
         stats: The statistics; None: torch.cuda.memory_stats().
     """
-    found = torch.cuda.memory_stats() if stats is None else stats
+    stats = torch.cuda.memory_stats() if stats is None else stats
     report: dict[str, int | float] = {}
     for key, name in (memory_keys or MEMORY_KEYS).items():
-        if key not in found:
+        if key not in stats:
             continue
         if "bytes" in key:
-            report[name.replace("bytes", "gigabytes")] = _rounded(found[key] / 1e9)
+            report[name.replace("bytes", "gigabytes")] = _rounded(stats[key] / 1e9)
         else:
-            report[name] = found[key]
+            report[name] = stats[key]
     return report
 
 
@@ -90,11 +90,11 @@ def weight_and_optimizer_bytes(
     """
     total = 0.0
     for parameter in parameters:
-        each = float(parameter.element_size())
+        bytes_per_element = float(parameter.element_size())
         if parameter.requires_grad:
             state = _MOMENTS if parameter.element_size() >= 4 else _MAIN_PARAM_AND_MOMENTS
-            each += gradient_bytes + state / optimizer_shards
-        total += parameter.numel() * each
+            bytes_per_element += gradient_bytes + state / optimizer_shards
+        total += parameter.numel() * bytes_per_element
     return total
 
 

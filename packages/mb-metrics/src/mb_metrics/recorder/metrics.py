@@ -21,17 +21,18 @@ from mb_metrics.recorder.arguments import (
 from mb_metrics.recorder.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.recorder.exit_close import ExitClose
 from mb_metrics.recorder.interval import IntervalWork
+from mb_metrics.recorder.progress import RunProgress
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.recorder.recorded_steps import (
     RecordedStep,
     Reduction,
+    Sampler,
     StepBatch,
     Value,
     rank_reduction,
     split_device_values,
 )
 from mb_metrics.recorder.throughput import RateCalculator
-from mb_metrics.run.progress import RunProgress
 from mb_metrics.sinks.sink import FanOutSink, Sink, SinkFailure, sink_list
 from mb_metrics.world_size import current_world_size
 
@@ -110,7 +111,7 @@ class Metrics:
         micro_batch_size: int | None = None,
         group: object | None = None,
         reduce: Mapping[str, Reduction] | None = None,
-        samplers: Sequence[Callable[[int], Mapping[str, Value]]] = (),
+        samplers: Sequence[Sampler] = (),
         time_unit: str | None = None,
         aliases: Literal["bridge"] | Mapping[str, str] | None = None,
         clock: Callable[[], float] | None = None,
@@ -147,11 +148,15 @@ class Metrics:
         self._detached = False
         self._exit_close = ExitClose(self._close_at_exit)
         self._before_close: list[Callable[[], None]] = []
-        self._steps: list[RecordedStep] = []
-        self._work: list[TimedStep] = []
+        # The way of a step: `_steps` and `_work`, then `_in_flight`, then `_rows`. `flush` empties `_steps` only, so
+        # that the interval continues: its work and its rows stay until its summary is written.
+        self._steps: list[RecordedStep] = []  # not on the way to the host yet
+        self._work: list[TimedStep] = []  # since the previous summary
         self._window: deque[TimedStep] = deque(maxlen=throughput_window or log_interval)
-        self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = deque()
-        self._rows: list[MetricsRow] = []
+        self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = (
+            deque()
+        )  # work: the batch ends an interval
+        self._rows: list[MetricsRow] = []  # written since the previous summary
 
     def __enter__(self) -> "Metrics":
         self.restart_clock()
@@ -385,20 +390,20 @@ class Metrics:
 
     def _batch(self, steps: Sequence[RecordedStep]) -> StepBatch | None:
         """Start the copy of some steps; None on a rank that only takes part in the reduction. Collective."""
-        reduction, read = self._rank_reduction, len(self._sinks) > 0
+        reduction, has_sinks = self._rank_reduction, len(self._sinks) > 0
         if reduction is None or not steps:
-            return StepBatch(steps) if read else None
+            return StepBatch(steps) if has_sinks else None
         if self._detached:
-            return StepBatch(reduction.without_reduced(steps)) if read else None
-        return reduction.reduce_batch(steps, read=read)
+            return StepBatch(reduction.without_reduced(steps)) if has_sinks else None
+        return reduction.reduce_batch(steps, read=has_sinks)
 
     def _drain(self, *, wait: bool) -> None:
         while self._in_flight and (wait or _ready(*self._in_flight[0])):
             batch, work = self._in_flight.popleft()
-            read = batch.rows()
-            if read and work is not None:  # the copy has arrived, so reading times adds no wait
-                read[-1] = replace(read[-1], values={**read[-1].values, **work.values})
-            rows = [self._aliased(row) for row in read]
+            rows = batch.rows()
+            if rows and work is not None:  # the copy has arrived, so reading times adds no wait
+                rows[-1] = replace(rows[-1], values={**rows[-1].values, **work.values})
+            rows = [self._aliased(row) for row in rows]
             if rows:
                 self._sinks.write_rows(rows)
                 self._rows.extend(rows)

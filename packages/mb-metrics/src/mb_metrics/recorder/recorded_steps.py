@@ -21,6 +21,8 @@ class DeviceScalar(Protocol):
 
 
 Value = float | DeviceScalar | None
+Sampler = Callable[[int], Mapping[str, Value]]
+"""Function that is called with the step at the end of each log interval and returns metrics of its last row."""
 Reduction = Literal["mean", "sum", "max"]
 
 
@@ -32,7 +34,7 @@ class _PendingCopy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """A step as recorded: a row whose device values are NaN, and those values packed on their device."""
+    """Step as recorded: a row, in which NaN stands for each device value, and these values packed on their device."""
 
     row: MetricsRow
     packed: Sequence[Any]
@@ -42,7 +44,7 @@ class RecordedStep:
         row = replace(self.row, values={**self.row.values, **values})
         return RecordedStep(row=row, packed=[*self.packed, *packed])
 
-    def with_samples(self, samplers: Iterable[Callable[[int], Mapping[str, Value]]]) -> "RecordedStep":
+    def with_samples(self, samplers: Iterable[Sampler]) -> "RecordedStep":
         """Return a copy of the step with the metrics of samplers.
 
         Raises:
@@ -193,12 +195,14 @@ class StepBatch:
         """Return the finished rows; waits for the device if the copy is still in flight."""
         if self._copy is None:
             return [step.row for step in self._steps]
-        read, count = self._copy.read(), len(self._steps)
-        rows = [{**step.row.values, **own} for step, own in zip(self._steps, read, strict=False)]
+        # The copy has the device values of each step, then, after a reduction, the reduced metrics of each step, and
+        # then the number of ranks that had each of them. A metric that no rank had keeps the value of this rank.
+        copied, count = self._copy.read(), len(self._steps)
+        rows = [{**step.row.values, **values} for step, values in zip(self._steps, copied, strict=False)]
         if self._reduced:
-            reduced, ranks = read[count : 2 * count], read[2 * count :]
-            for row, values, counts in zip(rows, reduced, ranks, strict=True):
-                row.update({name: value for name, value in values.items() if counts[name]})
+            reduced, rank_counts = copied[count : 2 * count], copied[2 * count :]
+            for row, values, ranks in zip(rows, reduced, rank_counts, strict=True):
+                row.update({name: value for name, value in values.items() if ranks[name]})
         return [replace(step.row, values=values) for step, values in zip(self._steps, rows, strict=True)]
 
 

@@ -13,9 +13,9 @@ from mb_metrics.flops.peaks import layer_precision, peak_tflops
 from mb_metrics.norms.model import Norms, build_norms
 from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
 from mb_metrics.recorder.energy import EnergySampler
+from mb_metrics.recorder.memory_sampler import add_stage_reductions, add_stage_values
 from mb_metrics.recorder.metrics import Metrics
-from mb_metrics.recorder.recorded_steps import Value
-from mb_metrics.recorder.stage_memory import Sampler, add_stage_reductions, add_stage_values
+from mb_metrics.recorder.recorded_steps import Sampler, Value
 from mb_metrics.run.output import MetricsOutput
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
 from mb_metrics.run.training_context import ModelGroups, SampleSizes

@@ -8,8 +8,8 @@ from typing import Protocol, cast, runtime_checkable
 from mb_metrics.config import LoggerConfig
 from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
 from mb_metrics.recorder.energy import EnergySampler
-from mb_metrics.recorder.recorded_steps import Reduction, Value
-from mb_metrics.recorder.samplers import MemorySampler, memory_names
+from mb_metrics.recorder.memory_sampler import MemorySampler, memory_names
+from mb_metrics.recorder.recorded_steps import Reduction, Sampler
 from mb_metrics.sinks.background import BackgroundSink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.filter import FilterSink
@@ -104,15 +104,13 @@ def _console_sinks(config: LoggerConfig, stream: TextStream | None, *, print_eva
     ]
 
 
-def build_samplers(
-    config: LoggerConfig, *, start_step: int = 0
-) -> list[Callable[[int], Mapping[str, Value]]]:
+def build_samplers(config: LoggerConfig, *, start_step: int = 0) -> list[Sampler]:
     """Return the `samplers` of `Metrics` that measure memory and energy, for every rank.
 
     `start_step` is the step of the checkpoint that the job resumed from, 0 without one. Call it after the GPU of this
     process is selected. Energy that cannot be measured is reported as 0, with a warning.
     """
-    samplers: list[Callable[[int], Mapping[str, Value]]] = []
+    samplers: list[Sampler] = []
     if config.skip_train_metrics_log:
         return samplers
     if config.log_memory_to_tensorboard or config.log_device_memory_used:

@@ -1,14 +1,31 @@
-"""Samplers that run once per log interval. torch is imported at the first sample."""
+"""Sampler of the memory of a GPU, the names of its metrics, and their values per pipeline stage.
+
+torch is imported at the first sample, because `MEMORY_KEYS` and the names are also needed where it is not installed.
+"""
 
 import logging
 from collections.abc import Mapping
 from importlib import import_module
 
-from mb_metrics.recorder.memory_keys import MEMORY_KEYS
+from mb_metrics.recorder.recorded_steps import Reduction, Sampler, Value
 
 _logger = logging.getLogger(__name__)
 
-MEMORY = "memory/"
+MEMORY_KEYS: dict[str, str] = {
+    "allocated_bytes.all.current": "mem-allocated-bytes",
+    "active_bytes.all.current": "mem-active-bytes",
+    "inactive_split_bytes.all.current": "mem-inactive-bytes",
+    "reserved_bytes.all.current": "mem-reserved-bytes",
+    "allocated_bytes.all.peak": "mem-max-allocated-bytes",
+    "active_bytes.all.peak": "mem-max-active-bytes",
+    "inactive_split_bytes.all.peak": "mem-max-inactive-bytes",
+    "reserved_bytes.all.peak": "mem-max-reserved-bytes",
+    "num_alloc_retries": "mem-alloc-retries",
+    "allocation.all.current": "mem-allocated-count",
+}
+"""Reported entries of torch.cuda.memory_stats() and their names; "bytes" in a name becomes "gigabytes"."""
+
+_PREFIX = "memory/"
 _DEVICE_USED = "mem-device-used-gigabytes"
 
 
@@ -64,11 +81,42 @@ class MemorySampler:
                 "memory metrics: there are none, because PyTorch finds no GPU in this process or none of the requested "
                 "statistics. Leave out log_memory_to_tensorboard and log_device_memory_used on such a machine."
             )
-        return {MEMORY + name: float(value) for name, value in report.items()}
+        return {_PREFIX + name: float(value) for name, value in report.items()}
 
 
 def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
     """Return the names of the metrics that a `MemorySampler` may report."""
     reported = (keys or MEMORY_KEYS).items()
     names = [name.replace("bytes", "gigabytes") if "bytes" in key else name for key, name in reported]
-    return [MEMORY + name for name in [*names, *([_DEVICE_USED] if device else [])]]
+    return [_PREFIX + name for name in [*names, *([_DEVICE_USED] if device else [])]]
+
+
+def add_stage_reductions(reductions: Mapping[str, Reduction], *, stages: int) -> dict[str, Reduction]:
+    """Return the reductions, with those of memory also per stage if there are several pipeline stages."""
+    result = dict(reductions)
+    # Every rank needs the names of all stages, because the collective has one column for each reduced metric.
+    for stage in range(stages if stages > 1 else 0):
+        result |= {
+            stage_name(name, stage): how for name, how in reductions.items() if name.startswith(_PREFIX)
+        }
+    return result
+
+
+def add_stage_values(sampler: Sampler, *, stage: int, stages: int) -> Sampler:
+    """Return the sampler, with its memory values also under the name of this stage if there are several."""
+
+    def sample(step: int) -> Mapping[str, Value]:
+        values = sampler(step)
+        of_stage = {stage_name(name, stage): values[name] for name in values if name.startswith(_PREFIX)}
+        return {**values, **of_stage}
+
+    return sample if stages > 1 else sampler
+
+
+def stage_name(name: str, stage: int) -> str:
+    """Return the name of a memory metric of a stage.
+
+    >>> stage_name("memory/mem-allocated-gigabytes", 1)
+    'memory/stage 1/mem-allocated-gigabytes'
+    """
+    return f"{_PREFIX}stage {stage}/{name.removeprefix(_PREFIX)}"

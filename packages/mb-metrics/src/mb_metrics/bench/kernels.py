@@ -1,4 +1,4 @@
-"""Table of the kernels in a trace of torch's profiler: counts, times, gaps, and who waits for the GPU. No torch."""
+"""Table of the kernels in a trace of torch's profiler: counts, times, gaps, and calls that wait. No torch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def kernel_table(trace: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
         trace: Content of the file. With stacks, the waits have their callers in Python.
         steps: Steps in the trace.
     """
-    events = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    device = sorted((each for each in events if each.get("cat") in ON_DEVICE), key=lambda each: each["ts"])
-    host = [each for each in events if each.get("cat") in OF_HOST]
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    device = sorted(
+        (event for event in events if event.get("cat") in ON_DEVICE), key=lambda event: event["ts"]
+    )
+    host = [event for event in events if event.get("cat") in OF_HOST]
     times: dict[str, list[float]] = defaultdict(list)
-    for each in device:
-        times[each["name"]].append(each["dur"])
+    for event in device:
+        times[event["name"]].append(event["dur"])
     by_total = sorted(times.items(), key=lambda item: -sum(item[1]))
     return {
         "steps": steps,
@@ -42,14 +44,14 @@ def kernel_table(trace: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
         "kernels": [
             {
                 "name": name,
-                "count": len(taken),
-                "total_ms": round(sum(taken) / 1e3, 3),
-                "mean_us": round(sum(taken) / len(taken), 2),
+                "count": len(durations),
+                "total_ms": round(sum(durations) / 1e3, 3),
+                "mean_us": round(sum(durations) / len(durations), 2),
             }
-            for name, taken in by_total
+            for name, durations in by_total
         ],
-        "calls": dict(Counter(each["name"] for each in host).most_common()),
-        "waits": _waits(events, [each for each in host if each["name"] in WAITS]),
+        "calls": dict(Counter(event["name"] for event in host).most_common()),
+        "waits": _waits(events, [event for event in host if event["name"] in WAITS]),
     }
 
 
@@ -58,8 +60,8 @@ def _gaps(device: Sequence[Event]) -> dict[str, Any]:
     if not device:
         return {"span_ms": 0.0, "busy_ms": 0.0, "gaps": {"count": 0, "total_ms": 0.0, "largest_us": []}}
     gaps, busy, end = [], 0.0, device[0]["ts"]
-    for each in device:
-        start, stop = each["ts"], each["ts"] + each["dur"]
+    for event in device:
+        start, stop = event["ts"], event["ts"] + event["dur"]
         if start > end:
             gaps.append(start - end)
         busy += max(0.0, stop - max(start, end))
@@ -75,15 +77,17 @@ def _gaps(device: Sequence[Event]) -> dict[str, Any]:
 def _waits(events: Sequence[Event], waits: Sequence[Event]) -> list[dict[str, Any]]:
     """Return the calls that wait for the GPU, with the functions of Python around each, innermost first."""
     functions: dict[Any, list[Event]] = defaultdict(list)
-    for each in sorted(events, key=lambda each: each["ts"]):
-        if each.get("cat") == PYTHON:
-            functions[each.get("tid")].append(each)
-    starts = {thread: [each["ts"] for each in found] for thread, found in functions.items()}
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event.get("cat") == PYTHON:
+            functions[event.get("tid")].append(event)
+    starts = {thread: [call["ts"] for call in calls] for thread, calls in functions.items()}
     counted: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for wait in waits:
-        found = functions.get(wait.get("tid"), [])
-        before = found[: bisect_right(starts.get(wait.get("tid"), []), wait["ts"])]
-        around = [each["name"] for each in before if each["ts"] + each["dur"] >= wait["ts"] + wait["dur"]]
+        # A caller begins before the wait, which the sorted starts give, and ends after it.
+        begun = bisect_right(starts.get(wait.get("tid"), []), wait["ts"])
+        end = wait["ts"] + wait["dur"]
+        before = functions.get(wait.get("tid"), [])[:begun]
+        around = [call["name"] for call in before if call["ts"] + call["dur"] >= end]
         counted[wait["name"], tuple(reversed(around[-_FRAMES:]))] += 1
     return [
         {"call": call, "count": count, "callers": list(callers)}

@@ -61,7 +61,7 @@ class Search:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the best run is than the base."""
+        """Step time of the base, over that of the best run."""
         base = self.trials[0].result if self.trials else None
         return 1.0 if base is None or self.best is None else _median(base) / _median(self.best)
 
@@ -89,31 +89,31 @@ def search(
     Raises:
         BenchRunError: The base failed.
     """
-    began, found = clock(), Search()
+    began, result = clock(), Search()
     base = run((), 0)
     longest = clock() - began
-    found.best = base
-    _add(found, Trial(overrides=(), outcome="base", result=base), log)
+    result.best = base
+    _add(result, Trial(overrides=(), outcome="base", result=base), log)
     for alternatives in _chains(switches):
         for number, overrides in enumerate(alternatives):
             if clock() - began + longest > seconds:
-                found.untried += alternatives[number:]
+                result.untried += alternatives[number:]
                 break
             started = clock()
-            trial = _tried(found, overrides, base, run, rejected)
+            trial = _run_trial(result, overrides, base, run, rejected)
             longest = max(longest, clock() - started)
-            _add(found, trial, log)
+            _add(result, trial, log)
             if trial.outcome != "faster":
                 break
-            found.kept = merged(found.kept, overrides)
-            found.best = trial.result
-    return found
+            result.kept = merged(result.kept, overrides)
+            result.best = trial.result
+    return result
 
 
 def merged(kept: Overrides, overrides: Overrides) -> Overrides:
     """Return overrides with later ones in place of those of the same field."""
-    names = {_path(each) for each in overrides}
-    return (*(each for each in kept if _path(each) not in names), *overrides)
+    names = {_path(override) for override in overrides}
+    return (*(override for override in kept if _path(override) not in names), *overrides)
 
 
 def _path(override: str) -> str:
@@ -127,27 +127,27 @@ def _chains(switches: Sequence[Switch]) -> Iterator[list[Overrides]]:
         if switch.ordered:
             yield list(switch.alternatives)
         else:
-            yield from ([each] for each in switch.alternatives)
+            yield from ([alternative] for alternative in switch.alternatives)
 
 
-def _tried(
-    found: Search,
+def _run_trial(
+    so_far: Search,
     overrides: Overrides,
     base: BenchResult,
     run: Callable[[Overrides, int], BenchResult],
     rejected: Callable[[Overrides], str | None],
 ) -> Trial:
-    together = merged(found.kept, overrides)
-    if reason := rejected(together):
+    combined = merged(so_far.kept, overrides)
+    if reason := rejected(combined):
         return Trial(overrides=overrides, outcome=reason)
     try:
-        result = run(together, len(found.trials))
+        result = run(combined, len(so_far.trials))
     except BenchRunError as error:
         return Trial(overrides=overrides, outcome=failure(error))
-    apart = difference(result, base)
-    speedup = _median(found.best) / _median(result) if found.best is not None else 1.0
-    if not apart <= LARGEST_DIFFERENCE:
-        outcome = f"other losses ({apart:.1%} apart)"
+    loss_difference = difference(result, base)
+    speedup = _median(so_far.best) / _median(result) if so_far.best is not None else 1.0
+    if not loss_difference <= LARGEST_DIFFERENCE:
+        outcome = f"other losses ({loss_difference:.1%} apart)"
     else:
         outcome = "faster" if speedup > 1 + LEAST_GAIN else "slower" if speedup < 1 - LEAST_GAIN else "equal"
     return Trial(overrides=overrides, outcome=outcome, result=result, speedup=speedup)
@@ -163,7 +163,7 @@ def failure(error: BenchRunError) -> str:
 def difference(result: BenchResult, base: BenchResult) -> float:
     """Return the largest relative difference of the losses of two runs."""
     pairs = zip(result.losses, base.losses, strict=False)
-    return max((abs(one - two) / max(abs(two), 1e-12) for one, two in pairs), default=0.0)
+    return max((abs(loss - of_base) / max(abs(of_base), 1e-12) for loss, of_base in pairs), default=0.0)
 
 
 def _median(result: BenchResult) -> float:
@@ -171,8 +171,8 @@ def _median(result: BenchResult) -> float:
     return times[len(times) // 2]
 
 
-def _add(found: Search, trial: Trial, log: Callable[[Trial], object]) -> None:
-    found.trials.append(trial)
+def _add(result: Search, trial: Trial, log: Callable[[Trial], object]) -> None:
+    result.trials.append(trial)
     log(trial)
 
 
@@ -200,7 +200,9 @@ def table(found: Search) -> str:
         for row in rows
     ]
     if found.untried:
-        lines.append("not tried, the time is over: " + "; ".join(" ".join(each) for each in found.untried))
+        lines.append(
+            "not tried, the time is over: " + "; ".join(" ".join(overrides) for overrides in found.untried)
+        )
     return "\n".join(lines)
 
 
@@ -214,9 +216,9 @@ def override_file(found: Search, *, heading: Sequence[str], fixed: Overrides = (
     """
     lines = [f"# {line}" for line in heading]
     sections: dict[str, list[str]] = {}
-    for each in merged(fixed, found.kept):
-        section, _, name = _path(each).rpartition(".")
-        value = each.partition("=")[2]
+    for override in merged(fixed, found.kept):
+        section, _, name = _path(override).rpartition(".")
+        value = override.partition("=")[2]
         sections.setdefault(section, []).append(f"{name}: {value}")
     for section, entries in sorted(sections.items()):
         parts = section.split(".") if section else []

@@ -1,6 +1,6 @@
 """Norms of the weights, gradients and module outputs of chosen steps, in a file. Adapter for torch.
 
-A step with a conspicuous loss is looked at by layer: which weight, gradient or output changed first. Only the chosen
+For a step with a conspicuous loss they show by layer which weight, gradient or output changed first. Only the chosen
 steps cost time.
 """
 
@@ -85,7 +85,7 @@ class TensorNorms:
             return
         watch, self._watch = self._watch, None
         watch.close()
-        outputs, output_gradients = (_over_ranks(each) for each in (watch.outputs, watch.gradients))
+        outputs, output_gradients = _over_ranks(watch.outputs), _over_ranks(watch.gradients)
         if self._file is not None:
             row = {
                 "step": context.state.train_state.step,
@@ -156,9 +156,40 @@ class _Statistics:
         self.largest = torch.maximum(self.largest, other.largest)
         self.non_finite = self.non_finite + other.non_finite
 
-    def row(self) -> tuple[float, int, float, int]:
-        """Return squares, count, largest and non-finite elements on the host."""
-        return float(self.squares), self.count, float(self.largest), int(self.non_finite)
+    def on_host(self) -> "_HostStatistics":
+        """Return the statistics as numbers; waits for the device."""
+        return _HostStatistics(
+            squares=float(self.squares),
+            count=self.count,
+            largest=float(self.largest),
+            non_finite=int(self.non_finite),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostStatistics:
+    """Statistics of a tensor on the host, which ranks exchange."""
+
+    squares: float
+    count: int
+    largest: float
+    non_finite: int
+
+    def __add__(self, other: "_HostStatistics") -> "_HostStatistics":
+        return _HostStatistics(
+            squares=self.squares + other.squares,
+            count=self.count + other.count,
+            largest=max(self.largest, other.largest),
+            non_finite=self.non_finite + other.non_finite,
+        )
+
+    def row(self) -> dict[str, float | str]:
+        """Return the statistics as they are written to the file."""
+        return {
+            "rms": plain_number((self.squares / max(self.count, 1)) ** 0.5),
+            "max_abs": plain_number(self.largest),
+            "non_finite": self.non_finite,
+        }
 
 
 @dataclass
@@ -207,37 +238,25 @@ def _floating_point(output: Any) -> Iterator[Tensor]:
 
 
 def _add(table: dict[str, _Statistics], name: str, tensor: Tensor) -> None:
-    found = _Statistics.of(tensor)
+    statistics = _Statistics.of(tensor)
     if name in table:
-        table[name].add(found)
+        table[name].add(statistics)
     else:
-        table[name] = found
+        table[name] = statistics
 
 
 def _over_ranks(table: Mapping[str, _Statistics]) -> dict[str, dict[str, float | str]]:
     """Return the statistics over all ranks, by the order of the stages. Collective over the world."""
-    own = {name: each.row() for name, each in table.items()}
-    rows: list[Any] = [own]
+    own = {name: statistics.on_host() for name, statistics in table.items()}
+    by_rank: list[Any] = [own]
     if dist.is_initialized() and dist.get_world_size() > 1:
-        rows = [None] * dist.get_world_size()
-        dist.all_gather_object(rows, own)
-    combined: dict[str, tuple[float, int, float, int]] = {}
-    for name, (squares, count, largest, bad) in ((name, row) for each in rows for name, row in each.items()):
-        known = combined.get(name, (0.0, 0, 0.0, 0))
-        combined[name] = (
-            known[0] + squares,
-            known[1] + count,
-            max(known[2], largest),
-            known[3] + bad,
-        )
-    return {
-        name: {
-            "rms": plain_number((squares / max(count, 1)) ** 0.5),
-            "max_abs": plain_number(largest),
-            "non_finite": bad,
-        }
-        for name, (squares, count, largest, bad) in combined.items()
-    }
+        by_rank = [None] * dist.get_world_size()
+        dist.all_gather_object(by_rank, own)
+    combined: dict[str, _HostStatistics] = {}
+    for of_rank in by_rank:
+        for name, statistics in of_rank.items():
+            combined[name] = combined[name] + statistics if name in combined else statistics
+    return {name: statistics.row() for name, statistics in combined.items()}
 
 
 def _to_host(norms: Mapping[str, Any]) -> dict[str, float]:
@@ -245,5 +264,5 @@ def _to_host(norms: Mapping[str, Any]) -> dict[str, float]:
     values = [torch.as_tensor(norm, dtype=torch.float64) for norm in norms.values()]
     if not values:
         return {}
-    device = next((each.device for each in values if each.device.type != "cpu"), values[0].device)
-    return dict(zip(norms, torch.stack([each.to(device) for each in values]).tolist(), strict=True))
+    device = next((value.device for value in values if value.device.type != "cpu"), values[0].device)
+    return dict(zip(norms, torch.stack([value.to(device) for value in values]).tolist(), strict=True))

@@ -24,7 +24,7 @@ LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 _LINES_TO_DETECT = 200_000
 
 LogRecord = MetricsRow | Evaluation | RunEvent
-_Found = IterationLine | StepTimeLine | LogRecord | LineDefect
+_Parsed = IterationLine | StepTimeLine | LogRecord | LineDefect
 
 
 class LogFormatError(MetricsError, ValueError):
@@ -119,7 +119,7 @@ def _detect(source: Iterator[str], head: list[str]) -> LogFormat:
         if isinstance(torchtitan_line(line, last_step=None), MetricsRow):
             return "torchtitan"
         new_step_time = isinstance(step_time_of_line(line), StepTimeLine)
-        new_iteration = any(isinstance(found, IterationLine) for found in iteration_lines(line))
+        new_iteration = any(isinstance(parsed, IterationLine) for parsed in iteration_lines(line))
         if new_iteration and step_time:
             return "megatron-bridge"
         if new_step_time and iteration:
@@ -156,18 +156,18 @@ class _LogReader:
 
     def read(self, line: str) -> None:
         """Parse one line."""
-        for found in _READERS[self._format](line, self._last.step if self._last else None):
-            if isinstance(found, LineDefect):
-                self._counts[found] += 1
-            elif isinstance(found, IterationLine):
-                self._total = found.total_steps or self._total
-                self._add_row(found.row)
-            elif isinstance(found, StepTimeLine):
-                self._add_step_time(found)
-            elif isinstance(found, MetricsRow):
-                self._add_row(found)
+        for parsed in _READERS[self._format](line, self._last.step if self._last else None):
+            if isinstance(parsed, LineDefect):
+                self._counts[parsed] += 1
+            elif isinstance(parsed, IterationLine):
+                self._total = parsed.total_steps or self._total
+                self._add_row(parsed.row)
+            elif isinstance(parsed, StepTimeLine):
+                self._add_step_time(parsed)
+            elif isinstance(parsed, MetricsRow):
+                self._add_row(parsed)
             else:
-                self._records.append(found)
+                self._records.append(parsed)
 
     def finished(self) -> ParsedLog:
         """Return the parsed log."""
@@ -191,8 +191,8 @@ class _LogReader:
         if last is not None and row.step == last.step:
             self._repeated += 1
             return
-        alone = row.step == 1 if last is None else row.step == last.step + 1
-        if alone and row.values.get(SKIPPED_STEPS, 0) >= 1:
+        is_one_step = row.step == 1 if last is None else row.step == last.step + 1
+        if is_one_step and row.values.get(SKIPPED_STEPS, 0) >= 1:
             row = replace(row, skipped=True)
         if self._waiting is not None:
             row = replace(row, values=self._waiting.values | dict(row.values))
@@ -200,47 +200,47 @@ class _LogReader:
         self._row = len(self._records)
         self._records.append(row)
 
-    def _add_step_time(self, found: StepTimeLine) -> None:
+    def _add_step_time(self, line: StepTimeLine) -> None:
         if self._format == "megatron-bridge":
-            self._waiting = found
+            self._waiting = line
         elif self._format == "cloudai":
             step = 1 if self._last is None else self._last.step + 1
             self._row = len(self._records)
             self._records.append(
                 MetricsRow(
-                    step=step, time=found.time, values=found.values, skipped=False, consumed_samples=None
+                    step=step, time=line.time, values=line.values, skipped=False, consumed_samples=None
                 )
             )
         elif self._row is not None and self._last is not None:
-            values = found.values | dict(self._last.values)  # values of the iteration line are more precise
+            values = line.values | dict(self._last.values)  # values of the iteration line are more precise
             self._records[self._row] = replace(self._last, values=values)
 
 
-def _megatron(line: str, last_step: int | None) -> Iterator[_Found]:
+def _megatron(line: str, last_step: int | None) -> Iterator[_Parsed]:
     yield from iteration_lines(line)
     evaluation = validation_line(line, last_step=last_step)
     event = event_line(line)
-    yield from (found for found in (evaluation, event) if found is not None)
+    yield from (record for record in (evaluation, event) if record is not None)
 
 
-def _with_step_time(line: str, last_step: int | None) -> Iterator[_Found]:
+def _with_step_time(line: str, last_step: int | None) -> Iterator[_Parsed]:
     yield from _megatron(line, last_step)
     yield from _step_time(line, last_step)
 
 
-def _step_time(line: str, last_step: int | None) -> Iterator[_Found]:
-    found = step_time_of_line(line)
-    if found is not None:
-        yield found
+def _step_time(line: str, last_step: int | None) -> Iterator[_Parsed]:
+    step_time = step_time_of_line(line)
+    if step_time is not None:
+        yield step_time
 
 
-def _torchtitan(line: str, last_step: int | None) -> Iterator[_Found]:
-    found = torchtitan_line(line, last_step=last_step)
-    if found is not None:
-        yield found
+def _torchtitan(line: str, last_step: int | None) -> Iterator[_Parsed]:
+    row_or_defect = torchtitan_line(line, last_step=last_step)
+    if row_or_defect is not None:
+        yield row_or_defect
 
 
-_READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Found]]] = {
+_READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Parsed]]] = {
     "mb": _with_step_time,
     "megatron-bridge": _with_step_time,
     "megatron-lm": _megatron,

@@ -109,16 +109,15 @@ def reduce_over_ranks(
     names = sorted(how, key=lambda name: (how[name], name))
     device = _device_of(group)
     own = _table(steps, names, device=device)
-    everyone = own.new_empty(group.size() * own.numel())
-    dist.all_gather_into_tensor(everyone, own.view(-1), group=group)
-    everyone = everyone.view(group.size(), *own.shape)
-    present = everyone[:, 1] > 0
-    zeros = everyone[:, 0].masked_fill(~present, 0.0)
+    gathered = own.new_empty(group.size() * own.numel())
+    dist.all_gather_into_tensor(gathered, own.view(-1), group=group)
+    values, flags = gathered.view(group.size(), *own.shape).unbind(dim=1)  # each [ranks, steps, names]
+    present = flags > 0
     counts = present.sum(dim=0)
-    totals = zeros.sum(dim=0)
-    largest = everyone[:, 0].masked_fill(~present, -torch.inf).amax(dim=0)
-    by = {"max": largest, "mean": totals / counts, "sum": totals}
-    reduced = torch.stack([by[how[name]][:, column] for column, name in enumerate(names)], dim=1)
+    totals = values.masked_fill(~present, 0.0).sum(dim=0)
+    largest = values.masked_fill(~present, -torch.inf).amax(dim=0)
+    by_reduction = {"max": largest, "mean": totals / counts, "sum": totals}
+    reduced = torch.stack([by_reduction[how[name]][:, column] for column, name in enumerate(names)], dim=1)
     return [PackedScalars(tuple(names), row) for table in (reduced, counts.to(own.dtype)) for row in table]
 
 
@@ -136,19 +135,22 @@ def _table(
 ) -> Tensor:
     """Return values and presence flags, of shape [2, steps, names], on the device of the group."""
     columns = {name: column for column, name in enumerate(names)}
-    host = [[[0.0] * len(names) for _ in steps] for _ in range(2)]
+    values, flags = ([[0.0] * len(names) for _ in steps] for _ in range(2))
     parts: list[Tensor] = []
-    places: list[int] = []
-    for index, (numbers, packed) in enumerate(steps):
+    positions: list[int] = []
+    for row, (numbers, packed) in enumerate(steps):
+        # A device value is NaN in `numbers`, which sets its flag here; the value itself is copied over it below.
         for name in numbers.keys() & columns.keys():
-            host[0][index][columns[name]] = numbers[name]
-            host[1][index][columns[name]] = 1.0
-        for part in without(packed, {name for each in packed for name in each.names} - columns.keys()):
+            values[row][columns[name]] = numbers[name]
+            flags[row][columns[name]] = 1.0
+        not_reduced = {name for part in packed for name in part.names} - columns.keys()
+        for part in without(packed, not_reduced):
             parts.append(part.vector.to(device, torch.float64, non_blocking=device.type == "cuda"))
-            places += [index * len(names) + columns[name] for name in part.names]
-    table = to_device(torch.tensor(host, dtype=torch.float64).view(2, len(steps), len(names)), device)
+            positions += [row * len(names) + columns[name] for name in part.names]
+    host = torch.tensor([values, flags], dtype=torch.float64).view(2, len(steps), len(names))
+    table = to_device(host, device)
     if parts:
-        table.view(-1).index_copy_(0, to_device(torch.tensor(places), device), torch.cat(parts))
+        table.view(-1).index_copy_(0, to_device(torch.tensor(positions), device), torch.cat(parts))
     return table
 
 
@@ -180,6 +182,7 @@ class HostCopy:
                 vectors.setdefault(_kind(packed), []).append(packed.vector)
         joined = {kind: torch.cat(parts) for kind, parts in vectors.items()}
         self._lengths = {kind: len(vector) for kind, vector in joined.items()}
+        # One vector per device: a transfer costs some microseconds, whatever the number of metrics.
         self._host = {device: self._copy(device, joined) for device in {kind[0] for kind in joined}}
 
     def ready(self) -> bool:

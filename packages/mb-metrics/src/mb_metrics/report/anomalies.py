@@ -61,12 +61,12 @@ def find_anomalies(run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
     unusual value enters only in part. A stall is a step that took 8 times the median step and a second longer than it,
     without evaluations, saves and restarts.
     """
-    found = [*_nonfinite(run), *_stalls(run, split)]
+    anomalies = [*_nonfinite(run), *_stalls(run, split)]
     for name in run.losses[:1]:
-        found += _spikes(name, run.series[name], deviations=6.0, ratio=1.05)
+        anomalies += _spikes(name, run.series[name], deviations=6.0, ratio=1.05)
     if run.grad_norm is not None:
-        found += _spikes("gradient norm", run.grad_norm, deviations=10.0, ratio=4.0)
-    return tuple(sorted(found, key=lambda one: (one.step, one.kind))[:_MOST])
+        anomalies += _spikes("gradient norm", run.grad_norm, deviations=10.0, ratio=4.0)
+    return tuple(sorted(anomalies, key=lambda anomaly: (anomaly.step, anomaly.kind))[:_MOST])
 
 
 def data_command(run: RunHistory, step: int) -> str | None:
@@ -152,12 +152,12 @@ def _any_between(times: list[float], begin: float, end: float) -> bool:
     return any(begin <= time <= end for time in times)
 
 
-def _grouped(found: Iterable[tuple[int, float, float]]) -> Iterator[list[tuple[int, float, float]]]:
+def _grouped(unusual: Iterable[tuple[int, float, float]]) -> Iterator[list[tuple[int, float, float]]]:
     group: list[tuple[int, float, float]] = []
-    for one in found:
-        if group and one[0] - group[-1][0] > _GAP:
+    for value in unusual:
+        if group and value[0] - group[-1][0] > _GAP:
             yield group
             group = []
-        group.append(one)
+        group.append(value)
     if group:
         yield group

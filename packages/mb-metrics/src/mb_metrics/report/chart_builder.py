@@ -1,11 +1,13 @@
-"""Selection of the charts of a page: recorded metrics grouped by quantity, each with the curves of every run."""
+"""Selection of the charts of a page: recorded metrics grouped by quantity, with the curves and marks of every run."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mb_metrics import names
+from mb_metrics.report.anomalies import Anomaly
 from mb_metrics.report.chart import Chart, Curve
+from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_statistics import is_memory, predicted_speed
 from mb_metrics.report.series import Series, envelope
@@ -14,6 +16,8 @@ from mb_metrics.report.time_split import TimeSplit
 _MOST_LOSSES = 12
 _MOST_QUANTITIES = 3
 _BINS = 40
+_MOST_MARKS = 300
+"""Marks of a kind; of more, some are left out at equal distances."""
 _STAGE = re.compile(r"memory/(?:pp|stage)[ _-]?(\d+)/(.+)")
 _RANK_METRICS: tuple[tuple[str, str, tuple[str, str], tuple[str, str]], ...] = (
     (
@@ -123,10 +127,10 @@ class ChartBuilder:
     @property
     def _quantities(self) -> list[str]:
         """Memory metrics, with maximum reserved and maximum allocated memory first."""
-        found = dict.fromkeys(
+        quantities = dict.fromkeys(
             _quantity(name) for subject in self._subjects for name in subject.run.series if is_memory(name)
         )
-        return sorted(found, key=lambda name: ("max-reserved" not in name, "max-allocated" not in name))
+        return sorted(quantities, key=lambda name: ("max-reserved" not in name, "max-allocated" not in name))
 
     def _loss(self, name: str) -> Chart:
         lines = self._lines(lambda run: run.series.get(name))
@@ -196,10 +200,12 @@ class ChartBuilder:
         """Yield the spread over ranks, as a straggler detector recorded it."""
         for title, unit, fastest, slowest in _RANK_METRICS:
             for number, subject in enumerate(self._subjects):
-                found = ((label, subject.run.series.get(name)) for label, name in (fastest, slowest) if name)
+                recorded = (
+                    (label, subject.run.series.get(name)) for label, name in (fastest, slowest) if name
+                )
                 lines = [
-                    _ChartLine(label, place, series, run=number)
-                    for place, (label, series) in enumerate(found)
+                    _ChartLine(label, colour, series, run=number)
+                    for colour, (label, series) in enumerate(recorded)
                     if series
                 ]
                 of_run = "" if len(self._subjects) == 1 else f", {subject.label}"
@@ -238,8 +244,8 @@ class ChartBuilder:
 
     def _histogram(self) -> Chart:
         """Return the histogram of step times in microseconds; the last bin contains the slowest 0.5 % of the steps."""
-        known = [subject.split.step_seconds for subject in self._subjects]
-        ordered = sorted(seconds for one in known for seconds in one)
+        by_run = [subject.split.step_seconds for subject in self._subjects]
+        ordered = sorted(seconds for of_run in by_run for seconds in of_run)
         if len(ordered) < 2:
             return Chart(title="", curves=())
         low, high = ordered[0], ordered[min(len(ordered) - 1, int(0.995 * len(ordered)))]
@@ -283,9 +289,9 @@ class ChartBuilder:
         return self._build_chart(title, self._lines(find, dots=dots), unit=unit, from_zero=from_zero)
 
     def _lines(self, find: Callable[[RunHistory], Series | None], *, dots: bool = False) -> list[_ChartLine]:
-        found = [(number, subject.label, find(subject.run)) for number, subject in enumerate(self._subjects)]
+        by_run = [(number, subject.label, find(subject.run)) for number, subject in enumerate(self._subjects)]
         return [
-            _ChartLine(label, number, series, dots, run=number) for number, label, series in found if series
+            _ChartLine(label, number, series, dots, run=number) for number, label, series in by_run if series
         ]
 
     def _build_chart(
@@ -330,3 +336,29 @@ def _last(series: Series | None) -> float | None:
 
 def _changes(series: Series | None) -> bool:
     return series is not None and len(series) > 0 and min(series.values) != max(series.values)
+
+
+def chart_marks(run: RunHistory, anomalies: Sequence[Anomaly], number: int) -> list[dict[str, object]]:
+    """Return the marks of the run with a number as data for the script: kind, step and text."""
+    marks: list[dict[str, object]] = []
+    for kind, moments in (
+        ("restart", _events(run, ("resume", "restart"), "resumed")),
+        ("save", _events(run, ("save",), "checkpoint saved")),
+        ("evaluation", ((evaluation.step, "evaluated") for evaluation in run.evaluations)),
+        ("anomaly", ((anomaly.step, anomaly.text) for anomaly in anomalies)),
+    ):
+        marks += [
+            {"run": number, "kind": kind, "step": step, "text": text} for step, text in _thinned([*moments])
+        ]
+    return marks
+
+
+def _events(run: RunHistory, kinds: Sequence[str], text: str) -> Iterator[tuple[int, str]]:
+    for event in run.events:
+        if event.kind in kinds and event.step is not None:
+            took = "" if event.seconds is None else f", {duration(event.seconds)}"
+            yield event.step, f"{text}{took}"
+
+
+def _thinned(moments: Sequence[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+    return moments[:: max(1, -(-len(moments) // _MOST_MARKS))]

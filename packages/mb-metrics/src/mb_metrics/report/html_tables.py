@@ -22,50 +22,13 @@ _STATUS_TEXT = {
     "failed": "failed",
 }
 
-_STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
-    ("State", lambda one: status_text(one)),
-    ("Steps", lambda one: _of(one.steps, one.total_steps)),
-    ("Last loss", lambda one: short(loss.last) if (loss := _first(one.losses)) else "?"),
-    ("Recent mean", lambda one: _recent_mean(one)),
-    ("Best validation", lambda one: _validation(one)),
-    ("Step time", lambda one: duration(one.step_seconds.median) if one.step_seconds else "?"),
-    ("Tokens per second", lambda one: short(one.tokens_per_second)),
-    ("Tokens/s and device", lambda one: _per_device(one)),
-    ("Predicted tokens/s", lambda one: _predicted(one)),
-    ("TFLOP/s per device", lambda one: short(one.tflops_per_device)),
-    ("MFU", lambda one: percent(one.mfu)),
-    ("Peak memory", lambda one: peak_memory_text(one)),
-    ("Goodput", lambda one: percent(one.goodput)),
-    ("Checkpoints", lambda one: _waits(one.saves.count, one.saves.seconds)),
-    ("Evaluations", lambda one: _waits(one.evaluations.count, one.evaluations.seconds)),
-    ("Restarts", lambda one: _restarts(one)),
-    ("Skipped steps", lambda one: f"{one.skipped_steps:,}"),
-    ("NaN or infinite", lambda one: f"{one.nonfinite_steps:,} steps"),
-    ("Time left", lambda one: duration(one.seconds_left)),
-)
-
-
-_NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
-    "Last loss": lambda one: loss.last if (loss := _first(one.losses)) else None,
-    "Recent mean": lambda one: loss.recent_mean if (loss := _first(one.losses)) else None,
-    "Best validation": lambda one: loss.lowest if (loss := _first(one.validation)) else None,
-    "Step time": lambda one: one.step_seconds.median if one.step_seconds else None,
-    "Tokens per second": lambda one: one.tokens_per_second,
-    "Tokens/s and device": lambda one: one.tokens_per_second_per_device,
-    "TFLOP/s per device": lambda one: one.tflops_per_device,
-    "MFU": lambda one: one.mfu,
-    "Peak memory": lambda one: max(one.peak_memory.values(), default=None),
-    "Goodput": lambda one: one.goodput,
-}
-"""Number of a row that is compared with that of the first run."""
-
 
 def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) -> str:
     """Return tiles for one run, or a table with one column per run and the differences from the first run.
 
     Rows without a known value are omitted.
     """
-    rows = [(name, [write(one) for one in statistics]) for name, write in _STATISTICS]
+    rows = [(name, [text_of(run) for run in statistics]) for name, text_of in _STATISTICS]
     rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
     if len(statistics) == 1:
         tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
@@ -90,10 +53,10 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
 
 def _changes(name: str, statistics: Sequence[RunStatistics]) -> Iterator[str]:
     """Yield the difference of each run from the first one; empty for the first, and where one is not known."""
-    read = _NUMBERS.get(name)
-    first = read(statistics[0]) if read else None
-    for index, one in enumerate(statistics):
-        value = read(one) if read and index else None
+    number_of = _NUMBERS.get(name)
+    first = number_of(statistics[0]) if number_of else None
+    for index, run in enumerate(statistics):
+        value = number_of(run) if number_of and index else None
         if first is None or value is None or not math.isfinite(value - first):
             yield ""
             continue
@@ -107,7 +70,10 @@ def anomalies_html(anomalies: Sequence[Anomaly], run: RunHistory) -> str:
     if not anomalies:
         return ""
     heads = '<tr><th scope="col">Step</th><th scope="col">What</th><th scope="col">Data of the step</th></tr>'
-    rows = [_anomaly_row(step, list(group), run) for step, group in groupby(anomalies, lambda one: one.step)]
+    rows = [
+        _anomaly_row(step, list(group), run)
+        for step, group in groupby(anomalies, lambda anomaly: anomaly.step)
+    ]
 
     def table(part: Sequence[str]) -> str:
         body = "".join(part)
@@ -120,22 +86,25 @@ def anomalies_html(anomalies: Sequence[Anomaly], run: RunHistory) -> str:
 
 def _anomaly_row(step: int, anomalies: Sequence[Anomaly], run: RunHistory) -> str:
     command = data_command(run, step)
+    text = escape("; ".join(anomaly.text for anomaly in anomalies))
     return (
         f'<tr class="{anomalies[0].kind.lower()}"><td>{step:,}</td>'
-        f"<td>{escape('; '.join(one.text for one in anomalies))}</td><td>{_code(command) if command else ''}</td></tr>"
+        f"<td>{text}</td><td>{_code(command) if command else ''}</td></tr>"
     )
 
 
 def notebook_html(statistics: RunStatistics) -> str:
     """Return statistics and anomalies as tables without colours, for light and dark notebooks."""
-    known = ((name, write(statistics)) for name, write in _STATISTICS)
+    rows = ((name, text_of(statistics)) for name, text_of in _STATISTICS)
     cells = "".join(
         f'<tr><td style="text-align:left">{name}</td><td style="text-align:left">{escape(value)}</td></tr>'
-        for name, value in known
+        for name, value in rows
         if value != "?"
     )
-    found = [f"step {one.step:,}: {one.text}" for one in statistics.anomalies[:MOST_ANOMALIES]]
-    unusual = "".join(f"<li>{escape(text)}</li>" for text in (*found, *statistics.warnings))
+    anomalies = [
+        f"step {anomaly.step:,}: {anomaly.text}" for anomaly in statistics.anomalies[:MOST_ANOMALIES]
+    ]
+    unusual = "".join(f"<li>{escape(text)}</li>" for text in (*anomalies, *statistics.warnings))
     table = f"<table><tbody>{cells}</tbody></table>"
     return f"<div><strong>{escape(statistics.name)}</strong>{table}{f'<ul>{unusual}</ul>' if unusual else ''}</div>"
 
@@ -162,23 +131,25 @@ def warnings_html(warnings: Sequence[str]) -> str:
 
 def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str:
     """Return differences (from the recipe, between runs), and all settings in a collapsed element."""
-    known = [(run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration]
-    parts = [_between(known)] if len(known) > 1 else []
-    for configuration, label in known:
+    configured = [
+        (run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration
+    ]
+    parts = [_between(configured)] if len(configured) > 1 else []
+    for configuration, label in configured:
         parts.append(_against_baseline(configuration, label if len(runs) > 1 else None))
     for run, label in zip(runs, labels, strict=True):
         parts.append(_all_settings(run, label if len(runs) > 1 else None))
     return "".join(parts) or "<p>No configuration was found.</p>"
 
 
-def _between(known: Sequence[tuple[RunConfiguration | None, str]]) -> str:
-    settings = [configuration.settings for configuration, _ in known if configuration]
-    paths = sorted({path for one in settings for path in one})
-    rows = [(path, [one.get(path) for one in settings]) for path in paths]
+def _between(configured: Sequence[tuple[RunConfiguration | None, str]]) -> str:
+    settings = [configuration.settings for configuration, _ in configured if configuration]
+    paths = sorted({path for of_run in settings for path in of_run})
+    rows = [(path, [of_run.get(path) for of_run in settings]) for path in paths]
     rows = [(path, values) for path, values in rows if any(value != values[0] for value in values)]
     if not rows:
         return "<p>The runs have the same settings.</p>"
-    return "<h3>Differences between the runs</h3>" + _settings_table([label for _, label in known], rows)
+    return "<h3>Differences between the runs</h3>" + _settings_table([label for _, label in configured], rows)
 
 
 def _against_baseline(configuration: RunConfiguration, label: str | None) -> str:
@@ -190,11 +161,11 @@ def _against_baseline(configuration: RunConfiguration, label: str | None) -> str
         return f"{head}<p>Nothing.</p>"
     rows = [(path, list(pair)) for path, pair in configuration.changes.items()]
     heads = [configuration.baseline, "this run"]
-    chosen = configuration.set_by_user
-    if chosen is None:
+    set_by_user = configuration.set_by_user
+    if set_by_user is None:
         return head + _settings_table(heads, rows)
-    by_user = [row for row in rows if row[0] in chosen]
-    derived = [row for row in rows if row[0] not in chosen]
+    by_user = [row for row in rows if row[0] in set_by_user]
+    derived = [row for row in rows if row[0] not in set_by_user]
     return f"{head}<h4>By you</h4>{_settings_table(heads, by_user) if by_user else '<p>Nothing.</p>'}" + (
         f"<h4>By resolving</h4>{_settings_table(heads, derived)}" if derived else ""
     )
@@ -295,3 +266,41 @@ def peak_memory_text(statistics: RunStatistics) -> str:
 def _per_device(statistics: RunStatistics) -> str:
     device = statistics.tokens_per_second_per_device
     return short(None if device == statistics.tokens_per_second else device)
+
+
+_STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
+    ("State", status_text),
+    ("Steps", lambda run: _of(run.steps, run.total_steps)),
+    ("Last loss", lambda run: short(loss.last) if (loss := _first(run.losses)) else "?"),
+    ("Recent mean", _recent_mean),
+    ("Best validation", _validation),
+    ("Step time", lambda run: duration(run.step_seconds.median) if run.step_seconds else "?"),
+    ("Tokens per second", lambda run: short(run.tokens_per_second)),
+    ("Tokens/s and device", _per_device),
+    ("Predicted tokens/s", _predicted),
+    ("TFLOP/s per device", lambda run: short(run.tflops_per_device)),
+    ("MFU", lambda run: percent(run.mfu)),
+    ("Peak memory", peak_memory_text),
+    ("Goodput", lambda run: percent(run.goodput)),
+    ("Checkpoints", lambda run: _waits(run.saves.count, run.saves.seconds)),
+    ("Evaluations", lambda run: _waits(run.evaluations.count, run.evaluations.seconds)),
+    ("Restarts", _restarts),
+    ("Skipped steps", lambda run: f"{run.skipped_steps:,}"),
+    ("NaN or infinite", lambda run: f"{run.nonfinite_steps:,} steps"),
+    ("Time left", lambda run: duration(run.seconds_left)),
+)
+"""Rows of the tables: name, and the text of a run; "?" where it is not known."""
+
+_NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
+    "Last loss": lambda run: loss.last if (loss := _first(run.losses)) else None,
+    "Recent mean": lambda run: loss.recent_mean if (loss := _first(run.losses)) else None,
+    "Best validation": lambda run: loss.lowest if (loss := _first(run.validation)) else None,
+    "Step time": lambda run: run.step_seconds.median if run.step_seconds else None,
+    "Tokens per second": lambda run: run.tokens_per_second,
+    "Tokens/s and device": lambda run: run.tokens_per_second_per_device,
+    "TFLOP/s per device": lambda run: run.tflops_per_device,
+    "MFU": lambda run: run.mfu,
+    "Peak memory": lambda run: max(run.peak_memory.values(), default=None),
+    "Goodput": lambda run: run.goodput,
+}
+"""Rows in which runs are compared with the first one: name, and the number of a run."""

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mb_metrics.errors import MetricsError
 from mb_metrics.report.chart import Chart, chart_data, chart_html, single_values_html
-from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
-from mb_metrics.report.chart_marks import chart_marks
+from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun, chart_marks
 from mb_metrics.report.formatting import clock
 from mb_metrics.report.html_tables import (
     anomalies_html,
@@ -77,7 +76,7 @@ def report_html(
         ValueError: `runs` is empty.
     """
     subjects = _labeled(runs)
-    statistics = [compute_run_statistics(one.run, now=now, split=one.split) for one in subjects]
+    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
     points = _MOST_POINTS
     while points >= _FEWEST_POINTS:
         page = _page(_parts(subjects, statistics, points=points), now=now, live=live)
@@ -97,7 +96,7 @@ def report_parts(runs: Sequence[RunHistory], *, now: float) -> ReportParts:
         ValueError: `runs` is empty.
     """
     subjects = _labeled(runs)
-    statistics = [compute_run_statistics(one.run, now=now, split=one.split) for one in subjects]
+    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
     return _parts(subjects, statistics, points=_MOST_POINTS)
 
 
@@ -137,12 +136,14 @@ def _parts(
         or "<p>No curve yet: no metric has two values to plot.</p>",
         below=_below(charts, runs, labels, left_out=builder.left_out),
         data={
-            "runs": [{"label": one.label, "axes": x_axes(one.run, one.split)} for one in subjects],
+            "runs": [
+                {"label": subject.label, "axes": x_axes(subject.run, subject.split)} for subject in subjects
+            ],
             "charts": [chart_data(chart) for chart in drawn],
             "marks": [
                 mark
-                for number, (one, found) in enumerate(zip(subjects, statistics, strict=True))
-                for mark in chart_marks(one.run, found.anomalies, number)
+                for number, (subject, of_run) in enumerate(zip(subjects, statistics, strict=True))
+                for mark in chart_marks(subject.run, of_run.anomalies, number)
             ],
         },
     )
@@ -150,24 +151,24 @@ def _parts(
 
 def _above(subjects: Sequence[LabeledRun], statistics: Sequence[RunStatistics]) -> str:
     labels = [None if len(subjects) == 1 else subject.label for subject in subjects]
-    each = list(zip(subjects, statistics, labels, strict=True))
-    first = [
-        (label, anomalies_html(found.anomalies, subject.run), warnings_html(found.warnings))
-        for subject, found, label in each
+    runs = list(zip(subjects, statistics, labels, strict=True))
+    problems = [
+        (label, anomalies_html(of_run.anomalies, subject.run), warnings_html(of_run.warnings))
+        for subject, of_run, label in runs
     ]
     alarming = "".join(
         (f"<h3>{escape(label)}</h3>" if label else "") + anomalies + warnings
-        for label, anomalies, warnings in first
+        for label, anomalies, warnings in problems
         if anomalies or warnings
     )
     times = "".join(
         goodput_html(subject.split, label=label) + timeline_html(subject.run, subject.split, label=None)
-        for subject, _, label in each
+        for subject, _, label in runs
     )
-    fine = "" if alarming else "<p>No spikes, NaN losses, stalls or warnings were found.</p>"
+    all_clear = "" if alarming else "<p>No spikes, NaN losses, stalls or warnings were found.</p>"
     sections = [
         ("Look at first", alarming),
-        ("Summary", statistics_html(statistics, [subject.label for subject in subjects]) + fine),
+        ("Summary", statistics_html(statistics, [subject.label for subject in subjects]) + all_clear),
         ("Time by activity", times),
     ]
     return "".join(_section(head, content) for head, content in sections if content)

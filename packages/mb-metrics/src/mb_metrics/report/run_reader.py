@@ -182,7 +182,7 @@ class RunReader:
                 "step. Pass a run folder or its metrics.jsonl; a log of a trainer is read by `report --from-log`."
             )
         text = None if self._is_single_file else _text(self._path / CONFIG)
-        found = _TRAIN_ITERS.search(text or "")
+        train_iters = _TRAIN_ITERS.search(text or "")
         damaged = {self._metrics.name: self._damaged_rows, EVENTS: self._damaged_events}
         notes = [
             f"{count} damaged {'line' if count == 1 else 'lines'} of {name} left out"
@@ -204,7 +204,7 @@ class RunReader:
             events=tuple(self._events or [*self._restarts, *([mark] if mark else [])]),
             redone=tuple(builder.redone),
             rows_are_intervals=False,
-            total_steps=int(found[1]) if found else None,
+            total_steps=int(train_iters[1]) if train_iters else None,
             configuration=self._configuration,
             config_text=text,
             warnings=self._warnings.lines,
@@ -265,14 +265,14 @@ class _FileTail:
 
 def _parse_end(line: bytes) -> RunEvent | None:
     """Return the stop of a run if a line of a metrics file is the mark of its end."""
-    found = parse_row(line) if b'"end"' in line else None
-    reason = None if found is None else end_of_run(found)
-    if found is None or reason is None:
+    row = parse_row(line) if b'"end"' in line else None
+    reason = None if row is None else end_of_run(row)
+    if row is None or reason is None:
         return None
     return RunEvent(
         kind="stop",
-        time=time_of_row(found),
-        step=step_of_row(found),
+        time=time_of_row(row),
+        step=step_of_row(row),
         details={"reason": reason},
     )
 
@@ -293,14 +293,14 @@ def _restart(stop: RunEvent, times: Series) -> list[RunEvent]:
 
 def _add_line(builder: RunBuilder, line: bytes) -> bool:
     """Add a line of a metrics file; return False if it is damaged."""
-    found = parse_row(line)
-    step = None if found is None else step_of_row(found)
-    if found is None or step is None:
+    row = parse_row(line)
+    step = None if row is None else step_of_row(row)
+    if row is None or step is None:
         return False
-    time = time_of_row(found)
-    found = {name: value for name, value in found.items() if name not in ("step", "time")}
-    skipped = bool(found.pop("skipped", False))
-    values = {name: value for name, raw in found.items() if (value := _value(raw)) is not None}
+    time = time_of_row(row)
+    skipped = bool(row.get("skipped", False))
+    metrics = {name: raw for name, raw in row.items() if name not in ("step", "time", "skipped")}
+    values = {name: value for name, raw in metrics.items() if (value := _value(raw)) is not None}
     losses = {name: values.pop(name) for name in list(values) if name.endswith((VALIDATION, PERPLEXITY))}
     if losses:
         builder.add(_evaluation(step, time, losses))

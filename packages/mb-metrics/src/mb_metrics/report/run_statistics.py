@@ -157,7 +157,7 @@ def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | No
 def predicted_speed(events: Sequence[RunEvent]) -> float | None:
     """Return the tokens per second and device that were predicted before the newest start; None: no prediction."""
     values = [event.details.get(PREDICTED_SPEED) for event in events if event.starts_attempt]
-    return next((found for value in reversed(values) if (found := seconds_in(value)) is not None), None)
+    return next((speed for value in reversed(values) if (speed := seconds_in(value)) is not None), None)
 
 
 def _continued(events: Sequence[RunEvent]) -> int:
@@ -181,12 +181,12 @@ def run_status(run: RunHistory, split: TimeSplit, *, now: float) -> tuple[RunSta
     )
     if stop is not None and stop.kind == "stop":
         reason = str(stop.details.get("reason", "stop"))
-        known: dict[str, RunStatus] = {
+        statuses: dict[str, RunStatus] = {
             "finished": "complete",
             "early_stop": "complete",
             "failed": "failed",
         }
-        return known.get(reason, "stopped"), reason
+        return statuses.get(reason, "stopped"), reason
     if not split.attempts:
         return "empty", None
     if not run.events and run.last_step is not None and run.last_step >= (run.total_steps or math.inf):
@@ -223,37 +223,37 @@ def seconds_left(run: RunHistory, split: TimeSplit) -> float | None:
 
 def run_warnings(run: RunHistory, split: TimeSplit, status: RunStatus, *, now: float) -> tuple[str, ...]:
     """Return the warnings on a run: problems of the run, data that could not be read, warnings in the log."""
-    found: list[str] = []
+    problems: list[str] = []
     skipped, nonfinite = int(sum(run.skipped.values)), int(sum(run.nonfinite.values))
     if nonfinite:
-        found.append(
+        problems.append(
             f"{_loss_names(run)} NaN or infinite in {_steps(nonfinite)}, first in step {run.nonfinite.steps[0]:,}."
         )
     if skipped:
-        found.append(f"The optimizer skipped {_steps(skipped)}, first step {run.skipped.steps[0]:,}.")
+        problems.append(f"The optimizer skipped {_steps(skipped)}, first step {run.skipped.steps[0]:,}.")
     deaths = sum(attempt.kind == "killed" for attempt in split.attempts[:-1])
     if deaths:
-        found.append(
+        problems.append(
             f"The run ended {'once' if deaths == 1 else f'{deaths} times'} without a recorded stop: killed or crashed."
         )
     if split.redone_steps:
-        found.append(f"{_steps(split.redone_steps).capitalize()} had to be repeated after a restart.")
+        problems.append(f"{_steps(split.redone_steps).capitalize()} had to be repeated after a restart.")
     if status == "silent" and not run.rows_are_intervals:
         silent = now - split.attempts[-1].end
-        found.append(
+        problems.append(
             f"No stop is recorded, and nothing was written for {duration(silent)}: the run was killed or hangs."
         )
     if status == "failed":
-        found.append(f"The run ended with an error{'' if run.closed else '; see log.txt'}.")
-    return (*found, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
+        problems.append(f"The run ended with an error{'' if run.closed else '; see log.txt'}.")
+    return (*problems, *(f"{note[0].upper()}{note[1:]}." for note in run.notes), *run.warnings)
 
 
 def _loss_names(run: RunHistory) -> str:
     """Return the subject of a sentence: the losses that were not finite, or "The loss"."""
-    found = run.nonfinite_losses
-    if len(found) > 1:
-        return f"{', '.join(found[:-1])} and {found[-1]} were"
-    return f"{found[0] if found and found[0] != 'loss' else 'The loss'} was"
+    losses = run.nonfinite_losses
+    if len(losses) > 1:
+        return f"{', '.join(losses[:-1])} and {losses[-1]} were"
+    return f"{losses[0] if losses and losses[0] != 'loss' else 'The loss'} was"
 
 
 def _steps(count: int) -> str:
@@ -329,7 +329,7 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value

@@ -106,9 +106,9 @@ def split_time(run: RunHistory) -> TimeSplit:
 def _events(run: RunHistory) -> list[_Moment]:
     marks = [_mark(event) for event in run.events if math.isfinite(event.time)]
     marks += [
-        _Moment(found.time, _ORDERS["evaluation"], "evaluation", found.step, None)
-        for found in run.evaluations
-        if math.isfinite(found.time)
+        _Moment(evaluation.time, _ORDERS["evaluation"], "evaluation", evaluation.step, None)
+        for evaluation in run.evaluations
+        if math.isfinite(evaluation.time)
     ]
     return sorted(marks)
 
@@ -201,15 +201,15 @@ class _TimeSplitter:
     def _row(self, previous: _Moment, mark: _Moment, delta: float) -> None:
         step = mark.step or 0
         steps = 1 if self._last_row is None else max(1, step - self._last_row)
-        known = self._iteration_time.get(step, math.nan)
-        if math.isfinite(known) and (self._run.rows_are_intervals or steps > 1):
-            training = min(known * steps, delta)
+        step_seconds = self._iteration_time.get(step, math.nan)
+        if math.isfinite(step_seconds) and (self._run.rows_are_intervals or steps > 1):
+            training = min(step_seconds * steps, delta)
             rest: TimeKind = (
                 "starting" if previous.begins else self._untimed.get(self._last_row or 0, "other")
             )
             self._add("training", training)
             self._add(rest, delta - training)
-            self._split.step_seconds.append(known)
+            self._split.step_seconds.append(step_seconds)
         elif previous.begins:
             self._first_steps.append(delta)
         else:
@@ -254,7 +254,7 @@ def _untimed(run: RunHistory) -> dict[int, TimeKind]:
     kinds: dict[int, TimeKind] = {
         event.step: "saving" for event in run.events if event.kind == "save" and event.step
     }
-    return {**kinds, **{found.step: "evaluating" for found in run.evaluations}}
+    return {**kinds, **{evaluation.step: "evaluating" for evaluation in run.evaluations}}
 
 
 def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSteps]:

@@ -159,8 +159,8 @@ def _cells(run: RunHistory, statistics: RunStatistics) -> list[list[str]]:
     }
     trouble = {name: str(count) for name, count in counts.items() if count}
     rows = (_losses(statistics), speed, newest, spent, trouble)
-    found = [[f"{name} {text}" for name, text in row.items() if text != "?"] for row in rows]
-    return [row for row in found if row]
+    cells = [[f"{name} {text}" for name, text in row.items() if text != "?"] for row in rows]
+    return [row for row in cells if row]
 
 
 def _losses(statistics: RunStatistics) -> dict[str, str]:
@@ -168,12 +168,12 @@ def _losses(statistics: RunStatistics) -> dict[str, str]:
     if name is None:
         return {}
     loss = statistics.losses[name]
-    found = {"loss": short(loss.last), f"mean of {loss.recent_steps}": short(loss.recent_mean)}
+    cells = {"loss": short(loss.last), f"mean of {loss.recent_steps}": short(loss.recent_mean)}
     held_out = statistics.validation.get(names.find_validation(name, statistics.validation) or "")
     if held_out is not None:
-        found["validation"] = short(held_out.last)
-        found["best"] = f"{short(held_out.lowest)} at {held_out.lowest_step}"
-    return found
+        cells["validation"] = short(held_out.last)
+        cells["best"] = f"{short(held_out.lowest)} at {held_out.lowest_step}"
+    return cells
 
 
 def _last(series: Series | None) -> float | None:
@@ -181,8 +181,8 @@ def _last(series: Series | None) -> float | None:
 
 
 def _anomalies(statistics: RunStatistics) -> list[str]:
-    found = statistics.anomalies[-_MOST_ANOMALIES:]
-    return ["", *(f"! step {one.step:,}: {one.text}" for one in found)] if found else []
+    newest = statistics.anomalies[-_MOST_ANOMALIES:]
+    return ["", *(f"! step {anomaly.step:,}: {anomaly.text}" for anomaly in newest)] if newest else []
 
 
 def _events(run: RunHistory) -> list[str]:

@@ -36,12 +36,12 @@ def x_axes(run: RunHistory, split: TimeSplit) -> dict[str, list[float]]:
 def _some_steps(run: RunHistory) -> list[int]:
     """Return evenly spaced recorded steps, and those next to a gap between attempts."""
     steps, every = run.times.steps, max(1, len(run.times) // _KNOTS)
-    found = {*steps[::every], *steps[-1:]}
+    chosen = {*steps[::every], *steps[-1:]}
     for event in run.events:
         if event.starts_attempt and event.step is not None:
             index = bisect_right(steps, event.step)
-            found |= {*steps[max(0, index - 1) : index + 1]}
-    return sorted(found)
+            chosen |= {*steps[max(0, index - 1) : index + 1]}
+    return sorted(chosen)
 
 
 def _at(steps: Sequence[int], values: Sequence[float], wanted: Sequence[int]) -> list[float]:
@@ -63,7 +63,7 @@ def _running_seconds(time: float, split: TimeSplit) -> float:
 def _seq_length(run: RunHistory) -> int | None:
     if run.configuration is not None:
         settings = run.configuration.settings
-        known = (settings.get(path) for path in _SEQ_LENGTH_SETTINGS)
-        return next((value for value in known if isinstance(value, int) and value > 0), None)
-    found = _SEQ_LENGTH.search(run.config_text or "")
-    return int(found[1]) if found else None
+        lengths = (settings.get(path) for path in _SEQ_LENGTH_SETTINGS)
+        return next((value for value in lengths if isinstance(value, int) and value > 0), None)
+    match = _SEQ_LENGTH.search(run.config_text or "")
+    return int(match[1]) if match else None

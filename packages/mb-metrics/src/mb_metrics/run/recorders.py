@@ -60,7 +60,9 @@ def record_run(
         print_line: Prints a line of the memory report.
     """
     with ExitStack() as stack:
-        # reads the last row of metrics.jsonl, which the metrics open for writing
+        # The order matters. Events come first, because they read the last row of metrics.jsonl before the metrics
+        # drop rows of it; they are entered after the metrics, so that at the end the stop of the run is written first
+        # and the metrics are closed after it.
         events = None if output is None else output.event_recorder()
         metrics = stack.enter_context(
             build_training_metrics(

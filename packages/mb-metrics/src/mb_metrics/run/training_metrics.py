@@ -118,8 +118,8 @@ class TrainingMetrics:
 
     def tokens(self, result: TrainingStep) -> int | None:
         """Return the tokens of a step; for samples of different lengths the average, without padding."""
-        each = self._tokens_per_sample
-        return result.tokens if each is None else round(result.samples * each)
+        per_sample = self._tokens_per_sample
+        return result.tokens if per_sample is None else round(result.samples * per_sample)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -209,12 +209,12 @@ class TrainingMetrics:
     def _at_interval(self, step: int) -> dict[str, Value]:
         """Return the metrics that are measured at the end of a log interval only. Collective."""
         microbatches, self._microbatches = max(1, self._microbatches), 0
-        found: dict[str, Value] = {}
+        metrics: dict[str, Value] = {}
         for values in self._interval_values:
-            found |= values(step=step, microbatches=microbatches)
+            metrics |= values(step=step, microbatches=microbatches)
         if self._parameter_norm is not None:
-            found[PARAMS_NORM] = self._parameter_norm()
-        return found
+            metrics[PARAMS_NORM] = self._parameter_norm()
+        return metrics
 
 
 def loss_scale(optimizer: Any) -> Value:

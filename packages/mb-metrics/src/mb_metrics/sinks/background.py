@@ -73,6 +73,9 @@ class BackgroundSink:
         self._longest_retry_seconds = longest_retry_seconds
         self._clock = clock
         self._failing = False  # whether the last record failed; used by the thread only
+        # One condition for both directions: a new record wakes the thread; `close` and a full queue, which may drop the
+        # record that is being retried, end the thread's wait. The sink itself is called without the lock, because a
+        # call may take minutes and `write_rows` must not wait for it.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
@@ -154,10 +157,8 @@ class BackgroundSink:
             if self._thread is None:
                 name = f"metrics to {sink_name(self._sink)}"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                with suppress(
-                    RuntimeError
-                ):  # no thread can start while the interpreter exits: `close` writes
-                    self._thread.start()
+                with suppress(RuntimeError):
+                    self._thread.start()  # no thread can start while the interpreter exits: `close` writes
             thread = self._thread
         if first_drop:
             self._warn("is too slow or down; the queue is full and the oldest records are dropped")

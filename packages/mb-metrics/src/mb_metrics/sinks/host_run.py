@@ -23,10 +23,10 @@ def require_one_run(sink: str, *, run: object | None, new: str, settings: Mappin
             f"{sink}: neither {new} nor run is given ({new}=None, run=None), so there is no run to write to. Pass "
             f"{new}= to open a run, or run= with a run that is already open."
         )
-    given = [name for name, value in settings.items() if value is not None]
-    if run is not None and given:
+    set_names = [name for name, value in settings.items() if value is not None]
+    if run is not None and set_names:
         raise ValueError(
-            f"{sink}: {', '.join(given)} cannot be combined with run, because an open run keeps the settings with "
+            f"{sink}: {', '.join(set_names)} cannot be combined with run, because an open run keeps the settings with "
             "which it was opened. Omit them, or omit run to open a new one."
         )
 

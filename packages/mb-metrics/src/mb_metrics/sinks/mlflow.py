@@ -176,18 +176,20 @@ class MlflowSink(Sink):
         return self._client, self._run_id
 
     def _continued(self, client: MlflowClient) -> str | None:
-        found = self._file.read()
-        if found is None:
+        previous = self._file.read()
+        if previous is None:
             return None
-        run = client.get_run(found.id)
+        run = client.get_run(previous.id)
         last = run.data.tags.get(_LAST_STEP)
-        repeated = self._file.repeated_steps(TrackerRun(id=found.id, last_step=int(last) if last else None))
-        client.update_run(found.id, status="RUNNING")
+        repeated = self._file.repeated_steps(
+            TrackerRun(id=previous.id, last_step=int(last) if last else None)
+        )
+        client.update_run(previous.id, status="RUNNING")
         if repeated:
-            client.set_tag(found.id, _REPEATED, f"{repeated.start} to {repeated.stop - 1}")
-        self._log_params(client, found.id, known=run.data.params)
+            client.set_tag(previous.id, _REPEATED, f"{repeated.start} to {repeated.stop - 1}")
+        self._log_params(client, previous.id, known=run.data.params)
         self._repeated = repeated
-        return found.id
+        return previous.id
 
     def _begun(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._experiment)

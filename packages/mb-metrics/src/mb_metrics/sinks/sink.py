@@ -102,8 +102,8 @@ def sink_list(sinks: "Sequence[Sink] | Sink") -> Sequence[Sink]:
     Raises:
         TypeError: an object is not a sink.
     """
-    found: Sequence[Any] = list(sinks) if isinstance(sinks, Iterable) else [sinks]
-    for sink in found:
+    listed: Sequence[Any] = list(sinks) if isinstance(sinks, Iterable) else [sinks]
+    for sink in listed:
         if isinstance(sink, type):
             raise TypeError(
                 f"sinks: {sink.__name__} is a class, so it cannot write. Pass an object: {sink.__name__}(...)."
@@ -114,7 +114,7 @@ def sink_list(sinks: "Sequence[Sink] | Sink") -> Sequence[Sink]:
                 f"sinks: {sink!r:.60} is not a sink, because it has no method {missing[0]}. Pass sinks such as "
                 "mb_metrics.ConsoleSink(), which prints, or JsonlSink(path); let a custom one inherit from Sink."
             )
-    return found
+    return listed
 
 
 class FanOutSink:

@@ -96,7 +96,7 @@ def drop_later_steps(folder: str | Path, last_step: int) -> None:
     A point over samples belongs to the step that was written before it. Files without such points are not modified;
     the others are replaced atomically.
     """
-    for path in sorted(each for each in Path(folder).iterdir() if _OWN_FILE.fullmatch(each.name)):
+    for path in sorted(path for path in Path(folder).iterdir() if _OWN_FILE.fullmatch(path.name)):
         records = list(RawEventFileLoader(str(path)).Load())
         kept = _up_to(records, last_step)
         new = path.with_name("new." + path.name.replace("tfevents", "partial"))

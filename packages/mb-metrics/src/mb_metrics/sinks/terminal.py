@@ -32,7 +32,7 @@ class StyledTerminal(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """Cell of a line: a label and a value, in a column of its own."""
+    """Cell of a line, and its column: a label and a value."""
 
     name: str
     label: str
@@ -92,10 +92,10 @@ class TerminalSink(Sink):
 
     def _with_earlier_columns(self, cells: Iterable[_Cell]) -> list[_Cell]:
         """Return the cells in order; a usual metric that has no value in this interval keeps its column."""
-        found = {cell.name: cell for cell in cells}
-        self._usual |= {name: cell for name, cell in found.items() if name in _ORDER}
+        measured = {cell.name: cell for cell in cells}
+        self._usual |= {name: cell for name, cell in measured.items() if name in _ORDER}
         empty = {name: replace(cell, value="-", style="plain") for name, cell in self._usual.items()}
-        return sorted((empty | found).values(), key=lambda cell: _ORDER.get(cell.name, len(_ORDER)))
+        return sorted((empty | measured).values(), key=lambda cell: _ORDER.get(cell.name, len(_ORDER)))
 
     def _step(self, step: int, total: int | None) -> str:
         text = f"step {step:>{_FEWEST_DIGITS_OF_A_STEP}}" if total is None else _progress(step, total)

@@ -160,12 +160,12 @@ class WandbSink(Sink):
     def _open(self) -> tuple[Any, TrackerRun]:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)  # W&B falls back to /tmp if the folder is missing
-        found = self._file.read()
-        tracked = found or TrackerRun(id=uuid.uuid4().hex[:12])
+        previous = self._file.read()
+        tracked = previous or TrackerRun(id=uuid.uuid4().hex[:12])
         self._file.write(tracked)
-        if found and self._file.repeated_steps(found):
+        if previous and self._file.repeated_steps(previous):
             try:
-                return self._init(resume_from=f"{found.id}?_step={self._resume_step}"), tracked
+                return self._init(resume_from=f"{previous.id}?_step={self._resume_step}"), tracked
             except (CommError, UsageError) as error:
                 _logger.warning("metrics: W&B cannot rewind the run and keeps the existing steps: %s", error)
         return self._init(id=tracked.id, resume="allow"), tracked

@@ -19,7 +19,7 @@ from mb_data import (
 )
 from mb_data.data_checks import verify_dataset_files
 from mb_data.finetuning.bridge_packs import load_packs, write_packs
-from mb_data.finetuning.pack_files import pack_samples
+from mb_data.finetuning.split_samples import pack_samples
 
 ROW = {"input_ids": [97, 98, 256, 99, 100], "loss_mask": [0, 1, 0, 1, 0], "seq_start_id": [0, 3]}
 """Samples "ab|" and "cd", with a loss on "|" and on "d"."""

@@ -16,12 +16,11 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDa
 from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
-from mb_data.collectives import gather_from_all_ranks
+from mb_data.collectives import gather_from_all_ranks, is_rank_zero, rank_zero_first
 from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.loading.open_files import allow_open_files
-from mb_data.loading.rank_zero_first import is_rank_zero, rank_zero_first
 from mb_data.megatron.blend import SPLITS, Blend
 from mb_data.megatron.cached_indices import require_numeric_arrays
 from mb_data.megatron.fingerprint import PairState, content_digest, data_fingerprint, pair_states
@@ -231,14 +230,14 @@ def to_megatron(
     Raises:
         ValueError: A field is set that the installed Megatron Core does not have.
     """
-    known = {field.name for field in fields(target) if field.init}
-    shared = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
+    megatron_fields = {field.name for field in fields(target) if field.init}
+    not_passed = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
     values = {}
     for field in fields(GPTDatasetConfig):
-        if field.name in shared or not field.init:
+        if field.name in not_passed or not field.init:
             continue
         value = getattr(config, field.name)
-        if field.name in known:
+        if field.name in megatron_fields:
             values[field.name] = value
         elif field.default is MISSING or value != field.default:
             raise ValueError(
@@ -363,9 +362,9 @@ def _megatron_config(
 ) -> Any:
     """Return Megatron's configuration of the requested splits."""
     index_cache = _index_cache(config, pairs) if reads_data else config.path_to_cache
-    found = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
-    _drop_unused_splits(found, samples)
-    return found
+    megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
+    _drop_unused_splits(megatron_config, samples)
+    return megatron_config
 
 
 def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:

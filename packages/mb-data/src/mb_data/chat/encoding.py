@@ -98,10 +98,10 @@ def _encode_with_additions(tokenizer: TokenizerWithAdditions, text: str) -> tupl
     longest_first = "|".join(re.escape(name) for name in sorted(added, key=len, reverse=True))
     for part in re.split(f"({longest_first})", text):
         if part in added:
-            found, where = [added[part]], [(0, len(part))]
+            part_ids, part_offsets = [added[part]], [(0, len(part))]
         else:
-            found, where = encode_chat(tokenizer.base, part) if part else ([], [])
-        ids += found
-        offsets += [(start + position, end + position) for start, end in where]
+            part_ids, part_offsets = encode_chat(tokenizer.base, part) if part else ([], [])
+        ids += part_ids
+        offsets += [(start + position, end + position) for start, end in part_offsets]
         position += len(part)
     return ids, offsets

@@ -48,25 +48,25 @@ def parse_chat_templates(
     Raises:
         TokenizerError: `chat_template` is neither a string nor a list of named templates.
     """
-    found = settings.get("chat_template") if template is None else template
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {each.get("name"): each.get("template") for each in found}
-    elif found is None or isinstance(found, str):
-        found = {} if found is None else {_DEFAULT: found}
-    if not isinstance(found, dict) or not all(
-        isinstance(text, str) for pair in found.items() for text in pair
+    templates = settings.get("chat_template") if template is None else template
+    if isinstance(templates, list) and all(isinstance(named, dict) for named in templates):
+        templates = {named.get("name"): named.get("template") for named in templates}
+    elif templates is None or isinstance(templates, str):
+        templates = {} if templates is None else {_DEFAULT: templates}
+    if not isinstance(templates, dict) or not all(
+        isinstance(text, str) for pair in templates.items() for text in pair
     ):
         raise TokenizerError(
-            f"{source}: chat_template is a {type(found).__name__}; it must be the text of a Jinja template, or a list "
-            "of objects with name and template. Correct it, or set tokenizer.chat_template_path."
+            f"{source}: chat_template is a {type(templates).__name__}; it must be the text of a Jinja template, or a "
+            "list of objects with name and template. Correct it, or set tokenizer.chat_template_path."
         )
-    texts = {
+    special_tokens = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()
         if name.endswith("_token")
         and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
     }
-    return ChatTemplates(templates=found, special_tokens=texts)
+    return ChatTemplates(templates=templates, special_tokens=special_tokens)
 
 
 def read_chat_template(text: str | None, path: str | None) -> str | None:

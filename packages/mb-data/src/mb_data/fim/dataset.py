@@ -61,15 +61,15 @@ def find_fim_tokens(tokenizer: Tokenizer, section: FillInTheMiddleOptions) -> FI
     names = dict(section.fim_extra_tokens or {})
     if section.fim_split_sample is not None:
         names["split"] = section.fim_split_sample
-    found = {part: token_id(tokenizer, name) for part, name in names.items()}
-    missing = [names[part] for part, number in found.items() if number is None]
-    if missing or not {*FIM_PARTS} <= {*found}:
+    by_part = {part: token_id(tokenizer, name) for part, name in names.items()}
+    missing = [names[part] for part, number in by_part.items() if number is None]
+    if missing or not {*FIM_PARTS} <= {*by_part}:
         raise TokenizerError(
             f"dataset.fim_extra_tokens: the tokenizer has no {', '.join(missing) or 'such tokens'}; as text "
             f"they could not be distinguished from the document. Set tokenizer.special_tokens={missing}, or use names "
             "that the tokenizer has."
         )
-    ids = {part: number for part, number in found.items() if number is not None}
+    ids = {part: number for part, number in by_part.items() if number is not None}
     end = ids.get("eod", tokenizer.eod)
     return FIMTokens(
         prefix=ids["prefix"],

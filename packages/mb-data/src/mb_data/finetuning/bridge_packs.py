@@ -109,8 +109,8 @@ def read_max_samples(path: Path, *, pack_size: int) -> int:
     except ValueError as error:
         raise BadDocumentError(f"{path}: is not JSON ({error}). Pack the samples again.") from error
     try:
-        most = max(int(each["max_samples_per_bin"]) for each in described)
-        sizes = {int(each.get("pack_size", pack_size)) for each in described}
+        most = max(int(file_of_packs["max_samples_per_bin"]) for file_of_packs in described)
+        sizes = {int(file_of_packs.get("pack_size", pack_size)) for file_of_packs in described}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise BadDocumentError(
             f"{path}: is not a list of objects with max_samples_per_bin ({type(error).__name__}: {error}). Pack the "
@@ -199,13 +199,13 @@ def _samples(row: Any, *, location: str) -> list[EncodedSample]:
 def _require_limits(
     samples: list[EncodedSample], pack_size: int, multiple: int, vocab_size: int, *, location: str
 ) -> None:
-    taken = sum(-(-(len(each.ids) - 1) // multiple) * multiple for each in samples)
-    if taken > pack_size:
+    padded = sum(-(-(len(sample.ids) - 1) // multiple) * multiple for sample in samples)
+    if padded > pack_size:
         raise BadDocumentError(
-            f"{location}: has {taken} tokens, which do not fit into packs of {pack_size}. Set "
+            f"{location}: has {padded} tokens, which do not fit into packs of {pack_size}. Set "
             "dataset.packed_sequence_specs.packed_sequence_size and the seq_length to that of the file, or pack again."
         )
-    ids = [number for each in samples for number in each.ids]
+    ids = [number for sample in samples for number in sample.ids]
     wrong = next((number for number in ids if not 0 <= number < vocab_size), None)
     if wrong is not None:
         raise BadDocumentError(
@@ -237,8 +237,8 @@ def _read_npy(file: Path) -> list[Any]:
             _skip_header(stream)
             content = stream.read()
         check_pickle(content)
-        found = _ArrayUnpickler(io.BytesIO(content)).load()
-        rows: list[Any] = found.tolist()
+        array = _ArrayUnpickler(io.BytesIO(content)).load()
+        rows: list[Any] = array.tolist()
     except (pickle.UnpicklingError, ValueError, EOFError, AttributeError, IndexError, TypeError) as error:
         raise BadDocumentError(
             f"{file}: is not an array of packs ({error}); nothing else is read from a pickle, which could execute "

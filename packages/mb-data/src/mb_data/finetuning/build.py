@@ -3,6 +3,7 @@
 from math import lcm
 from pathlib import Path
 
+from mb_data.collectives import rank_zero_first
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning.blend import BlendedFinetuningDataset
@@ -13,7 +14,6 @@ from mb_data.finetuning.files import pack_files
 from mb_data.finetuning.packing import PackedDataset
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.finetuning.split_samples import make_packs, read_packs, sequence_multiple, split_files
-from mb_data.loading.rank_zero_first import rank_zero_first
 
 FinetuningSplit = FinetuningDataset | PackedDataset | BlendedFinetuningDataset | None
 FinetuningSplits = tuple[FinetuningSplit, FinetuningSplit, FinetuningSplit]

@@ -77,7 +77,8 @@ class FinetuningDataset:
         """Return the sample at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
-        start, end = self.samples.starts[(number := self._order[index]) : number + 2]
+        number = self._order[index]
+        start, end = self.samples.starts[number : number + 2]
         ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
         loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
@@ -122,7 +123,7 @@ class FinetuningDataset:
             ("labels", self._padding_token),
             ("loss_mask", 0),
         ):
-            rows = pad_sequence([each[name] for each in samples], batch_first=True, padding_value=value)
+            rows = pad_sequence([sample[name] for sample in samples], batch_first=True, padding_value=value)
             batch[name] = rows if longest == length else pad(rows, (0, length - longest), value=value)
         return batch
 
@@ -137,8 +138,8 @@ class FinetuningDataset:
             "padding_mask": torch.ones(1, int(boundaries[-1]), dtype=torch.bool),
         }
         for start, sample in zip(boundaries, samples, strict=False):
-            for name, each in sample.items():
-                batch[name][0, start : start + len(each)] = each
+            for name, tensor in sample.items():
+                batch[name][0, start : start + len(tensor)] = tensor
             batch["padding_mask"][0, start : start + len(sample["tokens"])] = False
         sizes = np.diff(boundaries)
         return {

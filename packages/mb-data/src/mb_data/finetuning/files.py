@@ -24,20 +24,20 @@ def sample_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
 
 
 def _sample_file(root: Path, split: str) -> Path:
-    found = [path for path in _candidates(root, split) if path.exists()]
-    if not found:
+    existing = [path for path in _candidates(root, split) if path.exists()]
+    if not existing:
         instead = {"validation": "set dataset.do_validation=false", "test": "set dataset.do_test=false"}
         raise DataPathError(
             f"dataset.dataset_root: {root / f'{split}.jsonl'} does not exist; the {split} samples are read from it, or "
             f"from .json, .csv, .parquet or .arrow. Correct the path"
             + (f", or {instead[split]}." if split in instead else ".")
         )
-    if len(found) > 1:
+    if len(existing) > 1:
         raise DataPathError(
-            f"dataset.dataset_root: {' and '.join(map(str, found))} exist; the {split} samples are read from one "
+            f"dataset.dataset_root: {' and '.join(map(str, existing))} exist; the {split} samples are read from one "
             "file or folder. Remove the others."
         )
-    return found[0]
+    return existing[0]
 
 
 def pack_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
@@ -51,18 +51,18 @@ def pack_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
     path = getattr(specs, names[split]) if specs is not None and split in names else None
     if path is None:
         return []
-    place = Path(path)
-    if place.is_dir():
-        found = sorted(file for file in place.iterdir() if file.suffix.lower() in _PACK_SUFFIXES)
+    location = Path(path)
+    if location.is_dir():
+        files = sorted(file for file in location.iterdir() if file.suffix.lower() in _PACK_SUFFIXES)
     else:
-        found = [place] if place.is_file() else sorted(place.parent.glob(place.name))
-    if not found or any(file.suffix.lower() not in _PACK_SUFFIXES for file in found):
+        files = [location] if location.is_file() else sorted(location.parent.glob(location.name))
+    if not files or any(file.suffix.lower() not in _PACK_SUFFIXES for file in files):
         raise DataPathError(
             f"dataset.packed_sequence_specs.{names[split]}: {path} is not a file of packs "
             f"({', '.join(_PACK_SUFFIXES)}), nor a folder or pattern of such files. Correct "
             "the path, or leave it unset to pack the samples themselves."
         )
-    return found
+    return files
 
 
 def require_rows(files: Iterable[Path]) -> None:

@@ -57,10 +57,11 @@ def pack_lengths(lengths: Sequence[int] | Integers, *, size: int) -> PackIndex:
     if samples.min() < 1:
         raise ValueError(f"packing: a sample of {samples.min()} tokens. Remove samples without tokens.")
     longest_first = np.argsort(-samples, kind="stable")
-    found, counts = np.unique(samples, return_counts=True)
+    distinct, counts = np.unique(samples, return_counts=True)
     packs = _Packs(size)
     placed = [
-        packs.place(int(length), int(count)) for length, count in zip(found[::-1], counts[::-1], strict=True)
+        packs.place(int(length), int(count))
+        for length, count in zip(distinct[::-1], counts[::-1], strict=True)
     ]
     pack_of = np.concatenate(placed)
     starts = np.cumsum(np.bincount(pack_of, minlength=packs.total))
@@ -90,10 +91,10 @@ class _Packs:
     def place(self, length: int, count: int) -> Integers:
         """Place samples of one length, which is smaller than those before; return the pack of each sample."""
         runs = np.flatnonzero(self._room >= length)
-        each = self._room[runs] // length  # samples that a pack of the run takes
-        capacity = np.cumsum(each * self._number[runs])
+        per_pack = self._room[runs] // length
+        capacity = np.cumsum(per_pack * self._number[runs])  # of a run and all before it
         filled = int(np.searchsorted(capacity, count, side="right"))
-        placed = [self._fill_runs(runs[:filled], each[:filled], length)]
+        placed = [self._fill_runs(runs[:filled], per_pack[:filled], length)]
         left = count - len(placed[0])
         if left and filled < len(runs):
             placed.append(self._fill_part(int(runs[filled]), left, length))
@@ -102,27 +103,32 @@ class _Packs:
             placed.append(self._fill_part(run, left, length))
         return np.concatenate(placed)
 
-    def _fill_runs(self, runs: Integers, each: Integers, length: int) -> Integers:
-        """Put `each` samples into every pack of the runs; return the pack of each sample."""
-        self._room[runs] -= each * length
+    def _fill_runs(self, runs: Integers, per_pack: Integers, length: int) -> Integers:
+        """Put `per_pack` samples into every pack of the runs; return the pack of each sample."""
+        self._room[runs] -= per_pack * length
         number = self._number[runs]
         offsets = self._first[runs] - (np.cumsum(number) - number)
         packs = np.repeat(offsets, number) + np.arange(int(number.sum()))
-        return np.repeat(packs, np.repeat(each, number))
+        return np.repeat(packs, np.repeat(per_pack, number))
 
     def _fill_part(self, run: int, count: int, length: int) -> Integers:
         """Fill the packs of a run in order until no sample is left, and split it; return the pack of each sample."""
-        first, number, room = (int(each[run]) for each in (self._first, self._number, self._room))
-        each = room // length
-        full, rest = divmod(count, each)
-        parts = [(full, room - each * length), (int(rest > 0), room - rest * length)]
-        parts.append((number - full - int(rest > 0), room))
+        first, number, room = int(self._first[run]), int(self._number[run]), int(self._room[run])
+        per_pack = room // length
+        full, rest = divmod(count, per_pack)
+        partly_full = int(rest > 0)
+        # (packs, their room) of the runs into which this one is split; empty ones are dropped below
+        parts = [
+            (full, room - per_pack * length),
+            (partly_full, room - rest * length),
+            (number - full - partly_full, room),
+        ]
         numbers, rooms = np.array([part for part in parts if part[0]], np.int64).T
         firsts = first + np.cumsum(numbers) - numbers
         self._first = np.concatenate((self._first[:run], firsts, self._first[run + 1 :]))
         self._number = np.concatenate((self._number[:run], numbers, self._number[run + 1 :]))
         self._room = np.concatenate((self._room[:run], rooms, self._room[run + 1 :]))
-        return first + np.arange(count, dtype=np.int64) // each
+        return first + np.arange(count, dtype=np.int64) // per_pack
 
     def _append_run(self, number: int) -> int:
         """Append empty packs as a run, and return its index."""

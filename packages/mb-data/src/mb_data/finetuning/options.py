@@ -86,8 +86,8 @@ class FinetuningOptions:
     @property
     def tools(self) -> list[dict[str, Any]] | None:
         """Tools of conversations without `tools`; None if there are none."""
-        given = json.loads(self.tool_schemas) if isinstance(self.tool_schemas, str) else self.tool_schemas
-        return [given] if isinstance(given, dict) else given
+        schemas = json.loads(self.tool_schemas) if isinstance(self.tool_schemas, str) else self.tool_schemas
+        return [schemas] if isinstance(schemas, dict) else schemas
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -151,7 +151,7 @@ def read_options(given: Mapping[str, Any] | None) -> FinetuningOptions:
         ValueError: An option does not exist or is not supported, its value has the wrong type, two options contradict
             each other, or the template is invalid. The message begins with the name of the option.
     """
-    known = {each.name: getattr(_DEFAULTS, each.name) for each in fields(FinetuningOptions)}
+    defaults = {option.name: getattr(_DEFAULTS, option.name) for option in fields(FinetuningOptions)}
     chosen = {}
     for name, value in (given or {}).items():
         if name in REJECTED_OPTIONS:
@@ -159,12 +159,12 @@ def read_options(given: Mapping[str, Any] | None) -> FinetuningOptions:
             if type(value) is not type(neutral) or value != neutral:
                 raise ValueError(f"{name} is {value!r}, which is not supported: {reason}")
             continue
-        if name not in known:
-            raise ValueError(f"{name} is not one of {', '.join(known)}")
-        types = _TYPES.get(name, (type(known[name]),))
+        if name not in defaults:
+            raise ValueError(f"{name} is not one of {', '.join(defaults)}")
+        types = _TYPES.get(name, (type(defaults[name]),))
         if type(value) not in types:
             raise ValueError(
-                f"{name} is {value!r}, which is not of type {' or '.join(each.__name__ for each in types)}"
+                f"{name} is {value!r}, which is not of type {' or '.join(kind.__name__ for kind in types)}"
             )
         chosen[name] = value
     options = FinetuningOptions(**chosen)
@@ -197,14 +197,14 @@ def _bad_chat(options: FinetuningOptions, chosen: Mapping[str, Any]) -> str | No
     if idle:
         decides = "the chat template decides" if has_template else "special_tokens decide"
         return f"{idle[0]} is {chosen[idle[0]]!r}, which has no effect with chat=true: {decides}"
-    given = options.special_tokens
-    if given.keys() != TURN_TOKENS.keys() or not all(isinstance(each, str) for each in given.values()):
-        return f"special_tokens is {given!r}, which is not a text for each of {', '.join(TURN_TOKENS)}"
+    texts = options.special_tokens
+    if texts.keys() != TURN_TOKENS.keys() or not all(isinstance(text, str) for text in texts.values()):
+        return f"special_tokens is {texts!r}, which is not a text for each of {', '.join(TURN_TOKENS)}"
     try:
         tools = options.tools
     except ValueError as error:
         return f"tool_schemas is {options.tool_schemas!r}, which is not JSON ({error})"
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         return f"tool_schemas is {options.tool_schemas!r}, which is not a list of JSON schemas"
     return None
 
@@ -218,11 +218,7 @@ def _template_problem(options: FinetuningOptions) -> str | None:
     try:
         keys = options.keys
         options.prompt_template.format(**dict.fromkeys(keys, ""))
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # includes format specifications that do not apply to strings
+    except (ValueError, LookupError, AttributeError) as error:  # also format specifications not for strings
         return f"which cannot be parsed ({error})"
     if (
         not options.prompt_template.endswith("{" + options.label_key + "}")

@@ -87,7 +87,8 @@ class PackedDataset:
         """Return the pack at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
-        start, end = self.packs.starts[(number := self._order[index]) : number + 2]
+        number = self._order[index]
+        start, end = self.packs.starts[number : number + 2]
         arrays: dict[str, NDArray[Any]] = {
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),
             "labels": np.full(self._pack_size, self._padding_token, np.int64),
@@ -97,25 +98,20 @@ class PackedDataset:
         boundaries = [0]
         for member in self.packs.members[start:end]:
             begin, end_of_sample = self.samples.starts[member : member + 2]
-            ids, loss_mask = (
-                self.samples.tokens[begin:end_of_sample],
-                self.samples.loss_mask[begin + 1 : end_of_sample],
-            )
-            sequence = slice(boundaries[-1], boundaries[-1] + len(loss_mask))
-            arrays["tokens"][sequence], arrays["labels"][sequence], arrays["loss_mask"][sequence] = (
-                ids[:-1],
-                ids[1:],
-                loss_mask,
-            )
+            ids = self.samples.tokens[begin:end_of_sample]
+            sequence = slice(boundaries[-1], boundaries[-1] + len(ids) - 1)  # labels are shifted by one
+            arrays["tokens"][sequence] = ids[:-1]
+            arrays["labels"][sequence] = ids[1:]
+            arrays["loss_mask"][sequence] = self.samples.loss_mask[begin + 1 : end_of_sample]
             arrays["padding_mask"][sequence] = False
-            boundaries.append(boundaries[-1] + -(-len(loss_mask) // self._multiple) * self._multiple)
+            boundaries.append(boundaries[-1] + -(-(len(ids) - 1) // self._multiple) * self._multiple)
         if boundaries[-1] < self._pack_size:
             boundaries.append(self._pack_size)
         lengths = np.diff(boundaries)
         positions = np.concatenate([np.arange(length) for length in lengths])
         boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
         return {
-            **{name: torch.from_numpy(each) for name, each in arrays.items()},
+            **{name: torch.from_numpy(array) for name, array in arrays.items()},
             "position_ids": torch.from_numpy(positions),
             "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
             "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
@@ -133,4 +129,4 @@ class PackedDataset:
                 f"pack. Set micro_batch_size=1; for the same number of tokens use packs of "
                 f"{len(packs) * self._pack_size} tokens and divide the global batch size by {len(packs)}."
             )
-        return {name: each.unsqueeze(0) for name, each in packs[0].items()}
+        return {name: tensor.unsqueeze(0) for name, tensor in packs[0].items()}

@@ -173,8 +173,8 @@ class LineEncoder:
         if self.chat is None:
             return [self.sample(line)]
         most = self.longest + 1
-        found = self.chat(line.values, location=line.location)
-        return [(sample.first(most), len(sample.ids) <= most) for sample in found]
+        encoded = self.chat(line.values, location=line.location)
+        return [(sample.first(most), len(sample.ids) <= most) for sample in encoded]
 
     def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
         """Return the sample of a templated line, and True if it is not truncated.

@@ -3,19 +3,26 @@
 None of these functions is collective. `mb_data.finetuning.build` calls them on rank 0 first.
 """
 
+import os
+import tempfile
 from math import lcm
 from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
 
 from mb_data.finetuning.bridge_packs import load_packs
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning.files import pack_files, sample_files
-from mb_data.finetuning.first_fit import PackIndex
-from mb_data.finetuning.pack_files import pack_samples
+from mb_data.finetuning.first_fit import PackIndex, pack_lengths
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.finetuning.synthetic_addition import write_addition_samples
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
 from mb_data.megatron.cache_dir import resolve_cache_dir
 from mb_data.tokenizers.base import Tokenizer
+
+PACKS_FORMAT = 1
+"""Version of the files of packs. Part of their names, so that a change of the format creates new files."""
 
 
 def training_epoch_size(
@@ -72,6 +79,34 @@ def make_packs(
     """Pack samples as `packed_sequence_specs` requests."""
     specs = config.packed_sequence_specs or PackedSequenceSpecs()
     return pack_samples(samples, size=specs.packed_sequence_size, multiple=sequence_multiple(specs, padding))
+
+
+def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> PackIndex:
+    """Pack samples with `pack_lengths`, or load the packs from a file in the folder of the samples.
+
+    Args:
+        samples: The samples to pack.
+        size: Length of a pack in tokens.
+        multiple: The length of each sample is rounded up to a multiple of this number of tokens.
+    """
+    file = samples.folder / f"packs-{PACKS_FORMAT}-{len(samples)}-{size}-{multiple}.npz"
+    try:
+        with np.load(file) as arrays:
+            return PackIndex(members=arrays["members"], starts=arrays["starts"])
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        pass  # missing or damaged: pack again
+    padded_lengths = -(-samples.lengths // multiple) * multiple
+    packs = pack_lengths(padded_lengths, size=size)
+    # A file of its own for each process, renamed when it is complete: no rank reads a part of it.
+    handle, partial = tempfile.mkstemp(dir=samples.folder, prefix=".packs-", suffix=".npz")
+    os.close(handle)
+    try:
+        np.savez(partial, members=packs.members, starts=packs.starts)
+        Path(partial).replace(file)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    return packs
 
 
 def read_packs(

@@ -25,10 +25,10 @@ def document_lengths(dataset: Any, index: int) -> list[int] | None:
     if hasattr(dataset, "dataset_sample_index"):  # a blend
         part = int(dataset.dataset_index[index])
         return document_lengths(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
-    found: list[int] = []
-    for each in document_parts(dataset, index):
-        found += [int(dataset.dataset.sequence_lengths[each.document])] * each.tokens
-    return found[1:] or None
+    lengths: list[int] = []
+    for document_part in document_parts(dataset, index):
+        lengths += [int(dataset.dataset.sequence_lengths[document_part.document])] * document_part.tokens
+    return lengths[1:] or None
 
 
 def document_parts(dataset: Any, index: int) -> Iterator[DocumentPart]:

@@ -58,12 +58,12 @@ def last_validation(
             "to be evaluated."
         )
     stream = [ValidationBatches(data=lambda: valid, batches=settings.eval_iters)]
-    found = valid if isinstance(valid, list) else stream
+    sets = valid if isinstance(valid, list) else stream
     sources = [each.dataset for each in named] or [datasets.valid]
     first = 0 if datasets.complete_validation else start // len(sources)
     result = []
-    for each, source in zip(found, sources, strict=True):
-        microbatches = each.batches * (batch // micro)
+    for of_set, source in zip(sets, sources, strict=True):
+        microbatches = of_set.batches * (batch // micro)
         order: list[int] = []
         if datasets.section.dataloader_type != "external":
             sampler = rank_sampler(
@@ -79,8 +79,8 @@ def last_validation(
             order = list(islice(chain.from_iterable(sampler), microbatches * micro))
         result.append(
             EvaluatedSet(
-                name=each.name,
-                data=each.data,
+                name=of_set.name,
+                data=of_set.data,
                 microbatches=microbatches,
                 document_lengths=partial(_lengths, source, order),
             )

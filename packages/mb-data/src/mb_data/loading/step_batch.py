@@ -76,10 +76,11 @@ def find_step(run: Path, step: int) -> StepPosition:
     """
     file = run / "metrics.jsonl"
     rows = list(_rows(file))
-    found = next(
+    # The last row: a step that was repeated after a resume is recorded again.
+    of_step = next(
         (row for row in reversed(rows) if row["step"] == step and CONSUMED in row and BATCH in row), None
     )
-    if found is None:
+    if of_step is None:
         last = max((row["step"] for row in rows), default=0)
         raise UnknownStepError(
             f"{file}: has no step {step} with the position in the data, because the run ended at step {last} or that "
@@ -88,10 +89,9 @@ def find_step(run: Path, step: int) -> StepPosition:
     model = _settings(run).get("model") or {}
     sizes = [model.get(name) or 1 for name in _SIZES]
     world = _world_size(run, rows, step)
-    consumed, samples = found[CONSUMED], found[BATCH]
-    if not all(
-        isinstance(each, int | float) and 1 <= each < _LARGEST for each in (*sizes, world, consumed, samples)
-    ):
+    consumed, samples = of_step[CONSUMED], of_step[BATCH]
+    numbers = (*sizes, world, consumed, samples)
+    if not all(isinstance(number, int | float) and 1 <= number < _LARGEST for number in numbers):
         raise UnknownStepError(
             f"{file}: step {step} has no position in the data, because its numbers are damaged ({CONSUMED}={consumed}, "
             f"{BATCH}={samples}, {WORLD}={world}, parallel sizes {sizes}). Restore the run folder."
@@ -105,7 +105,7 @@ def find_step(run: Path, step: int) -> StepPosition:
         replicas=max(1, int(world) // ranks),
         metrics={
             name: value
-            for name, value in found.items()
+            for name, value in of_step.items()
             if ("loss" in name or name in ("grad-norm", "learning-rate")) and isinstance(value, int | float)
         },
     )
@@ -125,8 +125,9 @@ def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> Any:
     starts = [event for event in started if WORLD_OF_START in event and event["step"] < step]
     if starts:
         return starts[-1][WORLD_OF_START]
-    known = [row for row in rows if WORLD in row]
-    return next((row for row in known if row["step"] >= step), known[-1] if known else {WORLD: 1})[WORLD]
+    recorded = [row for row in rows if WORLD in row]
+    last = recorded[-1] if recorded else {WORLD: 1}
+    return next((row for row in recorded if row["step"] >= step), last)[WORLD]
 
 
 def batch_settings_of(run: Path) -> BatchSettings:
@@ -143,12 +144,12 @@ def batch_settings_of(run: Path) -> BatchSettings:
 
 def _settings(run: Path) -> dict[str, Any]:
     file = run / "run_config.yaml"
-    found = parse_settings(file.read_bytes(), yaml)
-    if found is None or not all(
-        isinstance(found.get(name) or {}, dict) for name in ("model", "train", "rng")
+    settings = parse_settings(file.read_bytes(), yaml)
+    if settings is None or not all(
+        isinstance(settings.get(name) or {}, dict) for name in ("model", "train", "rng")
     ):
         raise UnknownStepError(f"{file}: holds no settings of a run. Restore the file.")
-    return found
+    return settings
 
 
 def datasets_of(request: IndexRequest, tokenizer: Tokenizer) -> RunDatasets:
@@ -198,12 +199,12 @@ def step_sequences(
         data_parallel_rank=rank or 0,
         data_parallel_size=replicas,
     )
-    wanted, found = position.samples // replicas, 0
+    wanted, yielded = position.samples // replicas, 0
     for indices in sampler:
         for index in indices:
             yield _sequence(dataset, index)
-        found += len(indices)
-        if found >= wanted:
+        yielded += len(indices)
+        if yielded >= wanted:
             return
 
 

@@ -124,10 +124,10 @@ def build_validation_sets(
     validation_only = replace(context, train_samples=0, test_samples=0, complete_validation=options.complete)
     prefixes = _prefixes(section) if options.several else []
     built = []
-    for each in [_with_one_prefix(section, prefix) for prefix in prefixes] or [copy.copy(section)]:
-        if isinstance(each, GPTDatasetConfig):
-            each.full_validation = options.complete
-        built.append(each.build_datasets(validation_only)[1])
+    for reduced in [_with_one_prefix(section, prefix) for prefix in prefixes] or [copy.copy(section)]:
+        if isinstance(reduced, GPTDatasetConfig):
+            reduced.full_validation = options.complete
+        built.append(reduced.build_datasets(validation_only)[1])
     if not prefixes:
         built = _same_number_on_all_ranks(built[0], section, several=options.several, gather=gather)
     names = _names(options, prefixes, number=len(built))
@@ -159,26 +159,27 @@ def validation_batches(
         ValidationDataError: On all ranks, the last batch of a complete set is incomplete, and its samples have no
             `loss_mask`.
     """
-    sizes_by_rank = gather(
-        [None if each.dataset is None else _size(each.dataset, batch_samples, eval_iters) for each in sets]
-    )
-    sizes = [
-        next((size for size in column if size is not None), None)
-        for column in zip(*sizes_by_rank, strict=True)
+    own_sizes = [
+        None if named.dataset is None else _size(named.dataset, batch_samples, eval_iters) for named in sets
     ]
-    present = [(each, size) for each, size in zip(sets, sizes, strict=True) if size is not None]
-    found = []
-    for each, (size, can_be_filled) in present:
+    # A rank that reads no data learns the sizes from one that does, so that all evaluate the same number of batches.
+    sizes = [
+        next((size for size in of_ranks if size is not None), None)
+        for of_ranks in zip(*gather(own_sizes), strict=True)
+    ]
+    present = [(named, size) for named, size in zip(sets, sizes, strict=True) if size is not None]
+    batches_of_sets = []
+    for named, (size, can_be_filled) in present:
         data: Callable[[], Any]
         if eval_iters is not None:
             consumed = consumed_samples // len(present)
-            data, number = _stream(iterate(each.dataset, consumed_samples=consumed)), eval_iters
+            data, number = _stream(iterate(named.dataset, consumed_samples=consumed)), eval_iters
         else:
-            _require_whole_set(each.name, size, batch_samples, can_be_filled=can_be_filled)
-            whole = None if each.dataset is None else WholeBatches(each.dataset, batch_samples)
+            _require_whole_set(named.name, size, batch_samples, can_be_filled=can_be_filled)
+            whole = None if named.dataset is None else WholeBatches(named.dataset, batch_samples)
             data, number = partial(iterate, whole, consumed_samples=0), -(-size // batch_samples)
-        found.append(ValidationBatches(data=data, batches=number, name=each.name))
-    return found
+        batches_of_sets.append(ValidationBatches(data=data, batches=number, name=named.name))
+    return batches_of_sets
 
 
 def stream_batches(iterator: Any, *, batches: int) -> list[ValidationBatches]:

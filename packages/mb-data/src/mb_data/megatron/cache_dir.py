@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from mb_data.errors import CorpusError
 
-Found = TypeVar("Found")
+Content = TypeVar("Content")
 
 
 def resolve_cache_dir(cache_dir: str | None, *, environment: Mapping[str, str] | None = None) -> Path:
@@ -28,7 +28,9 @@ def resolve_cache_dir(cache_dir: str | None, *, environment: Mapping[str, str] |
     return Path(cache_dir or environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
 
 
-def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
+def load_or_build(
+    folder: Path, *, load: Callable[..., Content | None], build: Callable[[Path], None]
+) -> Content:
     """Load the content of a cache folder. If it is missing or incomplete, build it in a temporary folder and rename it.
 
     Processes of one machine that need the same folder build it once: the others wait until it is complete.
@@ -41,15 +43,15 @@ def load_or_build(folder: Path, *, load: Callable[..., Found | None], build: Cal
     Raises:
         CorpusError: The folder was modified concurrently.
     """
-    if (found := load(folder, reused=True)) is not None:
-        return found
+    if (content := load(folder, reused=True)) is not None:
+        return content
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_builder(folder):
-        found = load(folder, reused=True)
-        return _build(folder, load=load, build=build) if found is None else found
+        content = load(folder, reused=True)
+        return _build(folder, load=load, build=build) if content is None else content
 
 
-def _build(folder: Path, *, load: Callable[..., Found | None], build: Callable[[Path], None]) -> Found:
+def _build(folder: Path, *, load: Callable[..., Content | None], build: Callable[[Path], None]) -> Content:
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
     try:
         build(building)

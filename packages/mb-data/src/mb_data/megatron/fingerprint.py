@@ -55,9 +55,10 @@ def data_fingerprint(
     Raises:
         FileNotFoundError: A file does not exist.
     """
-    known = pair_states(prefixes) if states is None else states
-    described = [list(settings), list(prefixes), [known[each].modified for each in prefixes if each in known]]
-    content = content_digest(prefixes, known)
+    states = pair_states(prefixes) if states is None else states
+    modified = [states[prefix].modified for prefix in prefixes if prefix in states]
+    described = [list(settings), list(prefixes), modified]
+    content = content_digest(prefixes, states)
     return hashlib.sha256(f"{described!r} {content}".encode()).hexdigest()[:24]
 
 

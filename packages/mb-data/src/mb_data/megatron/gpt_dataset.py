@@ -28,11 +28,11 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
         Raises:
             IndexedFormatError: A token is not in the vocabulary.
         """
-        found = super()._query_document_sample_shuffle_indices(idx)
-        tokens, limit = found[0], self.config.tokenizer.vocab_size
+        result = super()._query_document_sample_shuffle_indices(idx)
+        tokens, limit = result[0], self.config.tokenizer.vocab_size
         if limit is not None and tokens.size and tokens.max() >= limit:
             self._reject(idx, tokens, limit)
-        return found
+        return result
 
     def _reject(self, idx: int, tokens: Any, limit: int) -> None:
         position = int((tokens >= limit).argmax())

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from megatron.core.datasets import blended_dataset, blended_megatron_dataset_builder, gpt_dataset
 
-from mb_data.loading.rank_zero_first import is_rank_zero, rank_zero_first
+from mb_data.collectives import is_rank_zero, rank_zero_first
 from mb_data.megatron.cache_dir import one_builder
 
 _MODULES = (blended_dataset, blended_megatron_dataset_builder, gpt_dataset)
@@ -34,7 +34,7 @@ def build_indices(build: Callable[[], list[Any]], *, folder: Path | None) -> lis
             with _rank(None):
                 return build()
         try:
-            with _rank(1):
+            with _rank(1):  # only loads: most ranks find what rank 0 built, and need no lock
                 return build()
         except (OSError, ValueError, EOFError):  # an index is missing, or another process is writing it
             with one_builder(folder), _rank(None):

@@ -135,5 +135,7 @@ def _decode(values: Any) -> IndexRecord:
 
 
 def _split(parts: list[Any], weights: list[float], **own: Any) -> SplitRecord:
-    found = tuple(PartRecord(prefix=prefix, num_samples=size, name=name) for prefix, size, name in parts)
-    return SplitRecord(parts=found, weights=tuple(weights), **own)
+    part_records = tuple(
+        PartRecord(prefix=prefix, num_samples=size, name=name) for prefix, size, name in parts
+    )
+    return SplitRecord(parts=part_records, weights=tuple(weights), **own)

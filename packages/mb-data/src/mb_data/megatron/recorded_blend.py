@@ -18,9 +18,8 @@ import numpy as np
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.utils import Split
 
-from mb_data.collectives import Gather, gather_from_all_ranks
+from mb_data.collectives import Gather, gather_from_all_ranks, is_rank_zero
 from mb_data.errors import IndexedFormatError
-from mb_data.loading.rank_zero_first import is_rank_zero
 from mb_data.megatron.cached_indices import require_numeric_array
 from mb_data.megatron.fingerprint import PairState, pair_state
 from mb_data.megatron.gpt_dataset import GPTDataset
@@ -69,13 +68,13 @@ class PartOpener:
                 )
             if name.endswith(".npy"):
                 require_numeric_array(path)
-        known, found = self.pairs[part.prefix], pair_state(part.prefix)
-        if found.sizes != known.sizes:
+        at_start, now = self.pairs[part.prefix], pair_state(part.prefix)
+        if now.sizes != at_start.sizes:
             raise IndexedFormatError(
-                f"{part.prefix}: the files had {known.sizes} bytes (.bin, .idx) at the start and have {found.sizes} "
+                f"{part.prefix}: the files had {at_start.sizes} bytes (.bin, .idx) at the start and have {now.sizes} "
                 "now; the sample indices no longer belong to them. Restore them, or start again."
             )
-        if found != known:
+        if now != at_start:
             logger.warning(
                 "%s: modified since the start, at the same sizes. Samples are read from it as it is.",
                 part.prefix,
@@ -154,9 +153,9 @@ def find_record(
     own = None
     if reads_data:
         own = read_record(_record_path(config, sizes), compare=is_rank_zero())
-    found = gather((reads_data, None if own is None else own.digest))
-    first = found[0][1]
-    if first is None or any(digest != first for reads, digest in found if reads):
+    by_rank = gather((reads_data, None if own is None else own.digest))
+    first = by_rank[0][1]
+    if first is None or any(digest != first for reads, digest in by_rank if reads):
         return None
     return own or IndexRecord(splits=(None,) * len(sizes), files={})
 
@@ -169,17 +168,17 @@ def open_record(
     quiet: Callable[[], AbstractContextManager[None]],
 ) -> list[Any]:
     """Return the datasets of each split: a blend opens its datasets on demand, other splits are opened here."""
-    found: list[Any] = []
+    datasets_by_split: list[Any] = []
     for split, recorded in zip(Split, record.splits, strict=True):
         opener = PartOpener(config=config, split=split, files=record.files, pairs=pairs, quiet=quiet)
         if recorded is None:
-            found.append(None)
+            datasets_by_split.append(None)
         elif recorded.name is not None:
             datasets = OnDemandDatasets(recorded.parts, opener)
-            found.append(RecordedBlend(recorded, datasets, config=config, split=split))
+            datasets_by_split.append(RecordedBlend(recorded, datasets, config=config, split=split))
         else:
-            found.append(opener(recorded.parts[0]))
-    return found
+            datasets_by_split.append(opener(recorded.parts[0]))
+    return datasets_by_split
 
 
 def record_datasets(config: Any, sizes: Sequence[int | None], built: Sequence[Any]) -> None:

@@ -58,10 +58,10 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, max_pending: 
     """Send arguments to idle workers, collect results, and yield them in the order of the arguments."""
     busy: dict[Connection, int] = {}
     answers: dict[int, Any] = {}
-    given = taken = 0
+    sent = yielded = 0
     more = True
     while more or busy or answers:
-        while more and idle and given - taken < max_pending:
+        while more and idle and sent - yielded < max_pending:
             try:
                 argument = next(arguments)
             except StopIteration:
@@ -69,17 +69,17 @@ def _in_order(idle: list[Connection], arguments: Iterator[Any], *, max_pending: 
                 break
             connection = idle.pop()
             _send(connection, (argument,))
-            busy[connection] = given
-            given += 1
+            busy[connection] = sent
+            sent += 1
         for connection in cast(list[Connection], wait(list(busy)) if busy else []):
             answers[busy.pop(connection)] = _receive(connection)
             idle.append(connection)
-        while taken in answers:
-            result, error = answers.pop(taken)
+        while yielded in answers:
+            result, error = answers.pop(yielded)
             if error is not None:
                 raise error
             yield result
-            taken += 1
+            yielded += 1
 
 
 def _send(connection: Connection, message: object) -> None:
@@ -108,7 +108,7 @@ def _processes(function: Callable[[Any], Any], workers: int) -> Iterator[list[Co
             processes.append(subprocess.Popen(command, pass_fds=[remote.fileno()]))
             remote.close()
             connections.append(local)
-            _send(local, sys.path)
+            _send(local, sys.path)  # first: the next message is unpickled with it
             _send(local, (_serve, function))
         yield list(connections)
     finally:

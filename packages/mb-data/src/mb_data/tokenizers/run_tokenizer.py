@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from mb_data.collectives import is_rank_zero, rank_zero_first
 from mb_data.config import TextCorpusConfig
-from mb_data.loading.rank_zero_first import is_rank_zero, rank_zero_first
 from mb_data.progress import Progress
 from mb_data.text.corpus import prepare_corpus, tokenize_corpus
 from mb_data.tokenizers.base import Tokenizer, unwrap_tokenizer

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mb_data.loading.rank_zero_first import rank_zero_first
+from mb_data.collectives import rank_zero_first
 
 
 @pytest.mark.parametrize(("backend", "given"), [("nccl", {"device_ids": [3]}), ("gloo", {})])

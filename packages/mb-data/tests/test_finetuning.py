@@ -29,6 +29,7 @@ from mb_data import (
     build_run_datasets,
     tokenize_samples,
 )
+from mb_data.cache_dir import load_or_build
 from mb_data.chat.template import ChatTemplates
 from mb_data.chat.turns import JsonLine, parse_turns
 from mb_data.data_checks import training_epoch_samples
@@ -36,7 +37,6 @@ from mb_data.errors import BadDocumentError, DataPathError
 from mb_data.finetuning.options import REJECTED_OPTIONS, FinetuningOptions, read_options
 from mb_data.finetuning.samples import LineEncoder, encode_conversation
 from mb_data.finetuning.split_samples import training_epoch_size
-from mb_data.megatron.cache_dir import load_or_build
 from mb_data.text.documents import parse_object
 from mb_data.tokenizers.loading import save_tokenizer
 

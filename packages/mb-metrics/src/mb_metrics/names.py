@@ -185,16 +185,16 @@ def different_mlflow_names(recorded: Iterable[str], known: Mapping[str, str]) ->
         recorded: Names of metrics.
         known: Names of metrics that have an MLflow name, to that name.
     """
-    found = dict(known)
-    taken = {written: name for name, written in known.items()}
+    names = dict(known)
+    metric_of = {written: name for name, written in known.items()}
     for name in recorded:
-        if name not in found:
+        if name not in names:
             written = mlflow_name(name)[:LONGEST_MLFLOW_NAME]
-            if written in taken:
+            if written in metric_of:
                 digest = sha256(name.encode()).hexdigest()[:8]
                 written = f"{written[: LONGEST_MLFLOW_NAME - 9]}_{digest}"
-            found[name] = taken[written] = written
-    return found
+            names[name] = metric_of[written] = written
+    return names
 
 
 def mlflow_name(name: str) -> str:

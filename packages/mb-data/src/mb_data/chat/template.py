@@ -91,12 +91,12 @@ def read_chat_template(text: str | None, path: str | None) -> str | None:
     if not path.endswith(".json"):
         return content
     try:
-        found = json.loads(content)["chat_template"]
-    except (ValueError, KeyError, TypeError) as error:
-        found = error
-    if not isinstance(found, str):
+        template = json.loads(content)["chat_template"]
+    except (ValueError, KeyError, TypeError):
+        template = None
+    if not isinstance(template, str):
         raise TokenizerError(
             f"{path}: is not a JSON object with the text of a template under chat_template. Correct it, or set "
             "tokenizer.chat_template_path to a .jinja file."
         )
-    return found
+    return template

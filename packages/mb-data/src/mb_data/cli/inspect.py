@@ -29,15 +29,15 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
         f"{prefix}: document {number} of {len(reader)}, {len(ids)} tokens",
         " ".join(map(str, ids[:_MAX_SHOWN])) + more,
     ]
-    found = {"prefix": prefix, "document": number, "documents": len(reader), "ids": ids, "text": text}
-    print_result(found, as_json=as_json, lines=lines if text is None else [*lines, text])
+    result = {"prefix": prefix, "document": number, "documents": len(reader), "ids": ids, "text": text}
+    print_result(result, as_json=as_json, lines=lines if text is None else [*lines, text])
     return 0
 
 
 def verify(prefixes: Sequence[str], *, tokenizer: Path | None, as_json: bool) -> int:
     """Examine every pair, also after one that cannot be read. Return 0 if all are valid, 2 if one is missing, or 1."""
-    known = None if tokenizer is None else load_tokenizer(tokenizer)
-    limits = {} if known is None else {"vocab_size": known.vocab_size, "eod": known.eod}
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    limits = {} if loaded is None else {"vocab_size": loaded.vocab_size, "eod": loaded.eod}
     code, problems = 0, {}
     with progress_bar("verifying") as report:
         for prefix in prefixes:
@@ -46,17 +46,17 @@ def verify(prefixes: Sequence[str], *, tokenizer: Path | None, as_json: bool) ->
                 code = max(code, FAILURE if problems[prefix] else 0)
             except DataPathError as error:
                 problems[prefix], code = [str(error)], BAD_INPUT
-    valid = "the index is valid; --tokenizer also reads the tokens" if known is None else "valid"
-    lines = [line for prefix, found in problems.items() for line in found or [f"{prefix}: {valid}"]]
+    valid = "the index is valid; --tokenizer also reads the tokens" if loaded is None else "valid"
+    lines = [line for prefix, of_pair in problems.items() for line in of_pair or [f"{prefix}: {valid}"]]
     print_result(problems, as_json=as_json, lines=lines)
     return code
 
 
 def stats(blend: Sequence[str], *, read_tokens: int | None, as_json: bool) -> int:
     """Print the statistics of each part of a blend. Return the exit code."""
-    found = blend_stats(blend_from_path(list(blend)), read_tokens=read_tokens)
-    lines = [line for each in found for line in _lines(each)]
-    print_result([asdict(each) for each in found], as_json=as_json, lines=lines)
+    parts = blend_stats(blend_from_path(list(blend)), read_tokens=read_tokens)
+    lines = [line for part in parts for line in _lines(part)]
+    print_result([asdict(part) for part in parts], as_json=as_json, lines=lines)
     return 0
 
 

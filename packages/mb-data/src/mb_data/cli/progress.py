@@ -25,6 +25,6 @@ def progress_bar(label: str) -> Iterator[Progress]:
         yield lambda stage, done, total: bar.update(task, completed=done, total=total, description=stage)
 
 
-def print_result(found: object, *, as_json: bool, lines: Sequence[str]) -> None:
+def print_result(result: object, *, as_json: bool, lines: Sequence[str]) -> None:
     """Print `found` as JSON if `as_json`, otherwise the lines."""
-    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))
+    print(json.dumps(result, indent=1) if as_json else "\n".join(lines))

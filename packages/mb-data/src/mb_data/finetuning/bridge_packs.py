@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from mb_data.cache_dir import load_or_build
 from mb_data.errors import BadDocumentError, DataPathError, NotEnoughSamplesError
 from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.first_fit import PackIndex
@@ -24,7 +25,6 @@ from mb_data.finetuning.samples import (
     load_samples,
     write_samples,
 )
-from mb_data.megatron.cache_dir import load_or_build
 from mb_data.text.document_rows import arrow_library, read_rows
 from mb_schema.declared_sizes import check_pickle
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.chat.encoding import begin_token
 from mb_data.chat.samples import ChatEncoder
 from mb_data.chat.turns import ChatTurn, JsonLine, parse_turns
@@ -24,7 +25,6 @@ from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.files import require_rows
 from mb_data.finetuning.options import FinetuningOptions
-from mb_data.megatron.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.text.documents import DocumentChunk, input_files, read_chunks
 from mb_data.text.workers import map_in_order
 from mb_data.tokenizers.base import Tokenizer

@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from mb_data.cache_dir import resolve_cache_dir
 from mb_data.finetuning.bridge_packs import load_packs
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning.files import pack_files, sample_files
@@ -18,7 +19,6 @@ from mb_data.finetuning.first_fit import PackIndex, pack_lengths
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.finetuning.synthetic_addition import write_addition_samples
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
-from mb_data.megatron.cache_dir import resolve_cache_dir
 from mb_data.tokenizers.base import Tokenizer
 
 PACKS_FORMAT = 1

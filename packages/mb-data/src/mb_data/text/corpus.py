@@ -1,7 +1,7 @@
 """Preparation of a text corpus: split by document, then tokenized, with a trained or a given tokenizer.
 
 A prepared corpus is a folder of the cache that is named by a fingerprint of the texts and the settings; see
-`mb_data.megatron.cache_dir`.
+`mb_data.cache_dir`.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mb_data.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.config import TextCorpusConfig
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.megatron.blend import SPLITS
-from mb_data.megatron.cache_dir import load_or_build, resolve_cache_dir
 from mb_data.progress import Progress
 from mb_data.text.indexed import IndexedWriter, token_dtype, verify_prefix
 from mb_data.text.sources import DocumentSplits, SourceFile, read_documents, read_sources, split_documents
@@ -176,10 +176,10 @@ def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
     try:
         record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text())
         prefixes = {split: str(folder / split) for split in SPLITS if record["files"][split]}
-        found = {split: verify_prefix(prefix).tokens for split, prefix in prefixes.items()}
+        tokens = {split: verify_prefix(prefix).tokens for split, prefix in prefixes.items()}
     except (FileNotFoundError, DataPathError, IndexedFormatError, json.JSONDecodeError, KeyError):
         return None
-    if any(found[split] != record["tokens"][split] for split in found):
+    if any(tokens[split] != record["tokens"][split] for split in tokens):
         return None
     return TokenizedCorpus(
         train=prefixes["train"],
@@ -193,5 +193,5 @@ def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
 
 def _load_with_tokenizer(folder: Path, *, reused: bool) -> PreparedCorpus | None:
     """Return the corpus with its tokenizer in a folder; None if it is missing or damaged."""
-    found, tokenizer = _load(folder, reused=reused), folder / _TOKENIZER
-    return PreparedCorpus(**asdict(found), tokenizer=tokenizer) if found and tokenizer.is_file() else None
+    corpus, tokenizer = _load(folder, reused=reused), folder / _TOKENIZER
+    return PreparedCorpus(**asdict(corpus), tokenizer=tokenizer) if corpus and tokenizer.is_file() else None

@@ -169,10 +169,10 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
     name, sequences, boundaries = _read_header(idx_path)
     itemsize = np.dtype(name).itemsize
     expected = HEADER.size + sequences * _BYTES_PER_SEQUENCE + boundaries * _BYTES_PER_BOUNDARY
-    found = idx_path.stat().st_size
-    if found not in (expected, expected + sequences):  # multimodal data has one more byte per sequence
+    index_bytes = idx_path.stat().st_size
+    if index_bytes not in (expected, expected + sequences):  # multimodal data has one more byte per sequence
         raise IndexedFormatError(
-            f"{idx_path}: {found} bytes, but {sequences} sequences and {boundaries} document boundaries need "
+            f"{idx_path}: {index_bytes} bytes, but {sequences} sequences and {boundaries} document boundaries need "
             f"{expected}; the file is truncated or is not an index. Build it again."
         )
     tokens = _count_tokens(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
@@ -187,7 +187,7 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
         sequences=sequences,
         tokens=tokens,
         dtype=name,
-        bytes=found + tokens * itemsize,
+        bytes=index_bytes + tokens * itemsize,
     )
 
 

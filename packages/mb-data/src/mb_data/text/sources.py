@@ -98,7 +98,7 @@ class DocumentSplits:
         moved = {}
         for split in ("train", *wanted):
             if counts[split] == 0:
-                largest = max(SPLITS, key=lambda each: counts[each])
+                largest = max(SPLITS, key=lambda name: counts[name])
                 moved[first[largest].pop(0)] = split
                 counts[largest], counts[split] = counts[largest] - 1, 1
         return cls(config=config, moved=moved)
@@ -116,14 +116,14 @@ def read_sources(config: TextCorpusConfig) -> tuple[list[SourceFile], int]:
         CorpusError: No file contains text.
         BadDocumentError: The format of a file is not supported.
     """
-    found = [_read_source(path, name, config) for path, name in _source_paths(config)]
-    files = [file for file in found if file is not None]
+    sources = [_read_source(path, name, config) for path, name in _source_paths(config)]
+    files = [file for file in sources if file is not None]
     if not files:
         raise CorpusError(
-            f"dataset.sources: {config.sources} contain no text ({len(found)} files are empty or not UTF-8). "
+            f"dataset.sources: {config.sources} contain no text ({len(sources)} files are empty or not UTF-8). "
             "Set files or folders of UTF-8 text."
         )
-    return files, len(found) - len(files)
+    return files, len(sources) - len(files)
 
 
 def verify_sources(config: TextCorpusConfig) -> None:
@@ -245,11 +245,11 @@ def _is_named(path: Path, config: TextCorpusConfig) -> bool:
 
 
 def _digest(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _has_rows(path: Path, config: TextCorpusConfig) -> bool:

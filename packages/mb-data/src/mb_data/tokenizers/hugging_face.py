@@ -35,7 +35,7 @@ def read_folder(
             "Correct tokenizer.tokenizer_model."
         )
     try:
-        found = (
+        tokenizer = (
             AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False, **chosen
             )
@@ -47,19 +47,19 @@ def read_folder(
             f"{folder}: transformers cannot read it as a tokenizer{_with(chosen)} ({error}). Save it with "
             "save_pretrained, which writes a tokenizer.json."
         ) from error
-    if not isinstance(found, PreTrainedTokenizerFast):
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TokenizerError(
-            f"{folder}: its tokenizer is a {type(found).__name__}, which is implemented in Python only and "
+            f"{folder}: its tokenizer is a {type(tokenizer).__name__}, which is implemented in Python only and "
             "has no tokenizer.json. Use SentencePieceTokenizer with its .model, if it has one, or convert it."
         )
-    settings: dict[str, Any] = {name: str(token) for name, token in found.special_tokens_map.items()}
-    if isinstance(found.chat_template, dict):
-        named = found.chat_template.items()
+    settings: dict[str, Any] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    if isinstance(tokenizer.chat_template, dict):
+        named = tokenizer.chat_template.items()
         settings["chat_template"] = [{"name": name, "template": text} for name, text in named]
-    elif found.chat_template is not None:
-        settings["chat_template"] = found.chat_template
+    elif tokenizer.chat_template is not None:
+        settings["chat_template"] = tokenizer.chat_template
     return JsonTokenizer(
-        found.backend_tokenizer.to_str().encode(),
+        tokenizer.backend_tokenizer.to_str().encode(),
         source=folder,
         settings=json.dumps(settings).encode(),
         include_special_tokens=include_special_tokens,

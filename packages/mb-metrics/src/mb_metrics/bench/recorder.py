@@ -134,9 +134,9 @@ def _over_ranks(number: int, world_size: int) -> int:
     """Return the largest number of all ranks. Collective."""
     if world_size == 1:
         return number
-    found: list[int] = [0] * world_size
-    dist.all_gather_object(found, number)
-    return max(found)
+    numbers: list[int] = [0] * world_size
+    dist.all_gather_object(numbers, number)
+    return max(numbers)
 
 
 def _sum_if_known(counts: Sequence[int | None]) -> int | None:

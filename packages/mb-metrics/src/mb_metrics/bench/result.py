@@ -92,8 +92,8 @@ class BenchResult:
 
     def as_text(self) -> str:
         """Return the result as one line."""
-        found = self.numbers()
-        parts = [f"{found['step_seconds']:.4g} s per step"]
+        numbers = self.numbers()
+        parts = [f"{numbers['step_seconds']:.4g} s per step"]
         parts += [] if self.tokens_per_second is None else [f"{self.tokens_per_second:,.0f} tokens/s"]
         parts += [] if self.mfu is None else [f"MFU {self.mfu:.1%}"]
         parts += [] if self.peak_memory_gib is None else [f"{self.peak_memory_gib:.2f} GiB"]
@@ -119,11 +119,11 @@ def combine_rounds(rounds: Sequence[BenchResult]) -> BenchResult:
     Counts per step and losses are those of the first round.
     """
     first = rounds[0]
-    tokens, flops = [each.tokens for each in rounds], [each.flops for each in rounds]
-    memory = [each.peak_memory_gib for each in rounds if each.peak_memory_gib is not None]
+    tokens, flops = [of_round.tokens for of_round in rounds], [of_round.flops for of_round in rounds]
+    memory = [of_round.peak_memory_gib for of_round in rounds if of_round.peak_memory_gib is not None]
     return replace(
         first,
-        step_times=tuple(seconds for each in rounds for seconds in each.step_times),
+        step_times=tuple(seconds for of_round in rounds for seconds in of_round.step_times),
         tokens=None if None in tokens else sum(count or 0 for count in tokens),
         flops=None if None in flops else sum(count or 0.0 for count in flops),
         peak_memory_gib=max(memory, default=None),
@@ -133,8 +133,8 @@ def combine_rounds(rounds: Sequence[BenchResult]) -> BenchResult:
 def ratios(result: BenchResult, against: BenchResult) -> dict[str, float | None]:
     """Return each number of a result as a multiple of that of another one; None where one of them is not known."""
     ours, theirs = result.numbers(), against.numbers()
-    found: dict[str, float | None] = {}
+    multiples: dict[str, float | None] = {}
     for name in RATIOS:
-        number, other = ours[name], theirs[name]
-        found[name] = number / other if number is not None and other else None
-    return found
+        number, reference = ours[name], theirs[name]
+        multiples[name] = number / reference if number is not None and reference else None
+    return multiples

@@ -28,16 +28,11 @@ class FlopsModelShape:
 
     def value(self, name: str) -> Any:
         """Return a field, or None if the model does not define it."""
-        names = [name, _OTHER_NAMES[name]] if name in _OTHER_NAMES else [name]
-        for each in names:
-            found = (
-                self._model.get(each)
-                if isinstance(self._model, Mapping)
-                else getattr(self._model, each, None)
-            )
-            if found is not None:
-                return found
-        return None
+        value = self._read(name)
+        return self._read(_OTHER_NAMES[name]) if value is None and name in _OTHER_NAMES else value
+
+    def _read(self, name: str) -> Any:
+        return self._model.get(name) if isinstance(self._model, Mapping) else getattr(self._model, name, None)
 
     def flag(self, name: str) -> bool:
         """Return True if a field is defined and true."""
@@ -55,8 +50,8 @@ class FlopsModelShape:
         Raises:
             UnknownFlopsError: the field is missing and has no default, or is not a positive integer.
         """
-        found = self.value(name)
-        number = default if found is None else found
+        value = self.value(name)
+        number = default if value is None else value
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UnknownFlopsError(
                 f"model.{name}: must be a positive integer ({name}={number!r}). FLOPs are proportional to it. Set it, "

@@ -20,5 +20,5 @@ def vision_encoder(shape: FlopsModelShape) -> FlopsPerToken:
     patches = (shape.size("image_size") // patch) ** 2
     layer = 6 * (4 * hidden * hidden + 2 * hidden * inner) + 12 * hidden * patches
     projection = 6 * shape.size("projector_hidden_size", shape.hidden) * (hidden + shape.hidden)
-    each = 4 * COLOURS * patch * patch * hidden + shape.size("vision_num_layers") * layer + projection
-    return FlopsPerToken(encoder=patches * each)
+    per_patch = 4 * COLOURS * patch * patch * hidden + shape.size("vision_num_layers") * layer + projection
+    return FlopsPerToken(encoder=patches * per_patch)

@@ -45,8 +45,8 @@ def report_l2_norm_grad(model: Any, *, groups: NormGroups | None = None) -> dict
     names = [name for name, parameter in named_parameters(chunks) if parameter.requires_grad]
     measured = _measure(_gradient_shards(chunks), groups or groups_of(chunks))
     values = torch.cat([measured.norms, measured.total.view(1)]).tolist()
-    found = dict(zip(measured.names, values, strict=False))
-    return {PREFIX + name: found[name] for name in names if name in found} | {GLOBAL: values[-1]}
+    norms = dict(zip(measured.names, values, strict=False))
+    return {PREFIX + name: norms[name] for name in names if name in norms} | {GLOBAL: values[-1]}
 
 
 class _StageNorms:
@@ -69,9 +69,10 @@ class _StageNorms:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return the norm of each parameter of all stages and that of the complete model, divided by `scale`."""
         measured = _measure(pieces, self.groups)
-        found = dict(zip(measured.names, measured.norms.unbind(), strict=True))
+        by_name = dict(zip(measured.names, measured.norms.unbind(), strict=True))
         zero = measured.total.new_zeros(())
-        norms = torch.stack([*(found.get(name, zero) for name in self._own), measured.total]) / scale
+        # One vector in the order of `_own`, which all ranks have from construction: the stages exchange numbers only.
+        norms = torch.stack([*(by_name.get(name, zero) for name in self._own), measured.total]) / scale
         *own, total = norms.unbind()
         every = own if len(self._stages) == 1 else self._over_stages(norms[:-1])
         names = [shown for stage in self._stages for shown in stage.values()]

@@ -209,8 +209,8 @@ def dtensor_squares(params: Sequence[Any]) -> Tensor:
         RuntimeError: a DTensor holds partial sums.
     """
     squares = [
-        torch.linalg.vector_norm(each.to_local().detach(), dtype=torch.float32).double() ** 2
-        for each in params
+        torch.linalg.vector_norm(parameter.to_local().detach(), dtype=torch.float32).double() ** 2
+        for parameter in params
     ]
     kinds: dict[Any, list[int]] = {}
     for index, parameter in enumerate(params):
@@ -240,9 +240,10 @@ def parameter_shards(named: Sequence[tuple[str, Any]], *, weights: bool = False)
 
     The precision-aware optimizer keeps all main parameters itself: then a rank finds none, and the weights count.
     """
-    sharded = [each for _, each in named if attribute(each, "main_param_sharded")]
-    inside = bool(sharded) and all(attribute(each, "main_param") is None for each in sharded)
-    return [parameter_shard(name, parameter, weights=weights or inside) for name, parameter in named]
+    sharded = [parameter for _, parameter in named if attribute(parameter, "main_param_sharded")]
+    no_main_params = all(attribute(parameter, "main_param") is None for parameter in sharded)
+    weights = weights or (bool(sharded) and no_main_params)
+    return [parameter_shard(name, parameter, weights=weights) for name, parameter in named]
 
 
 def parameter_shard(name: str, parameter: Any, *, weights: bool = False) -> ParameterShard:

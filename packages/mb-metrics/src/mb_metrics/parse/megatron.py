@@ -136,7 +136,7 @@ def validation_line(line: str, *, last_step: int | None) -> Evaluation | LineDef
 def event_line(line: str) -> RunEvent | None:
     """Return the save or resume event in a line; None if there is none."""
     for kind, expression in _EVENTS.items():
-        found = expression.search(line)
-        if found:
-            return RunEvent(kind=kind, time=last_stamp(line[: found.start()]), step=int(found[1] or found[2]))
+        match = expression.search(line)
+        if match:
+            return RunEvent(kind=kind, time=last_stamp(line[: match.start()]), step=int(match[1] or match[2]))
     return None

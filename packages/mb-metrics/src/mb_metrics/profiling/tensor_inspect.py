@@ -189,10 +189,10 @@ def _installed_tool() -> InspectTool:
 def _transformer_engine_features() -> list[str] | None:
     """Return the folder of the features of Transformer Engine; None if it is not installed."""
     try:
-        found = find_spec("transformer_engine.debug.features")
+        features = find_spec("transformer_engine.debug.features")
     except ModuleNotFoundError:
         return None
-    return None if found is None else [str(path) for path in found.submodule_search_locations or []]
+    return None if features is None else [str(path) for path in features.submodule_search_locations or []]
 
 
 def _settings_file(features: Mapping[str, Any] | str, folder: Path, rank: int) -> str:
@@ -207,7 +207,7 @@ def _settings_file(features: Mapping[str, Any] | str, folder: Path, rank: int) -
 def _tensors(output: Any) -> Iterator[Any]:
     """Yield the floating-point tensors of a module's output."""
     if isinstance(output, Sequence) and not isinstance(output, str):
-        for each in output:
-            yield from _tensors(each)
+        for item in output:
+            yield from _tensors(item)
     elif hasattr(output, "is_floating_point") and output.is_floating_point() and output.numel():
         yield output

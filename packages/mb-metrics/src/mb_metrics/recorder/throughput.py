@@ -82,11 +82,11 @@ class WorkTotals:
         if self.seconds <= 0:
             return {}
         counts = {"batches": self.steps, "samples": self.samples, "tokens": self.tokens}
-        known = {
+        rates = {
             f"{name}_per_sec": count / self.seconds for name, count in counts.items() if count is not None
         }
-        job = {f"throughput/{name}": rate for name, rate in known.items()}
-        return job | {f"throughput/device/{name}": rate / world_size for name, rate in known.items()}
+        job = {f"throughput/{name}": rate for name, rate in rates.items()}
+        return job | {f"throughput/device/{name}": rate / world_size for name, rate in rates.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,14 +178,14 @@ def log_step(  # noqa: PLR0913 - the signature of Megatron trainers
     at_interval = state.step % interval == 0
     if at_interval:
         steps = total_loss_dict[ADVANCED] + total_loss_dict[SKIPPED]
-        each = num_microbatches or _microbatches(config.train, batch, pg_collection)
+        per_step = num_microbatches or _microbatches(config.train, batch, pg_collection)
         values |= _at_interval(
             config,
             model,
             pg_collection,
             learning_rate=learning_rate,
             grad_norm=grad_norm,
-            microbatches=steps * each,
+            microbatches=steps * per_step,
             step=state.step,
         )
     global_state.metrics.record(
@@ -237,17 +237,17 @@ def _at_interval(
 ) -> dict[str, Any]:
     """Return the metrics that are measured at the end of a log interval. Collective."""
     rate = reduce_max_stat_across_model_parallel_group(learning_rate, first_group(groups, "mp"))
-    found: dict[str, Any] = {names.LEARNING_RATE: rate}
+    metrics: dict[str, Any] = {names.LEARNING_RATE: rate}
     logger, pp_group = config.logger, first_group(groups, "pp")
     if logger.log_memory_to_tensorboard:
         report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), pp_group)
-        found |= {f"memory/{name}": value for name, value in report.items()}
+        metrics |= {f"memory/{name}": value for name, value in report.items()}
     if logger.log_l2_norm_grad_to_tensorboard:
-        found |= _gradient_norms(model, groups, grad_norm=grad_norm)
+        metrics |= _gradient_norms(model, groups, grad_norm=grad_norm)
     auxiliary_losses = build_auxiliary_losses(
         config.model, pp_group=pp_group, dp_group=first_group(groups, "dp"), device=device_of(pp_group)
     )
-    return found | auxiliary_losses(step=step, microbatches=microbatches)
+    return metrics | auxiliary_losses(step=step, microbatches=microbatches)
 
 
 def _gradient_norms(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from mb_metrics.recorder.arguments import known_step
+from mb_metrics.recorder.arguments import checked_step
 from mb_metrics.recorder.clock import StepSpan
 from mb_metrics.recorder.metrics import Metrics
 from mb_metrics.recorder.recorded_steps import Value, split_device_values
@@ -56,7 +56,7 @@ class StepLogger:
             TypeError: the step is not an integer.
             ValueError: the step is lower than that of the previous call, or is recorded already.
         """
-        step = known_step(step)
+        step = checked_step(step)
         if self._step is not None and step > self._step:
             self.record()
         previous = self.recorded_step if self._step is None else self._step
@@ -123,7 +123,7 @@ class HostLogger(StepLogger):
         """Add metrics to a step; without a step, to the next one."""
         numbers = {name: value for name, value in values.items() if is_metric(name, value)}
         self._leave_out(values.keys() - numbers.keys(), "no numbers")
-        step = self.last_step + 1 if step is None else known_step(step)
+        step = self.last_step + 1 if step is None else checked_step(step)
         if step > self.recorded_step and step >= self.last_step:
             super().log(numbers, step, ends_step=ends_step)
             return

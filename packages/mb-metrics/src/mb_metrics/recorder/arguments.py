@@ -9,7 +9,7 @@ from mb_metrics.names import BRIDGE_ALIASES
 from mb_metrics.recorder.progress import SECONDS
 
 
-def known_unit(unit: str | None) -> str | None:
+def checked_time_unit(unit: str | None) -> str | None:
     """Return a unit of time.
 
     Raises:
@@ -23,7 +23,7 @@ def known_unit(unit: str | None) -> str | None:
     return unit
 
 
-def known_aliases(aliases: str | Mapping[str, str] | None) -> Mapping[str, str]:
+def resolve_aliases(aliases: str | Mapping[str, str] | None) -> Mapping[str, str]:
     """Return additional names of metrics, given as a mapping or as the name of a predefined one.
 
     Raises:
@@ -63,7 +63,7 @@ def require_positive(**numbers: Any) -> None:
             )
 
 
-def known_step(step: Any) -> int:
+def checked_step(step: Any) -> int:
     """Return the number of a step as an int; integers of other libraries, such as numpy's, are converted.
 
     Raises:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from mb_metrics.names import BATCH_SIZE
 from mb_metrics.recorder.arguments import (
-    known_aliases,
-    known_step,
-    known_unit,
+    checked_step,
+    checked_time_unit,
     require_count,
     require_positive,
+    resolve_aliases,
 )
 from mb_metrics.recorder.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.recorder.exit_close import ExitClose
@@ -132,8 +132,8 @@ class Metrics:
         sinks = sink_list(sinks)
         self._rank_reduction = rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
-        self._time_unit = known_unit(time_unit)
-        self._aliases = known_aliases(aliases)
+        self._time_unit = checked_time_unit(time_unit)
+        self._aliases = resolve_aliases(aliases)
         self._sinks = FanOutSink(sinks)
         self._active = bool(sinks) or self._rank_reduction is not None
         self._log_interval = log_interval
@@ -224,12 +224,13 @@ class Metrics:
         if not self._active:
             return
         if type(step) is not int:
-            step = known_step(step)
-        usual = type(samples) is int and type(tokens) is int and samples >= 0 and tokens >= 0
-        if not usual:  # the usual step makes no calls here
+            step = checked_step(step)
+        # The usual step makes no calls here: this method runs once per step, and the host may be the bottleneck.
+        are_usual_counts = type(samples) is int and type(tokens) is int and samples >= 0 and tokens >= 0
+        if not are_usual_counts:
             require_count("samples", samples)
             require_count("tokens", tokens)
-        self._check(step)
+        self._require_recordable(step)
         numbers, packed = split_device_values(values)
         done = self._clock.end_step(
             step, samples=samples, tokens=tokens, consumed_samples=consumed_samples, span=span
@@ -265,8 +266,8 @@ class Metrics:
         """
         if not self._active:
             return
-        step = known_step(step)
-        self._check(None)
+        step = checked_step(step)
+        self._require_recordable(None)
         self.flush()
         numbers, packed = split_device_values(losses)
         if consumed_samples is None and self._clock.last is not None:
@@ -340,7 +341,8 @@ class Metrics:
         except RuntimeError as unread:
             _logger.error(_UNREAD, unread)
 
-    def _check(self, step: int | None) -> None:
+    def _require_recordable(self, step: int | None) -> None:
+        """Reject a call after `close`, or a step that does not increase; None: not the record of a step."""
         if self._closed:
             raise ValueError(
                 "metrics: record() or evaluation() after close(). The sinks are closed. Record before close(), or "

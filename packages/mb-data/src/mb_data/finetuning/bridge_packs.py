@@ -10,7 +10,7 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from mb_data.finetuning.samples import (
     load_samples,
     write_samples,
 )
+from mb_data.megatron.cached_indices import read_npy_dtype
 from mb_data.text.document_rows import arrow_library, read_rows
 from mb_schema.declared_sizes import check_pickle
 
@@ -234,7 +235,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _read_npy(file: Path) -> list[Any]:
     try:
         with file.open("rb") as stream:
-            _skip_header(stream)
+            dtype = read_npy_dtype(stream)
+            if not dtype.hasobject:
+                raise ValueError(f"it contains {dtype} instead of dictionaries")
             content = stream.read()
         check_pickle(content)
         array = _ArrayUnpickler(io.BytesIO(content)).load()
@@ -245,11 +248,3 @@ def _read_npy(file: Path) -> list[Any]:
             "code. Pack the samples again, or write them as .parquet."
         ) from error
     return rows if isinstance(rows, list) else [rows]
-
-
-def _skip_header(stream: BinaryIO) -> None:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    _, _, dtype = read(stream)
-    if not dtype.hasobject:
-        raise ValueError(f"it contains {dtype} instead of dictionaries")

@@ -1,6 +1,7 @@
 """Validation of cached sample indices (`*.npy`) before Megatron Core reads them. Requires NumPy."""
 
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,13 +39,20 @@ def require_numeric_array(path: Path) -> None:
             )
 
 
-def _holds_objects(stream: object) -> bool:
+def _holds_objects(stream: BinaryIO) -> bool:
     try:
-        version = np.lib.format.read_magic(stream)  # type: ignore[arg-type]
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        _, _, dtype = read(stream)  # type: ignore[arg-type]
+        return bool(read_npy_dtype(stream).hasobject)
     except ValueError:
         return False  # truncated, or of a version that Megatron Core cannot read either
-    return bool(dtype.hasobject)
+
+
+def read_npy_dtype(stream: BinaryIO) -> np.dtype[Any]:
+    """Read the header of an `.npy` file, without its content, and return the type of the array.
+
+    Raises:
+        ValueError: The header is damaged, or has another version.
+    """
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    _, _, dtype = read(stream)
+    return dtype

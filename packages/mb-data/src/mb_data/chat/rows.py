@@ -36,7 +36,7 @@ class Conversation:
     @property
     def answers(self) -> list[int]:
         """Positions of the messages of the assistant."""
-        return [number for number, each in enumerate(self.messages) if each["role"] == ASSISTANT]
+        return [number for number, message in enumerate(self.messages) if message["role"] == ASSISTANT]
 
 
 def parse_conversation(
@@ -67,17 +67,17 @@ def parse_conversation(
             'Write a list of objects, such as {"role": "user", "content": "..."}',
         )
     messages = [
-        _parse_message(each, where=f"{key}[{number}]", location=location)
-        for number, each in enumerate(entries)
+        _parse_message(entry, where=f"{key}[{number}]", location=location)
+        for number, entry in enumerate(entries)
     ]
     system = row.get("system")
     if system and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, _checked({"role": "system", "content": system}, where="system", location=location))
-    last = max((number for number, each in enumerate(messages) if each["role"] == ASSISTANT), default=None)
-    if last is None:
+    answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if not answers:
         _reject(location, "has no message of the assistant; there is nothing to train on", "Remove the line")
-    own = _parse_tools(row.get("tools"), location=location)
-    return Conversation(messages=messages[: last + 1], tools=own or tools, location=location)
+    own = parse_tool_schemas(row.get("tools"), location=location)
+    return Conversation(messages=messages[: answers[-1] + 1], tools=own or tools, location=location)
 
 
 def parse_tool_schemas(value: object, *, location: str) -> list[dict[str, Any]] | None:
@@ -86,7 +86,19 @@ def parse_tool_schemas(value: object, *, location: str) -> list[dict[str, Any]] 
     Raises:
         BadDocumentError: The value is none of these.
     """
-    return _parse_tools(value, location=location)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError:
+            value = False  # no JSON: rejected below
+    if value is None or value == []:
+        return None
+    schemas = [value] if isinstance(value, dict) else value
+    if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in schemas):
+        _reject(
+            location, "tools is not a list of JSON schemas", 'Write [{"type": "function", "function": {...}}]'
+        )
+    return schemas
 
 
 def _parse_message(entry: object, *, where: str, location: str) -> dict[str, Any]:
@@ -125,13 +137,13 @@ def _parse_call(value: object, *, where: str, location: str) -> list[dict[str, A
     except ValueError:
         call = None
     calls = call if isinstance(call, list) else [call]
-    if not all(isinstance(each, dict) and "name" in each for each in calls):
+    if not all(isinstance(call, dict) and "name" in call for call in calls):
         _reject(
             location,
             f"{where}.value is not the JSON of a function call",
             'Write {"name": "...", "arguments": {...}}',
         )
-    return [{"type": "function", "function": each} for each in calls]
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str, Any]:
@@ -162,22 +174,6 @@ def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str,
     for text in texts:
         require_encodable(text, location=location)
     return message
-
-
-def _parse_tools(value: object, *, location: str) -> list[dict[str, Any]] | None:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except ValueError:
-            value = False
-    if value is None or value == []:
-        return None
-    schemas = [value] if isinstance(value, dict) else value
-    if not isinstance(schemas, list) or not all(isinstance(each, dict) for each in schemas):
-        _reject(
-            location, "tools is not a list of JSON schemas", 'Write [{"type": "function", "function": {...}}]'
-        )
-    return schemas
 
 
 def _reject(location: str, problem: str, fix: str) -> NoReturn:

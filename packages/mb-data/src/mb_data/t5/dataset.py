@@ -61,15 +61,17 @@ def corrupt_spans(
             f"corrupt_spans: a text of {tokens.size} tokens, but the sizes are for {sizes.tokens}; the last span would "
             "have a wrong length. Pass texts of that length."
         )
-    stay = _lengths(sizes.tokens - sizes.noise_tokens, sizes.spans, random)
-    go = _lengths(sizes.noise_tokens, sizes.spans, random)
-    edges = np.cumsum(np.stack([stay, go], axis=1).ravel())[:-1]
+    # The order of the two draws determines the samples of a seed.
+    kept_lengths = _lengths(sizes.tokens - sizes.noise_tokens, sizes.spans, random)
+    span_lengths = _lengths(sizes.noise_tokens, sizes.spans, random)
+    edges = np.cumsum(np.stack([kept_lengths, span_lengths], axis=1).ravel())[:-1]
     pieces = np.split(tokens, edges)
+    kept, spans = pieces[::2], pieces[1::2]
     marks = [np.array([sentinel]) for sentinel in sentinels[: sizes.spans]]
-    closed = [np.array([end])]
-    read = [part for kept, mark in zip(pieces[::2], marks, strict=True) for part in (kept, mark)]
-    written = [part for mark, span in zip(marks, pieces[1::2], strict=True) for part in (mark, span)]
-    return EncoderDecoderPair(encoder=np.concatenate(read + closed), labels=np.concatenate(written + closed))
+    last = [np.array([end])]
+    encoder = [part for text, mark in zip(kept, marks, strict=True) for part in (text, mark)]
+    labels = [part for mark, span in zip(marks, spans, strict=True) for part in (mark, span)]
+    return EncoderDecoderPair(encoder=np.concatenate(encoder + last), labels=np.concatenate(labels + last))
 
 
 class T5Dataset:

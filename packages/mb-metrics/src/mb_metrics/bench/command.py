@@ -84,18 +84,18 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         root = Path(temporary) if folder is None else folder
         results: list[list[BenchResult]] = [[] for _ in commands]
-        for turn in range(plan.rounds):
+        for round_number in range(plan.rounds):
             for index, (name, make_command) in enumerate(commands):
-                run = root / f"{'run' if index == 0 else 'against'}-{turn + 1}"
-                found = measure_once(name, make_command, run, plan)
-                log(f"{name}: {found.as_text()}")
-                results[index].append(found)
-    combined = [combine_rounds(each) for each in results]
-    answer: dict[str, Any] = {"run": {"name": commands[0][0], **combined[0].as_json()}}
+                run = root / f"{'run' if index == 0 else 'against'}-{round_number + 1}"
+                result = measure_once(name, make_command, run, plan)
+                log(f"{name}: {result.as_text()}")
+                results[index].append(result)
+    combined = [combine_rounds(rounds) for rounds in results]
+    report: dict[str, Any] = {"run": {"name": commands[0][0], **combined[0].as_json()}}
     if len(combined) > 1:
-        answer["against"] = {"name": commands[1][0], **combined[1].as_json()}
-        answer["ratios"] = ratios(combined[0], combined[1])
-    return answer
+        report["against"] = {"name": commands[1][0], **combined[1].as_json()}
+        report["ratios"] = ratios(combined[0], combined[1])
+    return report
 
 
 def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPlan) -> BenchResult:

@@ -37,9 +37,8 @@ class CallCounter:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile: Any = profile(
-            activities=activities, with_stack=trace is not None
-        )  # torch declares no types
+        # torch declares no types
+        self._profile: Any = profile(activities=activities, with_stack=trace is not None)
 
     def __enter__(self) -> "CallCounter":
         self._profile.__enter__()
@@ -51,8 +50,8 @@ class CallCounter:
         self._profile.__exit__(kind, error, traceback)
         if self._trace is not None:
             self._profile.export_chrome_trace(str(self._trace))
-        known = LAUNCHES | WAITS | READS
-        self.counts = Counter(event.name for event in self._profile.events() if event.name in known)
+        counted = LAUNCHES | WAITS | READS
+        self.counts = Counter(event.name for event in self._profile.events() if event.name in counted)
 
     def total(self, names: frozenset[str]) -> int:
         """Return how often the host made one of several calls."""

@@ -57,14 +57,14 @@ def compared_arguments(arguments: Sequence[str], text: str) -> list[str]:
         ComparedArgumentsError: a shell could not split the text, or it is empty.
     """
     try:
-        words = shlex.split(text)
+        others = shlex.split(text)
     except ValueError as error:
         raise ComparedArgumentsError(
             f"--against: {text!r} cannot be split ({error}). Close the quotes."
         ) from error
-    if not words:
+    if not others:
         raise ComparedArgumentsError(
             "--against: is empty. Name a run, or overrides such as train.micro_batch_size=2."
         )
-    adds = words[0].startswith("-") or "=" in words[0]
-    return [*arguments, *words] if adds else words
+    are_overrides = others[0].startswith("-") or "=" in others[0]
+    return [*arguments, *others] if are_overrides else others

@@ -7,5 +7,5 @@ from mb_metrics.profiling.tensor_inspect import InspectTool
 
 def tool() -> InspectTool:
     """Return the tool, not initialized."""
-    found: InspectTool = nvdlfw_inspect.api
-    return found
+    api: InspectTool = nvdlfw_inspect.api
+    return api

@@ -150,29 +150,26 @@ def start_tensor_inspection(
             f"tensor_inspect.features: no features are set (features={config.features!r}). Nothing would be logged. "
             "Set it to the tool's settings, or to the path of a YAML file that contains them."
         )
-    begun = (tool or _installed_tool)()
+    inspect_tool = (tool or _installed_tool)()
     folder = Path(config.log_dir or save or ".")
     folder.mkdir(parents=True, exist_ok=True)
-    shipped = _transformer_engine_features()
+    te_features = _transformer_engine_features()
     try:
-        begun.initialize(
+        inspect_tool.initialize(
             config_file=_settings_file(config.features, folder, rank),
-            feature_dirs=config.feature_dirs or shipped,
+            feature_dirs=config.feature_dirs or te_features,
             log_dir=str(folder),
             init_training_step=config.init_training_step or loaded_step,
             default_logging_enabled=True,
         )
     except AssertionError as error:  # the tool's way to reject its settings
-        without = (
-            ""
-            if shipped
-            else " Transformer Engine is not installed; without it there is LogTensorStats only."
-        )
+        no_te = " Transformer Engine is not installed; without it there is LogTensorStats only."
+        hint = "" if te_features else no_te
         raise TensorInspectError(
-            f"tensor_inspect.features: the tool rejects them ({error}).{without} Correct the settings, or set "
+            f"tensor_inspect.features: the tool rejects them ({error}).{hint} Correct the settings, or set "
             "tensor_inspect.enabled=false."
         ) from error
-    return TensorInspection(begun, hooks=shipped is None)
+    return TensorInspection(inspect_tool, hooks=te_features is None)
 
 
 def _installed_tool() -> InspectTool:

@@ -15,7 +15,7 @@ from mb_data import (
     tokenize_corpus,
     verify_prefix,
 )
-from mb_data.cache_dir import commit_build, resolve_cache_dir
+from mb_data.build_cache import commit_build, resolve_cache_dir
 from mb_data.errors import BadDocumentError, CorpusError
 from mb_data.text.corpus import _load, fingerprint
 from mb_data.text.sources import read_documents, read_sources, split_documents, verify_sources

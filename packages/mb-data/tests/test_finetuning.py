@@ -29,7 +29,7 @@ from mb_data import (
     build_run_datasets,
     tokenize_samples,
 )
-from mb_data.cache_dir import load_or_build
+from mb_data.build_cache import load_or_build
 from mb_data.chat.template import ChatTemplates
 from mb_data.chat.turns import JsonLine, parse_turns
 from mb_data.data_checks import training_epoch_samples

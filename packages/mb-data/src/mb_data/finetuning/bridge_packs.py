@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mb_data.cache_dir import load_or_build
+from mb_data.build_cache import load_or_build
 from mb_data.errors import BadDocumentError, DataPathError, NotEnoughSamplesError
 from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.first_fit import PackIndex

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mb_data.cache_dir import load_or_build, resolve_cache_dir
+from mb_data.build_cache import load_or_build, resolve_cache_dir
 from mb_data.chat.encoding import begin_token
 from mb_data.chat.samples import ChatEncoder
 from mb_data.chat.turns import ChatTurn, JsonLine, parse_turns

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from mb_data.cache_dir import resolve_cache_dir
+from mb_data.build_cache import resolve_cache_dir
 from mb_data.finetuning.bridge_packs import load_packs
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning.files import pack_files, sample_files

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mb_data.cache_dir import load_or_build, resolve_cache_dir
+from mb_data.build_cache import load_or_build, resolve_cache_dir
 from mb_data.finetuning.config import SumsFinetuningConfig
 
 _HELD_OUT = {"validation": 0.1, "test": 0.1}

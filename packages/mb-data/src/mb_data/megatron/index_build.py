@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from megatron.core.datasets import blended_dataset, blended_megatron_dataset_builder, gpt_dataset
 
-from mb_data.cache_dir import one_builder
+from mb_data.build_cache import one_builder
 from mb_data.collectives import is_rank_zero, rank_zero_first
 
 _MODULES = (blended_dataset, blended_megatron_dataset_builder, gpt_dataset)

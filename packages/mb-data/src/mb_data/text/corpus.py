@@ -1,7 +1,7 @@
 """Preparation of a text corpus: split by document, then tokenized, with a trained or a given tokenizer.
 
 A prepared corpus is a folder of the cache that is named by a fingerprint of the texts and the settings; see
-`mb_data.cache_dir`.
+`mb_data.build_cache`.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_data.cache_dir import load_or_build, resolve_cache_dir
+from mb_data.build_cache import load_or_build, resolve_cache_dir
 from mb_data.config import TextCorpusConfig
 from mb_data.errors import DataPathError, IndexedFormatError
 from mb_data.megatron.blend import SPLITS

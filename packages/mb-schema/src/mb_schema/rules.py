@@ -49,8 +49,8 @@ class Rule:
     fallback: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     """Path to the value that replaces a rejected one which the user did not set; empty: the rule only rejects."""
     implied_by: tuple[str, ...] = ()
-    """Ids of rules, also of other packages: if one of them is violated, this one says nothing new, or advises what that
-    one rejects, and `check` leaves it out. A warning implies no error."""
+    """Ids of rules, also of other packages: if one of them is violated, this one is redundant or recommends what the
+    other rejects, and `check` leaves it out. A warning implies no error."""
 
     def check(self, *values: object, origin: Mapping[str, str] = NOTHING) -> Problem | None:
         """Return the problem with these values, in the order of `fields`; None if there is none."""

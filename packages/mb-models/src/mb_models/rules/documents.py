@@ -1,4 +1,4 @@
-"""Rules on the boundaries of documents in a sample: masks and positions that a dataset asks for and a model ignores."""
+"""Rules on the boundaries of documents in a sample: masks and positions of a dataset that a model ignores."""
 
 from mb_schema.rule_kinds import implied_by, rule, within
 from mb_schema.rules import Rule

@@ -31,7 +31,7 @@ import mb_models
 import mb_resilience
 
 # 1. Configuration: a dataclass with a section for each part, and overrides in Hydra's grammar. Read from a file it is
-#    Config.from_yaml("run.yaml"); a section of your own is one more field.
+#    Config.from_yaml("run.yaml"); a custom section is one more field.
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ def configure(folder: Path, overrides: Sequence[str], *, world_size: int) -> Con
 
 
 # 2. Data and model, each from its section and the process groups. Both are Megatron Core's, and so are the objects that
-#    come back: an optimizer or a data iterator of your own fits in the same place.
+#    come back: a custom optimizer or data iterator fits in the same place.
 
 
 def build_data(config: Config, groups: Any) -> tuple[mb_data.RunLoaders, int]:

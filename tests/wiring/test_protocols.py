@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from mb_loop import CallbackContext, Checkpointer, LoopState, RerunMachine, StepResult, TrainState
     from mb_loop import GlobalState as LoopGlobalState
     from mb_loop.bridge_api import StragglerReporter
-    from mb_loop.evaluation.evaluate import StopEvaluation
     from mb_loop.evaluation.validation import NamedBatches
-    from mb_loop.exits.exit_conditions import StopRequested
+    from mb_loop.exits.exit_conditions import StopEvaluation, StopRequested
     from mb_loop.graphs.capture_schedule import CudaGraphs
     from mb_loop.graphs.megatron import GraphedModel, GraphLoopSettings, LayerGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings

@@ -21,7 +21,7 @@ from mb_config import (
 )
 
 COUNTS = {
-    "TrainingConfig": 27,
+    "TrainingConfig": 31,
     "ValidationConfig": 10,
     "SchedulerConfig": 21,
     "OptimizerConfig": 63,

@@ -524,7 +524,7 @@ def test_callbacks_of_training_and_evaluation_share_their_state():
 @pytest.mark.parametrize(
     ("interval", "stopped", "validated"), [(2, False, True), (3, False, False), (2, True, False)]
 )
-def test_the_outcome_says_whether_the_last_step_was_validated(interval, stopped, validated):
+def test_the_outcome_has_whether_the_last_step_was_validated(interval, stopped, validated):
     state = mb_loop.LoopState.of(train_iters=4, eval_iters=2, eval_interval=interval)
     outcome = train(state, valid=tiny.batches(), stop_evaluation=lambda: stopped)
     assert (outcome.step, outcome.validated) == (4, validated)

@@ -86,7 +86,7 @@ def evaluate_after_training(
     Args:
         parts: as for `evaluate`. A rerun machine is paused meanwhile, so that nothing is repeated.
         state: counters and settings; `do_valid` and `do_test` select the evaluations.
-        validated: the last step is already validated, as `TrainOutcome.validated` says; only the test runs.
+        validated: the last step is already validated, as `TrainOutcome.validated` is True; only the test runs.
         write: takes each result as one line between dashes. Pass None on all ranks except one of the last pipeline
             stage.
 
@@ -129,8 +129,8 @@ class ScheduledEvaluation:
         around: returns the context of one evaluation.
 
     Raises:
-        TrainSettingsError: there is no validation data on a rank that reads training data, or there is some and the
-            counters say that there is none.
+        TrainSettingsError: there is no validation data on a rank that reads training data, or there is some
+            although the counters have none.
         BatchSizeError: the evaluation batch does not divide.
         ValidationSetError: the settings require validation sets, but a plain iterator was passed.
     """

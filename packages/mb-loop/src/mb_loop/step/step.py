@@ -97,7 +97,7 @@ class TrainStep:
         if self.empty_cache_level >= 2:
             self.empty_cache()
 
-        # All values stay on the device: whoever reads one waits for it.
+        # All values stay on the device: reading one waits for it.
         return StepResult(
             step=step,
             losses=reduce_losses(reported, groups=self.groups),
@@ -113,7 +113,7 @@ class TrainStep:
         )
 
     def attempts(self) -> Iterator[None]:
-        """Yield for each run of the passes: once, or as often as the rerun machine asks for."""
+        """Yield for each run of the passes: once, or as often as the rerun machine requests."""
         if self.rerun_machine is None:
             yield
             return

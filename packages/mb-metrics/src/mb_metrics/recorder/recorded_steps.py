@@ -34,7 +34,7 @@ class _PendingCopy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """Step as recorded: a row, in which NaN stands for each device value, and these values packed on their device."""
+    """Step as recorded: a row, in which NaN replaces each device value, and these values packed on their device."""
 
     row: MetricsRow
     packed: Sequence[Any]

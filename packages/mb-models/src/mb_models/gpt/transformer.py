@@ -79,10 +79,20 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
             Core lacks a field (it would be dropped); all reasons at once.
         ValueError: Megatron's own checks reject the values.
     """
+    reject_violations(config, device=device)
+    return convert_fields(config, device=device)
+
+
+def convert_fields(config: TransformerFields, *, device: torch.device) -> TransformerConfig:
+    """Build Megatron's configuration from a model section, or from the fields that another family shares with GPT.
+
+    Raises:
+        ModelConfigError: a name is unknown, or the installed Megatron Core lacks a field.
+        ValueError: Megatron's own checks reject the values.
+    """
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
     values = {name: getattr(config, name) for name in names} | replaced
-    reject_violations(config, device=device)
     problems = unknown_names([*values, *config.transformer], kind)
     if problems:
         raise ModelConfigError(problems)

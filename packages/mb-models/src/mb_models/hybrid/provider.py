@@ -12,7 +12,7 @@ from megatron.core.utils import scaled_init_method_normal
 
 from mb_models.config import TransformerFields
 from mb_models.errors import ModelConfigError
-from mb_models.gpt.transformer import reject_violations, transformer_config
+from mb_models.gpt.transformer import convert_fields, reject_violations
 from mb_models.hybrid.config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mtp_layers
 from mb_models.provider import ModelProvider, drop_unused_output_weight
 from mb_models.training.chunks import StackSpec
@@ -95,7 +95,7 @@ def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device)
     )
     start = scaled_init_method_normal(config.init_method_std, config.num_layers, multiplier=1.0)
     extra = {"output_layer_init_method": start, **own, **config.transformer}
-    transformer = transformer_config(TransformerFields(**{**shared, "transformer": extra}), device=device)
+    transformer = convert_fields(TransformerFields(**{**shared, "transformer": extra}), device=device)
     transformer.is_hybrid_model = True
     transformer.mtp_num_layers = len(mtp_layers(config.hybrid_layer_pattern)) or None
     return transformer

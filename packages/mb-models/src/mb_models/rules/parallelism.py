@@ -37,9 +37,12 @@ def _uneven_heads(groups: int | None, heads: int | None) -> str | None:
     return f"{heads} attention heads cannot be divided equally over {groups} query groups"
 
 
-def _uneven_layers(layers: int | None, pp: int | None, vp: int | None, *uneven: object) -> str | None:
+def _uneven_layers(
+    layers: int | None, pp: int | None, vp: int | None, pattern: str | None, *uneven: object
+) -> str | None:
     stages = (pp or 1) * (vp or 1)
-    if layers is None or any(uneven) or stages < 1 or layers % stages == 0:
+    divided_by_pattern = pattern is not None and "|" in pattern
+    if layers is None or divided_by_pattern or any(uneven) or stages < 1 or layers % stages == 0:
         return None
     return f"{layers} layers cannot be split into pp x vp = {pp or 1} x {vp or 1} equal parts"
 
@@ -174,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="P05",
-        fields=("model.num_layers", _PP, _VP, *_UNEVEN),
+        fields=("model.num_layers", _PP, _VP, "model.hybrid_layer_pattern", *_UNEVEN),
         test=_uneven_layers,
         why="each pipeline stage, including virtual ones, has the same number of layers",
         fix="Change model.num_layers or the pipeline sizes, or set an uneven layout.",

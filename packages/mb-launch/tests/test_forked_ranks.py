@@ -3,7 +3,9 @@
 import atexit
 import json
 import multiprocessing
+import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -55,3 +57,29 @@ def test_ranks_with_another_number_of_threads_are_not_forked(monkeypatch):
     assert can_fork_ranks()
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads() + 1))
     assert not can_fork_ranks()
+
+
+LAUNCH = """
+import os, signal, sys, time
+from mb_launch import ForkedProgram, launch_local
+def preload():
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    time.sleep(0.1)
+program = ForkedProgram(argv=("x",), main=lambda: None, preload=preload)
+print(launch_local(["-c", "pass"], processes=1, fork=program).exit_code)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
+def test_a_signal_during_the_imports_ends_the_launch(name, code):
+    """There is no rank yet to which it could be forwarded."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, name], capture_output=True, text=True, env=one_thread(), check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert ("KeyboardInterrupt" in done.stderr) == (name == "SIGINT")
+
+
+def one_thread():
+    """Return an environment with which ranks can be forked."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

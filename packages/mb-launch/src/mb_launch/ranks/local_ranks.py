@@ -79,14 +79,14 @@ def launch_local(
         logging.getLogger(module).setLevel(logging.CRITICAL)  # the first cause is returned; no other report
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mb-"))
+        stack.enter_context(rank_environment(folder, processes=processes, numa_binding=numa_binding))
+        program = fork if fork is not None and can_fork_ranks() else None
+        if program is not None:
+            program.preload()  # takes seconds, during which signals end this process: there is no rank to receive them
         signals = {*FORWARDED_SIGNALS, exit_signal}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             signals.discard(signal.SIGHUP)
         stack.enter_context(forwarded_signals(signals, mark=Path(folder) / FORWARDED_MARK))
-        stack.enter_context(rank_environment(folder, processes=processes, numa_binding=numa_binding))
-        program = fork if fork is not None and can_fork_ranks() else None
-        if program is not None:
-            program.preload()
         config = _launch_config(processes=processes, port=port, folder=folder)
         left = LeftRanks(Path(folder), ranks=processes)
         try:

@@ -138,9 +138,8 @@ def main(
     device = mb_launch.pick_device(world)
 
     def log(line: str) -> None:
-        if (
-            world.is_logging_rank
-        ):  # the last rank: under pipeline parallelism it is the one that knows the loss
+        # the last rank: under pipeline parallelism it is the one that knows the loss
+        if world.is_logging_rank:
             print(line, flush=True)
 
     with ExitStack() as stack:

@@ -275,7 +275,7 @@ class RejectedCase:
 
 
 REJECTED: tuple[RejectedCase, ...] = (
-    RejectedCase(family="GPT", column="EP", layout=EP2, rule="P08", text="no experts"),
+    RejectedCase(family="GPT", column="EP", layout=EP2, rule="P08"),
     RejectedCase(family=MTP, column="CP", layout=CP2, rule="G25", text="differs by 1e-3"),
     RejectedCase(family="T5", column="PP", layout=PP2, rule="TF02"),
     RejectedCase(family="T5", column="VPP", layout=VP2, rule="TF02"),

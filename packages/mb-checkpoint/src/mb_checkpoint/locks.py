@@ -6,7 +6,8 @@
 * `try_exclusive_lock` on either, while `prune` deletes: on the folder of a checkpoint against readers, on a folder of
   checkpoints against writers.
 
-All are locks of the operating system (flock) on the folder itself, and are released if the process dies.
+All are locks of the operating system (flock) on the folder itself, and are released if the process dies. Processes
+that it has forked do not hold them.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,32 @@ from mb_checkpoint.errors import CheckpointFolderError
 
 WRITER_FILE = ".writer"
 """File in a folder of checkpoints with the description of its writer, for messages; it is not the lock."""
+
+_OPEN: set[int] = set()
+"""Descriptors of the folders that this process has opened for locks."""
+
+
+def _close_inherited() -> None:
+    """Close the copies of the descriptors in a fork: a lock lasts until each copy is closed, beyond its holder."""
+    for descriptor in _OPEN:
+        os.close(descriptor)
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Open a folder for the block; raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    _OPEN.add(descriptor)
+    try:
+        yield descriptor
+    finally:
+        if descriptor in _OPEN:  # it is closed in a fork that leaves the block
+            _OPEN.remove(descriptor)
+            os.close(descriptor)
 
 
 @contextmanager
@@ -31,25 +58,17 @@ def reader_lock(directory: Path) -> Iterator[None]:
     Waits without a timeout while another process holds an exclusive lock. Does nothing on file systems without folder
     locks, and for folders that do not exist or that this user cannot open.
     """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
+    with ExitStack() as stack:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            fcntl.flock(stack.enter_context(_opened(directory)), fcntl.LOCK_SH)
         yield
-    finally:
-        os.close(descriptor)
 
 
 LockState = Literal["acquired", "taken", "unknown"]
 """State of a lock: acquired by the caller, taken by another holder, or unknown on file systems without locks."""
 
 LOCK_TIMEOUT_SECONDS = 10.0
-"""Time that a writer waits for a lock: `prune` holds it while it deletes, and child processes of a killed run hold it
-for some seconds."""
+"""Time that a writer waits for a lock, which `prune` holds while it deletes."""
 POLL_SECONDS = 0.1
 """Time between two attempts to acquire a lock."""
 
@@ -63,8 +82,7 @@ def try_exclusive_lock(directory: Path) -> Iterator[LockState]:
     Raises:
         OSError: The folder cannot be opened.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+    with _opened(directory) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock: LockState = "acquired"
@@ -73,8 +91,6 @@ def try_exclusive_lock(directory: Path) -> Iterator[LockState]:
         except OSError:
             lock = "unknown"
         yield lock
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -94,8 +110,7 @@ def writer_lock(
     Args:
         root: Folder of checkpoints, with trackers and `iter_*` folders.
         run: Description of this run, such as its run folder.
-        timeout_seconds: Time to wait for a holder that is about to release: a deleting `prune`, the children of a
-            killed run.
+        timeout_seconds: Time to wait for a holder that is about to release, such as a deleting `prune`.
         clock: Monotonic clock in seconds.
         sleep: Function that waits for a number of seconds.
 
@@ -136,20 +151,17 @@ def exclusive_lock(
     Args:
         directory: Folder that exists.
         refusal: Returns the error to raise if another process holds the lock for all that time.
-        timeout_seconds: Time to wait: the children of a killed process hold its lock for some seconds.
+        timeout_seconds: Time to wait for a holder that is about to release.
         clock: Monotonic clock in seconds.
         sleep: Function that waits for a number of seconds.
 
     Raises:
         OSError: The folder cannot be opened.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+    with _opened(directory) as descriptor:
         if not _acquire(descriptor, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
             raise refusal()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _acquire(

@@ -29,6 +29,7 @@ from first_run.training_rows import compared, need_gpu  # noqa: E402
 from mb_metrics.bench.result import BenchResult  # noqa: E402
 
 ON_A_CPU = {
+    "doctor",
     "smoke",
     "train.cpu",
     "ladder.350m.perf",
@@ -81,7 +82,7 @@ def test_a_dry_run_without_a_gpu_skips_with_reasons_what_it_cannot_run(tmp_path)
         assert values[row]["losses"][0] == pytest.approx(6.24, abs=0.1)  # log of 512 tokens
     assert (tmp_path / "results.jsonl").read_text() == done.stdout
     end = done.stderr.rstrip().splitlines()
-    assert end[-3].startswith("6 passed, 0 failed, ")
+    assert end[-3].startswith("7 passed, 0 failed, ")
     assert "peer.350m.megatron_lm" in end[-5]
 
 

@@ -15,7 +15,7 @@ READERS = ("item", "cpu", "tolist", "numpy", "__float__", "__int__", "__bool__",
 MAKERS = ("tensor", "as_tensor")
 """Functions of torch that wait for the device if they are given one: they copy from pageable memory."""
 ONLY_WITHOUT_A_GPU = (
-    "mb_host/cpu/tensors.py",
+    "cpu/tensors.py",
     "optim/optimizer.py",  # torch's AdamW in place of a fused one
     "core/utils.py",  # Megatron's norm in place of a fused one
     "optimizer/clip_grads.py",  # reads the norm, because there is no kernel that scales by a tensor
@@ -72,7 +72,7 @@ class RecordReads:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([], {"mb_loop/step/deferred_loss_check.py": LAST - FIRST}),  # a copy on the host, of the step before
+        ([], {"step/deferred_loss_check.py": LAST - FIRST}),  # a copy on the host, of the step before
         (["rerun_state_machine.check_for_nan_in_loss=false", "logger.log_interval=100"], {}),
     ],
     ids=["check of the loss", "no check"],
@@ -90,7 +90,7 @@ def test_a_step_with_a_log_line_and_the_report_of_memory_reads_only_copies_on_th
     reads = RecordReads()
     train_here([*overrides, *SMALL, "logger.log_interval=3"], tmp_path / "run", callbacks=(reads,))
     found = {file: count for file, count in reads.files.items() if not file.endswith(ONLY_WITHOUT_A_GPU)}
-    copies = {"mb_loop/step/deferred_loss_check.py": LAST - FIRST, "mb_metrics/recorder/tensors.py": 1}
+    copies = {"step/deferred_loss_check.py": LAST - FIRST, "recorder/tensors.py": 1}
     assert found == copies
 
 
@@ -98,4 +98,4 @@ def test_a_check_of_each_microbatch_reads_each_loss(overrides, tmp_path):
     reads = RecordReads()
     words = ["rerun_state_machine.check_loss_immediately=true", "logger.log_interval=100"]
     train_here([*overrides, *SMALL, *words], tmp_path / "run", callbacks=(reads,))
-    assert reads.files["mb_loop/step/loss_checks.py"] + reads.files["mb_loop/mcore.py"] >= LAST - FIRST
+    assert reads.files["step/loss_checks.py"] + reads.files["mb_loop/mcore.py"] >= LAST - FIRST

@@ -84,7 +84,7 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
         SystemExit: No row matches, or there is no folder of peers.
     """
     if options.peers is not None and not options.peers.is_dir():
-        raise SystemExit(f"--peers: {options.peers} is no folder. Name one with programs.")
+        raise SystemExit(f"--peers: {options.peers} is not a folder. Name one with programs.")
     rows = all_rows(options.peers and options.peers.resolve())
     chosen = [row for row in rows if any(fnmatch.fnmatch(row.id, each) for each in options.rows or ["*"])]
     if not chosen:

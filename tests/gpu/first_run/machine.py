@@ -78,7 +78,7 @@ def prepare(out: Path, packages: Sequence[Path] = (), *, dry_run: bool) -> Machi
     for folder in packages:
         if not folder.is_dir():
             raise MachineError(
-                f"--packages: {folder} is no folder. Name one with packages, with wheels, or with an install.sh."
+                f"--packages: {folder} is not a folder. Name one with packages, with wheels, or with an install.sh."
             )
         if (folder / "install.sh").exists():
             environment = installed(folder / "install.sh", root=out / "packages", environment=environment)

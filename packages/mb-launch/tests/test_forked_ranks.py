@@ -62,6 +62,7 @@ def test_ranks_with_another_number_of_threads_are_not_forked(monkeypatch):
 LAUNCH = """
 import os, signal, sys, time
 from mb_launch import ForkedProgram, launch_local
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 def preload():
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     time.sleep(0.1)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mb_config.cli.mounted_program import ConfigCommand
-from mb_config.cli.options import Json, MachineOptions, ProcessOptions, RequestOptions, common_options
+from mb_config.cli.options import (
+    Json,
+    MachineOptions,
+    ProcessOptions,
+    RequestOptions,
+    command_input,
+    common_options,
+    target_machine,
+)
 from mb_plan.cli.options import read_chart
 from mb_trainer.cli.options import command
 
@@ -69,16 +77,6 @@ def _run(name: str, work: Callable[[Any, "ConfigProgram"], int]) -> None:
     raise typer.Exit(command("errors").reported(with_trainer))
 
 
-def _given(request: RequestOptions) -> Any:
-    given = import_module("mb_config.cli.check").CommandInput
-    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
-
-
-def _target(machine: MachineOptions, **processes: Any) -> Any:
-    target = import_module("mb_config.preflight.facts").TargetMachine
-    return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)
-
-
 @plans.command(
     cls=ConfigCommand,
     epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
@@ -114,8 +112,8 @@ def plan(
         "plan",
         lambda module, program: module.plan(
             program,
-            _given(request),
-            target=_target(machine, world_size=processes.world_size or processes.nproc),
+            command_input(request),
+            target=target_machine(machine, world_size=processes.world_size or processes.nproc),
             chart=chart or previous_chart,
             explained=explained,
             as_json=as_json,
@@ -166,12 +164,12 @@ def sweep(
         raise typer.BadParameter("a chart has predicted times: give --gpu", param_hint="--chart")
     if limit is None:
         limit = SHOWN_POINTS if top is None else 0
-    targets = [_target(machine, world_size=int(number)) for number in world_size.split(",")]
+    targets = [target_machine(machine, world_size=int(number)) for number in world_size.split(",")]
     _run(
         "sweep",
         lambda module, program: module.sweep(
             program,
-            _given(request),
+            command_input(request),
             targets=targets,
             limit=limit or None,
             top=top,

@@ -1,18 +1,11 @@
-"""`python -m mb_guard` and the program `mb-guard`."""
+"""Program `mb-guard`, also run as `python -m mb_guard`."""
 
-import sys
+from mb_schema.exit_codes import run_program
 
 
 def main() -> None:
-    """Run the command line, or name the extra that it needs."""
-    try:
-        from mb_guard.cli import app  # noqa: PLC0415 - typer is optional
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "typer":
-            raise
-        sys.stderr.write('mb-guard: needs typer, which is not installed. Run: pip install "mb-guard[cli]"\n')
-        raise SystemExit(2) from None
-    app()
+    """Run the command line, which requires the extra `cli`."""
+    run_program("mb-guard", "mb_guard.cli:app")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from mb_config.cli.options import (
     ProcessOptions,
     RequestOptions,
     add_import_option,
+    command_input,
     common_options,
+    target_machine,
 )
 
 if TYPE_CHECKING:
@@ -35,17 +37,6 @@ def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgr
     """Run a command of the module `name` with the program, and exit with its code."""
     mounted = mounted_program(context)
     raise typer.Exit(mounted.exit_codes(lambda: command(import_module(f"mb_config.{name}"), mounted.load())))
-
-
-def _given(request: RequestOptions) -> Any:
-    """Return the arguments that the commands on a configuration have in common."""
-    given = import_module("mb_config.cli.check").CommandInput
-    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
-
-
-def _target(machine: MachineOptions, **processes: Any) -> Any:
-    target = import_module("mb_config.preflight.facts").TargetMachine
-    return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)
 
 
 @checks.command(
@@ -72,8 +63,8 @@ def check(
         "cli.check",
         lambda module, program: module.check(
             program,
-            _given(request),
-            target=_target(
+            command_input(request),
+            target=target_machine(
                 machine,
                 world_size=processes.world_size or processes.nproc or program.world_size,
                 local_world_size=processes.nproc,
@@ -215,8 +206,8 @@ def show(
         "cli.check",
         lambda module, program: module.show(
             program,
-            _given(request),
-            target=_target(
+            command_input(request),
+            target=target_machine(
                 machine,
                 world_size=processes.world_size or processes.nproc or program.world_size,
                 local_world_size=processes.nproc,

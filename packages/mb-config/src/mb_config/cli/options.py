@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -268,3 +269,15 @@ def _import_option(registry: Callable[[], "Registry"]) -> Any:
         """Hold the option."""
 
     return next(each for each in typer.main.get_command(holder).params if each.name == "imports")
+
+
+def command_input(request: RequestOptions) -> Any:
+    """Return the arguments that the commands on a configuration have in common."""
+    given = import_module("mb_config.cli.check").CommandInput
+    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
+
+
+def target_machine(machine: MachineOptions, **processes: Any) -> Any:
+    """Return the machine that the options describe, with further fields of `TargetMachine`."""
+    target = import_module("mb_config.preflight.facts").TargetMachine
+    return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)

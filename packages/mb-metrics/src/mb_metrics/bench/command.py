@@ -16,9 +16,9 @@ from mb_metrics.bench.kernels import kernel_table
 from mb_metrics.bench.request import PREFIX, BenchRequest
 from mb_metrics.bench.result import BenchResult, combine_rounds, ratios
 from mb_metrics.errors import MetricsError
+from mb_schema.exit_codes import BAD_INPUT
 
 _LAST_LINES = 30
-_BAD_INPUT = 2
 
 
 class BenchRunError(MetricsError, RuntimeError):
@@ -123,7 +123,7 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
             raise BenchCommandError(f"{name}: cannot be started ({error}). Check the command.") from error
     if code != 0:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
-        kind = BenchCommandError if code == _BAD_INPUT else BenchRunError
+        kind = BenchCommandError if code == BAD_INPUT else BenchRunError
         seconds = time.monotonic() - began
         raise kind(
             f"{name}: the run failed with exit code {code} after {seconds:.0f} s. Its last lines:\n{last}",

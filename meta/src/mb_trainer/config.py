@@ -102,8 +102,8 @@ class ConfigContainer(mb_config.ConfigContainer):
         rules: Iterable[RuleLike] = import_module("mb_trainer.run.preflight").RULES  # avoids an import cycle
         return rules
 
-    def memory_facts(
+    def planned_facts(
         self, facts: Mapping[str, object], *, vocab_size: int | None = None
     ) -> Mapping[str, object]:
-        """Return facts about the memory of a resolved run on a GPU, from its plan; empty if it is not planned."""
-        return mb_plan.memory_facts(self.sections(), facts, vocab_size=vocab_size)
+        """Return facts about the memory and the checkpoints of a resolved run on GPUs; empty if it is not planned."""
+        return mb_plan.planned_facts(self.sections(), facts, vocab_size=vocab_size)

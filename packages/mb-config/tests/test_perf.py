@@ -211,7 +211,7 @@ def test_recomputation_of_a_recipe_ends_if_the_plan_has_room(make_fast, monkeypa
         recompute_method="uniform",
         recompute_num_layers=1,
     )
-    monkeypatch.setattr(type(config), "memory_facts", planned)
+    monkeypatch.setattr(type(config), "planned_facts", planned)
     recipe = ("granularity", "method", "num_layers")
     provenance = Provenance({f"model.recompute_{name}": "recipe mine" for name in recipe})
     changed(config, provenance=provenance, world_size=4)

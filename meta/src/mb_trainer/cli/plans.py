@@ -98,6 +98,15 @@ def plan(
     explained: Annotated[
         bool, typer.Option("--explain", help="With --gpu: print the parts of the predicted step as bars.")
     ] = False,
+    write_gibs: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="GIBS",
+            help="With --gpu: GiB/s that all nodes together write to the folder of checkpoints; default 0.5 for each.",
+            show_default=False,
+        ),
+    ] = None,
     previous_chart: Annotated[
         Path | None, typer.Option("--picture", hidden=True, callback=read_chart)
     ] = None,
@@ -116,6 +125,7 @@ def plan(
             target=target_machine(machine, world_size=processes.world_size or processes.nproc),
             chart=chart or previous_chart,
             explained=explained,
+            write_gibs=write_gibs,
             as_json=as_json,
         ),
     )

@@ -13,11 +13,12 @@ from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import smallest_world
 from mb_config.preflight.problems import ConfigError
 from mb_plan.cli.plan_report import print_plan, write_memory_chart, write_step_chart
-from mb_plan.cli.step_report import print_prediction
+from mb_plan.cli.step_report import print_prediction, print_saves
 from mb_plan.errors import PlanError
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.time.prediction import Prediction, predict
+from mb_plan.time.saves import SavePlan, plan_saves
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 from mb_trainer.config import ConfigContainer
@@ -30,6 +31,7 @@ def plan(
     target: TargetMachine,
     chart: Path | None,
     explained: bool = False,
+    write_gibs: float | None = None,
     as_json: bool,
 ) -> int:
     """Print the resources that a run needs. Return 1 if rules reject it, or if it does not fit the GPU.
@@ -40,6 +42,7 @@ def plan(
         target: Machines; without a number of processes, the smallest one that holds the model.
         chart: SVG file for a memory chart; with `explained` the parts of the step are drawn next to it.
         explained: Print the parts of the predicted step.
+        write_gibs: GiB/s that all ranks together write to the folder of checkpoints; None: an assumption.
         as_json: Print one JSON object.
 
     Raises:
@@ -64,14 +67,23 @@ def plan(
     if chart is not None and explained and speed is not None:
         step = chart.with_name(f"{chart.stem}-step.svg")
         write_step_chart(step, speed, title=f"{request.name}: predicted step")
+    saves = _planned_saves(config, planned, speed, write_gibs=write_gibs)
     if as_json:
         predicted = None if speed is None else speed.to_dict()
-        found = {**planned.to_dict(), "gpu": target.gpu, "fits": fits, "predicted": predicted}
+        found = {
+            **planned.to_dict(),
+            "gpu": target.gpu,
+            "fits": fits,
+            "predicted": predicted,
+            "saves": None if saves is None else saves.to_dict(),
+        }
         print(json.dumps(found, indent=2))
     else:
         print_plan(planned, name=request.name, gpu=target.gpu)
         if speed is not None:
             print_prediction(speed, precision_gpu=target.gpu or "", explained=explained)
+        if saves is not None:
+            print_saves(saves)
     for line in _remarks(
         planned, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
@@ -117,6 +129,16 @@ def _predicted(
         return predict(config.sections(), planned, gpu=gpu), ""
     except PlanError as error:
         return None, f"the time of a step is not predicted: {error}"
+
+
+def _planned_saves(
+    config: ConfigContainer, planned: ResourcePlan, speed: Prediction | None, *, write_gibs: float | None
+) -> SavePlan | None:
+    """Return the checkpoints of the run, whose interval depends on the time of a step; None if it is not known."""
+    if speed is None:
+        return None
+    written = None if write_gibs is None else write_gibs * 2**30
+    return plan_saves(config.sections(), planned, step_seconds=speed.step_seconds, write_bytes=written)
 
 
 def _remarks(planned: ResourcePlan, *, problems: int, gpu: str | None, assumed: bool) -> Iterator[str]:

@@ -76,7 +76,13 @@ def pretraining(
         ),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=model.vocab_size),
         logger=LoggerConfig(log_interval=10, log_throughput=True, log_throughput_to_tensorboard=True),
-        checkpoint=CheckpointConfig(save_interval=500),
+        checkpoint=CheckpointConfig(
+            save_interval="auto",
+            most_recent_k=3,
+            async_save=True,
+            ckpt_assume_constant_structure=True,
+            fully_parallel_load=True,
+        ),
         mixed_precision="bf16_mixed",
         comm_overlap=overlap,
     )

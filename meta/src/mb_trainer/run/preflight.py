@@ -11,7 +11,7 @@ import mb_loop.rules
 import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
-import mb_plan.memory.rules
+import mb_plan.rules
 import mb_resilience.rules
 from mb_config import Provenance, RuleLike
 from mb_config.preflight.facts import TargetMachine
@@ -25,7 +25,7 @@ from mb_trainer.run.machine import target_facts
 
 RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
     "mb-config": mb_config.RULES,
-    "mb-plan": mb_plan.memory.rules.RULES,
+    "mb-plan": mb_plan.rules.RULES,
     "mb-models": mb_models.rules.RULES,
     "mb-data": mb_data.rules.RULES,
     "mb-loop": mb_loop.rules.RULES,
@@ -38,7 +38,9 @@ RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
 RULES = tuple(rule for rules in RULES_BY_PACKAGE.values() for rule in rules)
 """Rules of all packages."""
 
-CHECKS = PreflightChecks(rules=RULES, fallbacks=FALLBACKS, data=(TOKENIZER, EPOCH))
+CHECKS = PreflightChecks(
+    rules=RULES, fallbacks=(*FALLBACKS, *mb_checkpoint.rules.FALLBACKS), data=(TOKENIZER, EPOCH)
+)
 
 
 def all_rules() -> dict[str, Sequence[RuleLike]]:

@@ -20,8 +20,9 @@ class CheckpointConfig(StrictFields):
     # --- saving
     save: str | None = None
     """Folder that receives the checkpoints; None disables saving."""
-    save_interval: int | None = None
-    """Number of steps between persistent checkpoints; None saves only at the end."""
+    save_interval: int | Literal["auto"] | None = None
+    """Number of steps between persistent checkpoints; None saves only at the end. "auto": the interval that loses the
+    least time, from the predicted step, the size of a checkpoint and the time between failures."""
     most_recent_k: int | None = -1
     """Number of newest `iter_*` folders to keep; -1 keeps all. The folder that a tracker names is never deleted."""
     save_retain_interval: int | None = None

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mb_loop.state import TrainState
 from mb_loop.step.microbatches import BatchPlan, BatchSizeError, StepBatch, step_batch
@@ -132,8 +132,8 @@ class CheckpointSettings(Protocol):
         """Folder of the checkpoints; None: nothing is saved."""
 
     @property
-    def save_interval(self) -> int | None:
-        """Steps between persistent checkpoints; 0: none, not even at the end."""
+    def save_interval(self) -> int | Literal["auto"] | None:
+        """Steps between persistent checkpoints; 0: none, not even at the end. "auto" must be resolved before."""
 
     @property
     def non_persistent_save_interval(self) -> int | None:

@@ -15,7 +15,7 @@ from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
     from mb_plan.errors import PlanError as PlanError
-    from mb_plan.memory.facts import memory_facts as memory_facts
+    from mb_plan.facts import planned_facts as planned_facts
     from mb_plan.memory.gpu_memory import GPU_MEMORY as GPU_MEMORY
     from mb_plan.memory.gpu_memory import GpuMemory as GpuMemory
     from mb_plan.memory.memory_chart import render_memory_chart as render_memory_chart
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mb_plan.memory.resource_plan import ResourcePlan as ResourcePlan
     from mb_plan.memory.resource_plan import StagePlan as StagePlan
     from mb_plan.memory.resource_plan import make_plan as make_plan
-    from mb_plan.memory.rules import RULES as RULES
+    from mb_plan.rules import RULES as RULES
     from mb_plan.shape.flops import flops_per_token as flops_per_token
     from mb_plan.shape.model_shape import ModelShape as ModelShape
     from mb_plan.shape.model_shape import read_shape as read_shape
@@ -47,7 +47,7 @@ _HOMES = {
     "ModelShape": "shape.model_shape",
     "PlanError": "errors",
     "Prediction": "time.prediction",
-    "RULES": "memory.rules",
+    "RULES": "rules",
     "RankBytes": "memory.resource_plan",
     "ResourcePlan": "memory.resource_plan",
     "RunDescription": "sweep.run",
@@ -58,7 +58,7 @@ _HOMES = {
     "flops_per_token": "shape.flops",
     "layout_axes": "sweep.layouts",
     "make_plan": "memory.resource_plan",
-    "memory_facts": "memory.facts",
+    "planned_facts": "facts",
     "model_of_sizes": "shape.sources",
     "predict": "time.prediction",
     "predicted_speed": "time.prediction",

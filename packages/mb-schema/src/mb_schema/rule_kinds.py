@@ -102,6 +102,11 @@ def implied_by(ids: str, rule: Rule) -> Rule:
     return replace(rule, implied_by=tuple(ids.split()))
 
 
+def with_fallback(rule: Rule, path: str, value: object) -> Rule:
+    """Return the rule, with a value that replaces a rejected one of a recipe or a default."""
+    return replace(rule, fallback={path: value})
+
+
 def one_of(
     id: str, path: str, choices: Sequence[object], *, why: str, fix: str, fails: object, passes: object = None
 ) -> Rule:

@@ -35,6 +35,7 @@ from mb_schema.rule_kinds import (
     other_than,
     requires,
     rule,
+    with_fallback,
     within,
 )
 from mb_schema.rules import Problem, Rule, check, refuse
@@ -485,6 +486,12 @@ PATH_FIELDS = (
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
 
 RULES: tuple[Rule, ...] = (*CONSISTENCY, *other_sections.RULES, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
+
+FALLBACKS: tuple[Rule, ...] = (
+    *(with_fallback(rule, "checkpoint.async_save", False) for rule in RULES if rule.id in ("V066", "V131")),
+    *(with_fallback(rule, "checkpoint.fully_parallel_load", False) for rule in RULES if rule.id == "CK12"),
+)
+"""Rules with the value that replaces one of a recipe: saves that a layout or a run without saves does not support."""
 
 
 def violations(section: object) -> list[Problem]:

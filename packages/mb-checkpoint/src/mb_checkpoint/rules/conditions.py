@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from mb_checkpoint.errors import StorageError
 from mb_checkpoint.formats.foreign import is_same_folder, why_no_source
@@ -30,8 +31,12 @@ def pretrained_exists(path: str | None) -> str | None:
         return f"{path} cannot be read ({type(error).__name__}: {error.strerror})"
 
 
-def best_metric_is_measured(metric: str | None, saves: int | None, evaluations: int | None) -> str | None:
+def best_metric_is_measured(
+    metric: str | None, saves: int | Literal["auto"] | None, evaluations: int | None
+) -> str | None:
     """Check that each checkpoint is saved after an evaluation, so that it has a value of the metric."""
+    if saves == "auto":  # resolved to a multiple of the evaluations
+        saves = evaluations
     if metric is None or (saves and evaluations and saves % evaluations == 0):
         return None
     return f"requires saves after evaluations (save_interval={saves}, eval_interval={evaluations})"
@@ -170,7 +175,7 @@ def intervals_are_positive(*intervals: int | None) -> str | None:
     wrong = [
         f"{name}={value}"
         for name, value in zip(names, intervals, strict=True)
-        if value is not None and value < 1
+        if isinstance(value, int) and value < 1
     ]
     return ", ".join(wrong) or None
 

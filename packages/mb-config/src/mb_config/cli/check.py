@@ -183,7 +183,7 @@ def _memory_notes(program: ConfigProgram, found: Examination) -> Iterator[str]:
     if not found.result.resolved or known or rows is None:
         return
     facts = {"world_size": target.world_size, "gpu": target.gpu}
-    memory = config.memory_facts(facts, vocab_size=rows)
+    memory = config.planned_facts(facts, vocab_size=rows)
     need, size = memory.get("memory_of_run"), memory.get("memory_of_gpu")
     if need is not None and size is not None and need > size:
         yield (

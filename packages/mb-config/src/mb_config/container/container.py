@@ -284,13 +284,14 @@ class ConfigContainer(Section):
         """
         return RULES
 
-    def memory_facts(
+    def planned_facts(
         self, facts: Mapping[str, object], *, vocab_size: int | None = None
     ) -> Mapping[str, Any]:
-        """Return facts about the memory of a resolved run on a GPU; empty if it is not planned.
+        """Return facts about the memory and the checkpoints of a resolved run on GPUs; empty if it is not planned.
 
         A subclass plans it, and returns the bytes of the fullest rank, `memory_of_tensors` and with the overhead
-        `memory_of_run`, and `memory_of_gpu`; None: not known.
+        `memory_of_run`, and `memory_of_gpu` (None: not known); if the time of a step is predicted, `best_save_interval`
+        in steps and `save_interval_reason`.
 
         Args:
             facts: Number of processes and GPU.

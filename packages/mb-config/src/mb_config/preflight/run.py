@@ -3,7 +3,8 @@
 1. The fast settings of `perf` are applied; then values that the machine does not support and the user did not set are
    replaced (`fallbacks`).
 2. All rules are applied to the configuration as written (`find_problems`), then those that read data (`DataCheck`).
-3. The configuration is resolved.
+3. The configuration is resolved, and planned (`ConfigContainer.planned_facts`); `checkpoint.save_interval=auto` takes
+   its number of steps from the plan.
 4. All rules are applied to the resolved configuration.
 5. The problems are merged.
 """
@@ -28,6 +29,7 @@ from mb_config.preflight.problems import ConfigError, RuleLike, check
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
+from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
 from mb_config.rules.sizes import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
@@ -179,12 +181,14 @@ class PreflightResult:
 
     @property
     def notable(self) -> list[Change]:
-        """Changes to report to the user: replaced values, and environment variables that a run sets.
+        """Changes to report to the user: replaced values, environment variables that a run sets, the interval of saves.
 
         Those of `perf`, which the user requested, are only among the `changes`.
         """
-        variables = (change for change in self.changes if change.field.startswith("env_vars."))
-        return [*self.fallbacks, *(change for change in variables if not change.rule.startswith("perf="))]
+        reported = (
+            change for change in self.changes if change.field.startswith("env_vars.") or change.rule == AUTO
+        )
+        return [*self.fallbacks, *(change for change in reported if not change.rule.startswith("perf="))]
 
     @property
     def errors(self) -> list[Problem]:
@@ -252,15 +256,16 @@ def preflight(
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)
     absurd = any(problem.id.startswith(SIZE_RULES) for problem in written)
-    memory = NOTHING if absurd else config.memory_facts(facts)
+    planned = NOTHING if absurd else config.planned_facts(facts)
+    changes += resolve_save_interval(config, planned, provenance=known)
     later = checks.find_problems(
         config,
-        facts={**facts, **memory, "resolved": True},
+        facts={**facts, **planned, "resolved": True},
         provenance=known,
         sections=sections,
     )
     return PreflightResult(
-        problems=merge_problems(written, _only_resolved(later, changes, memory)),
+        problems=merge_problems(written, _only_resolved(later, changes, planned)),
         changes=[*fast, *changes],
         fallbacks=fallbacks,
     )
@@ -344,11 +349,11 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
 
 
 def _only_resolved(
-    problems: Iterable[Problem], changes: Iterable[Change], memory: Mapping[str, object]
+    problems: Iterable[Problem], changes: Iterable[Change], planned: Mapping[str, object]
 ) -> list[Problem]:
-    """Return errors, and warnings that a configuration as written cannot have: on a computed length, and on memory."""
+    """Return errors, and warnings that a configuration as written cannot have: on a computed length, and on a plan."""
     computed = {change.field for change in changes} & {"train.train_iters"}
-    computed |= {f"facts.{name}" for name in memory}
+    computed |= {f"facts.{name}" for name in planned}
     return [each for each in problems if each.severity == "error" or computed.intersection(each.fields)]
 
 

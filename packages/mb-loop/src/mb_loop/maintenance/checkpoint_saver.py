@@ -123,11 +123,16 @@ def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Check
 
 
 def require_checkpointer(settings: CheckpointSettings, checkpointer: Checkpointer | None) -> None:
-    """Check that a run which is to be saved has a checkpointer, so that no steps are lost in silence.
+    """Check that a run which is to be saved has a checkpointer and an interval, so that no steps are lost in silence.
 
     Raises:
-        TrainSettingsError: `checkpoint.save` is set and there is none.
+        TrainSettingsError: `checkpoint.save` is set and there is none; `checkpoint.save_interval` is not resolved.
     """
+    if settings.save_interval == "auto":
+        raise TrainSettingsError(
+            "checkpoint.save_interval: is 'auto', but the loop knows neither the time of a step nor of a save. "
+            "Resolve the configuration, or set a number of steps."
+        )
     if checkpointer is None and settings.save is not None:
         raise no_checkpointer(f"checkpoint.save={settings.save!r} requires one")
 
@@ -201,7 +206,7 @@ class CheckpointSaver:
     def after_step(self, step: int, *, leaving: bool) -> None:
         """Save if due after `step`. Persistent saves take precedence; leaving always writes a persistent checkpoint."""
         persistent, local = self._settings.save_interval, self._settings.non_persistent_save_interval
-        if leaving or (persistent and step % persistent == 0):
+        if leaving or (isinstance(persistent, int) and persistent and step % persistent == 0):
             self.save(step)
         elif local and step % local == 0:
             self.save_now(step, non_persistent=True)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from mb_plan.time.durations import duration
 from mb_plan.time.prediction import WAITING, Prediction
+from mb_plan.time.saves import SavePlan
 from mb_plan.time.step import TERMS, fitted
 
 BAR = 40
@@ -59,9 +61,31 @@ def bars(prediction: Prediction) -> Iterator[str]:
         yield f"{name:<11}{duration(seconds):>9} {share:>6.1%}  {bar:<{BAR}}  {MEANINGS[name]}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time in the unit that people use for its size."""
-    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+def print_saves(saves: SavePlan) -> None:
+    """Print the interval of checkpoints, what a failure loses, and the disk space."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    for title, text in _save_lines(saves):
+        console.print(f"{title:<17}{text}", soft_wrap=True)
+
+
+def _save_lines(saves: SavePlan) -> Iterator[tuple[str, str]]:
+    held, written = duration(saves.held_seconds), duration(saves.write_seconds)
+    best = f"{saves.best_interval:,} steps"
+    if saves.interval is None or saves.lost_seconds is None:
+        yield "saves", f"only at the end; every {best} would lose the least time"
+    else:
+        better = "" if saves.interval == saves.best_interval else f"; every {best} would lose the least time"
+        between, lost = duration(saves.interval * saves.step_seconds), duration(saves.lost_seconds)
+        yield (
+            "saves",
+            f"every {saves.interval:,} steps, {between}; each holds training for {held}, complete after {written}",
+        )
+        yield (
+            "failures",
+            f"every {duration(saves.failure_seconds)} in the mean; one loses up to {lost}{better}",
+        )
+    if saves.checkpoints is not None and saves.disk_bytes is not None:
+        number = "1 checkpoint" if saves.checkpoints == 1 else f"up to {saves.checkpoints:,} checkpoints"
+        tib = saves.disk_bytes >= 10 * 2**40
+        size = f"{saves.disk_bytes / 2 ** (40 if tib else 30):,.1f} {'TiB' if tib else 'GiB'}"
+        yield "disk", f"{size} for {number}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_plan import RULES, make_plan, memory_facts
+from mb_plan import RULES, make_plan, planned_facts
 from mb_plan.memory.overhead import CUDA_BYTES, NCCL_BYTES
 from mb_schema.rules import check
 
@@ -33,7 +33,7 @@ def sections(*, micro_batch_size=1, **model):
 
 def problems(*, facts=H100, **changes):
     """Check a model on one H100, and return the ids of the problems."""
-    known = memory_facts(sections(**changes), facts)
+    known = planned_facts(sections(**changes), facts)
     return [problem.id for problem in check({}, RULES, facts={**facts, **known})]
 
 
@@ -51,7 +51,7 @@ def test_a_run_can_start_anyway():
 
 
 def test_facts_have_the_bytes_of_the_run_and_of_the_gpu():
-    plan, found = make_plan(sections(), world_size=1), memory_facts(sections(), H100)
+    plan, found = make_plan(sections(), world_size=1), planned_facts(sections(), H100)
     memory = plan.peak.rank_bytes
     assert found == {
         "memory_of_state": memory.weights + memory.gradients + memory.optimizer,
@@ -60,18 +60,18 @@ def test_facts_have_the_bytes_of_the_run_and_of_the_gpu():
         "memory_of_gpu": int(79.1 * 2**30),
         "allow_oom": False,
     }
-    assert memory_facts(sections(), {**H100, "gpu": "abacus"})["memory_of_gpu"] is None
+    assert planned_facts(sections(), {**H100, "gpu": "abacus"})["memory_of_gpu"] is None
 
 
 @pytest.mark.parametrize(
     "facts", [{**H100, "gpu": None}, {**H100, "cpu": True}, {**H100, "world_size": None}]
 )
 def test_nothing_is_known_without_a_gpu_and_a_number_of_processes(facts):
-    assert memory_facts(sections(), facts) == {}
+    assert planned_facts(sections(), facts) == {}
 
 
 def test_a_model_that_cannot_be_planned_has_no_facts_on_memory():
-    assert memory_facts({"model": {"num_layers": 2}}, H100) == {}
+    assert planned_facts({"model": {"num_layers": 2}}, H100) == {}
 
 
 def test_the_overhead_has_a_part_for_each_communicator():

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from mb_config import Provenance
+from mb_config import Provenance, SavedSettings
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import preflight
 from mb_plan import make_plan, predict
@@ -33,7 +33,9 @@ def test_the_interval_of_a_recipe_is_that_of_its_plan():
     plan = make_plan(sections, world_size=128)
     seconds = predict(sections, plan, gpu="h100").step_seconds
     assert config.checkpoint.save_interval == plan_saves(sections, plan, step_seconds=seconds).best_interval
-    assert [change.field for change in result.notable if change.rule == "auto"] == ["checkpoint.save_interval"]
+    assert [change.field for change in result.notable if change.rule == "auto"] == [
+        "checkpoint.save_interval"
+    ]
     assert 20 * 60 < config.checkpoint.save_interval * seconds < 60 * 60
 
 
@@ -86,8 +88,14 @@ def test_what_a_recipe_saves_in_the_background_gives_way_to_settings_of_the_user
     assert getattr(config.checkpoint, changed) is False
 
 
-def test_the_file_of_a_run_keeps_it():
+def test_the_file_of_a_run_keeps_it(tmp_path):
     config = gpt_tiny()
     config.checkpoint.save_interval = "auto"
     resolved(config, gpu=None, world_size=1)
-    assert yaml.safe_load(config.to_yaml())["checkpoint"]["save_interval"] == "auto"
+    text = config.to_yaml(tmp_path / "run_config.yaml")
+    assert yaml.safe_load(text)["checkpoint"]["save_interval"] == "auto"
+    assert SavedSettings(file=tmp_path / "run_config.yaml").differences(config) == {}
+    config.checkpoint.save_interval = 300
+    assert SavedSettings(file=tmp_path / "run_config.yaml").differences(config) == {
+        "checkpoint.save_interval": ("auto", 300)
+    }

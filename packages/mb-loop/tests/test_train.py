@@ -547,5 +547,7 @@ def test_megatron_bridges_arguments_are_the_same_parts():
 def test_an_interval_of_saves_that_is_not_resolved_is_an_error():
     state = mb_loop.LoopState.of(train_iters=2)
     state.cfg.checkpoint.save_interval = "auto"
-    with pytest.raises(mb_loop.TrainSettingsError, match=r"checkpoint\.save_interval: is 'auto', but the loop knows"):
+    with pytest.raises(
+        mb_loop.TrainSettingsError, match=r"checkpoint\.save_interval: is 'auto', but the loop knows"
+    ):
         train(state)

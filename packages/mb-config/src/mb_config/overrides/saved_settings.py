@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mb_config.container.settings_diff import settings_differences
 from mb_config.container.yaml_file import parse_yaml
 from mb_config.errors import ConfigReadError, ConfigurationError
+from mb_config.overrides.provenance import paths_of_run
 
 
 class SavedSettingsError(ConfigurationError, ValueError):
@@ -79,9 +80,13 @@ class SavedSettings:
         saved = self.read()
         if saved is None:
             return {}
-        return settings_differences(
-            saved, config.to_dict(), chosen=config.to_dict(defaults=False), ignored=self.ignored
-        )
+        current, chosen = config.to_dict(), config.to_dict(defaults=False)
+        for path, written in paths_of_run(config).items():  # computed for this run: compared as a file has it
+            section, _, key = path.rpartition(".")
+            for settings in (current, chosen):
+                if written is not None and section in settings:
+                    settings[section][key] = written
+        return settings_differences(saved, current, chosen=chosen, ignored=self.ignored)
 
 
 def difference_lines(differences: Mapping[str, tuple[Any, Any]]) -> str:

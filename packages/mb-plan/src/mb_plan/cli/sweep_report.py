@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mb_plan.cli.plan_report import GIB, MIB
-from mb_plan.cli.step_report import duration
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.sweep.chart import ChartPoint, render_sweep_chart
 from mb_plan.sweep.grid import Index
 from mb_plan.sweep.points import SweepReport, SweptPoint
+from mb_plan.time.durations import duration
 from mb_plan.time.prediction import Prediction
 
 PROGRESS_SECONDS = 5.0

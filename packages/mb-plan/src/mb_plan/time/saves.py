@@ -127,8 +127,7 @@ def plan_saves(
 
 def _rounded(steps: float) -> int:
     """Return a number of steps with one significant digit, 5 or 0 in the second: 1, 2, ... 10, 15, 20, ... 100, 150."""
-    digit = 10 ** max(0, math.floor(math.log10(max(steps, 1))))
-    unit = max(1, digit // 2)
+    unit = max(1, int(10 ** math.floor(math.log10(max(steps, 1)))) // 2)
     return max(1, int(steps // unit) * unit)
 
 
@@ -140,4 +139,5 @@ def _kept(checkpoint: object, *, steps: int, interval: int) -> int:
         return saves
     retained = read_field(checkpoint, "save_retain_interval")
     older = saves - newest - 1
-    return newest + 1 + (older * interval // math.lcm(interval, retained) if retained else 0)
+    kept: int = newest + 1 + (older * interval // math.lcm(interval, retained) if retained else 0)
+    return kept

@@ -21,7 +21,7 @@ def llama():
 
 
 def resolved(config, *, gpu="h100", world_size=128):
-    """Resolve a configuration for GPUs; return what a user is told."""
+    """Resolve a configuration for GPUs and return the result."""
     facts = target_facts(TargetMachine(world_size=world_size, gpu=gpu), config.env_vars)
     return preflight(config, CHECKS, facts=facts, provenance=Provenance.of(config))
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mb_loop import Callback, TrainOutcome
 from mb_trainer import pretrain
 from mb_trainer.cli.app import app
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 TINY_MIMO = (
     "mimo_tiny",

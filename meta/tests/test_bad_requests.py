@@ -2,9 +2,9 @@
 
 import pytest
 
-from mb_config.cli.program import examine
+from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
-from mb_trainer.config_program import program
+from mb_trainer.requests import examine_request
 
 TP, PP = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
 CP, VP = "model.context_parallel_size", "model.virtual_pipeline_model_parallel_size"
@@ -198,7 +198,9 @@ TABLE = [
 
 def broken(words, processes, out):
     """Return the ids of the rules that a request violates."""
-    found = examine(program(), words.split(), out=out, target=TargetMachine(world_size=processes))
+    found = examine_request(
+        CommandInput(arguments=words.split(), out=out), target=TargetMachine(world_size=processes)
+    )
     return {problem.id for problem in found.result.problems}
 
 

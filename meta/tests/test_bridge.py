@@ -23,7 +23,7 @@ from mb_config.resolve.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
-from mb_trainer.request_reader import read_request  # noqa: E402
+from mb_trainer.requests import read_request  # noqa: E402
 from mb_trainer.run.preflight import resolve_and_check  # noqa: E402
 
 API = json.loads(Path(__file__).with_name("bridge_api.json").read_text())

@@ -13,7 +13,7 @@ from mb_config.container.codec import consents
 from mb_metrics.profiling.config import TensorInspectConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.preflight import all_checks
 
 PAYLOAD = "from pathlib import Path\nPath('executed').touch()\n"

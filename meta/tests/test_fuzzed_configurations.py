@@ -24,9 +24,8 @@ from mb_config.preflight.run import effective_dist, preflight
 from mb_plan import Axis, PlanError, make_plan, run_sweep
 from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
-from mb_trainer.config_program import embedding_rows
 from mb_trainer.recipes import RECIPES
-from mb_trainer.request_reader import ALL_SECTION_FACTORIES
+from mb_trainer.requests import ALL_SECTION_FACTORIES, embedding_rows
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import CHECKS, RULES
 

@@ -10,7 +10,7 @@ from mb_models.mimo.parameters import mimo_parameter_count
 from mb_trainer.cli.app import app
 from mb_trainer.errors import RunFolderError
 from mb_trainer.recipes import gpt_tiny, mimo_tiny
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.settle import RunOptions, settle_job
 
 FIRST = "model.language_rank_offset"

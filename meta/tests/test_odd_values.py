@@ -4,11 +4,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from mb_config.cli.check import CommandInput, check
+from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
+from mb_trainer.commands.checks import check
 from mb_trainer.commands.errors import reported
-from mb_trainer.config_program import program
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 
 def number_fields(recipe, *, only=None):
@@ -30,7 +30,5 @@ def number_fields(recipe, *, only=None):
 def test_an_odd_number_is_an_answer(recipe, only, value, tmp_path):
     for path in number_fields(recipe, only=only):
         given = CommandInput(arguments=[recipe, f"{path}={value}"], out=tmp_path)
-        code = reported(
-            lambda given=given: check(program(), given, target=TargetMachine(world_size=1), as_json=False)
-        )
+        code = reported(lambda given=given: check(given, target=TargetMachine(world_size=1), as_json=False))
         assert code in (0, 1, 2), path

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mb_models import parameter_count
 from mb_trainer.cli.app import app
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import preflight
 from mb_trainer.cli.app import app
 from mb_trainer.registry import REGISTRY
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import CHECKS, resolve_and_check
 

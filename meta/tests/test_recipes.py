@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from mb_config import Provenance
-from mb_config.cli.program import examine
+from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import preflight
 from mb_models import hybrid_parameter_count, parameter_count, t5_parameter_count
 from mb_models.hf.config_json import config_of
 from mb_plan import make_plan
 from mb_plan.memory.gpu_memory import GPU_MEMORY
-from mb_trainer.config_program import program
 from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
 from mb_trainer.recipes.lora import folder_of
+from mb_trainer.requests import examine_request
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import CHECKS
 
@@ -55,7 +55,7 @@ ONE_PROCESS = TargetMachine(world_size=1)
 def test_a_recipe_fits_its_gpus(name, settings):
     processes = RECIPES[name].processes
     target = TargetMachine(world_size=processes, gpu="h100", transformer_engine="2.20", apex=True)
-    found = examine(program(), [name, *settings], target=target)
+    found = examine_request(CommandInput(arguments=[name, *settings]), target=target)
     plan = make_plan(found.request.config.sections(), world_size=processes)
     assert 0 < plan.needed_bytes < GPU_MEMORY["h100"].size
 
@@ -64,14 +64,17 @@ def test_a_recipe_fits_its_gpus(name, settings):
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_pass_every_rule_at_their_world_size_and_twice_that(name, times):
     target = TargetMachine(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
-    assert [str(problem) for problem in examine(program(), [name], target=target).result.problems] == []
+    assert [
+        str(problem)
+        for problem in examine_request(CommandInput(arguments=[name]), target=target).result.problems
+    ] == []
 
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_passes_every_rule_at_its_world_size_and_twice_that(name, times):
     target = TargetMachine(world_size=times * RECIPES[name].processes, gpu="h100", transformer_engine="2.20")
-    findings = examine(program(), [name], target=target).result
+    findings = examine_request(CommandInput(arguments=[name]), target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -106,7 +109,7 @@ def test_t5_base_passes_every_rule_at_its_world_size_and_twice_that(times):
     target = TargetMachine(
         world_size=times * RECIPES["t5_base"].processes, gpu="h100", transformer_engine="2.20"
     )
-    findings = examine(program(), ["t5_base"], target=target).result
+    findings = examine_request(CommandInput(arguments=["t5_base"]), target=target).result
     assert [str(problem) for problem in findings.problems] == []
 
 
@@ -136,7 +139,7 @@ def test_both_ways_to_count_a_hybrid_agree(name, size):
     ],
 )
 def test_what_a_t5_cannot_do_is_refused_before_it_is_built(words, rule):
-    findings = examine(program(), words, target=TargetMachine(world_size=2)).result
+    findings = examine_request(CommandInput(arguments=words), target=TargetMachine(world_size=2)).result
     assert rule in [problem.id for problem in findings.errors]
 
 
@@ -178,12 +181,16 @@ def test_fast_settings_of_a_recipe_pass_every_rule_that_the_recipe_passes(gpu):
         target = TargetMachine(
             world_size=recipe.processes or 1, gpu=short, transformer_engine="2.20", apex=True
         )
-        before = {each.id for each in examine(program(), [name], target=target).result.problems}
-        found = examine(program(), [name, f"perf={gpu}"], target=target).result
+        before = {
+            each.id for each in examine_request(CommandInput(arguments=[name]), target=target).result.problems
+        }
+        found = examine_request(CommandInput(arguments=[name, f"perf={gpu}"]), target=target).result
         assert {each.id for each in found.problems} <= before, name
         assert any(change.rule == f"perf={gpu}" for change in found.changes), name
 
 
 def test_this_machine_without_a_gpu_is_checked_as_the_one_that_the_fast_settings_name():
-    found = examine(program(), ["llama31_8b", "perf=h100"], target=TargetMachine(world_size=8))
+    found = examine_request(
+        CommandInput(arguments=["llama31_8b", "perf=h100"]), target=TargetMachine(world_size=8)
+    )
     assert (found.target.gpu, found.facts["gpu"]) == ("h100", "h100")

@@ -12,7 +12,7 @@ from mb_config.preflight.facts import collect_facts
 from mb_config.preflight.run import preflight
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.recipes import RECIPES
-from mb_trainer.request_reader import READER
+from mb_trainer.requests import READER
 from mb_trainer.run.completion import complete_for_any_start
 from mb_trainer.run.preflight import all_checks
 

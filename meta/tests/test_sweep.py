@@ -106,7 +106,7 @@ def test_lists_in_a_file_are_swept_over(empty_folder):
 
 
 def test_a_recipe_may_be_a_file_with_lists(empty_folder):
-    from mb_trainer.request_reader import read_request
+    from mb_trainer.requests import read_request
 
     text = read_request([]).config.to_yaml(defaults=False)
     (empty_folder / "mine.yaml").write_text(text.replace("micro_batch_size: 8", "micro_batch_size: [2, 8]"))

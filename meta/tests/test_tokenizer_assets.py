@@ -10,7 +10,7 @@ from mb_checkpoint.formats.layout import iteration_directory
 from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import TokenizerConfig
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.completion import complete_for_any_start
 from mb_trainer.run.data_checks import read_tokenizer_facts
 from mb_trainer.run.run_folder import saved_settings

@@ -27,7 +27,7 @@ from mb_trainer.config import (
     TrainingConfig,
 )
 from mb_trainer.recipes import RECIPES
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import CHECKS
 

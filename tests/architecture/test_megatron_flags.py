@@ -41,7 +41,7 @@ from mb_config.preflight.facts import TargetMachine  # noqa: E402
 from mb_config.preflight.run import preflight  # noqa: E402
 from mb_models.gpt.transformer import transformer_config  # noqa: E402
 from mb_trainer.config import ConfigContainer, GPTDatasetConfig, GPTModelConfig  # noqa: E402
-from mb_trainer.config_program import embedding_rows  # noqa: E402
+from mb_trainer.requests import embedding_rows  # noqa: E402
 from mb_trainer.run.machine import target_facts  # noqa: E402
 from mb_trainer.run.preflight import all_checks  # noqa: E402
 

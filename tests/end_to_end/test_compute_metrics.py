@@ -12,7 +12,7 @@ from mb_loop import Callback
 from mb_models import EvaluationMetricsError
 from mb_trainer import UserCode, pretrain
 from mb_trainer.errors import UserCodeError
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 TINY = [
     "gpt_tiny",

@@ -10,7 +10,7 @@ from runs import losses
 from mb_checkpoint import DataloaderStateError
 from mb_trainer import pretrain
 from mb_trainer.config import DatasetProvider
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 
 class Stream:

@@ -8,7 +8,7 @@ import pytest
 from mb_config import ConfigError
 from mb_resilience import NoMonitorError
 from mb_trainer import pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 CLIENT = '''
 """Stand-in for NVRx: a client that records its calls."""

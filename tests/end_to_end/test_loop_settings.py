@@ -14,7 +14,7 @@ from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.cli.app import app
 from mb_trainer.config import DatasetProvider, GPTDatasetConfig
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 EVALUATED = re.compile(
     r"validation loss at iteration (\d+)(?: on (\w+) set)? \| lm loss value: ([0-9.E+-]+) "

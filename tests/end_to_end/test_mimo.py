@@ -3,13 +3,13 @@
 import pytest
 from runs import TINY_MIMO, exit_code_of, losses, metrics, train_here
 
-from mb_config.cli.program import examine
+from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
 from mb_data import DrawnShapesConfig
 from mb_models import MimoModelConfig
 from mb_trainer.config import ConfigContainer
-from mb_trainer.config_program import program
 from mb_trainer.recipes import mimo_tiny
+from mb_trainer.requests import examine_request
 from mb_trainer.run.data_checks import verify_data
 from mb_verify import Recorder, compare, read_record
 
@@ -86,5 +86,5 @@ def test_it_continues_no_prompt(runs, capsys):
     ],
 )
 def test_what_it_cannot_do_is_refused_before_it_is_built(words, rule):
-    findings = examine(program(), words, target=TargetMachine(world_size=2)).result
+    findings = examine_request(CommandInput(arguments=words), target=TargetMachine(world_size=2)).result
     assert [problem.id for problem in findings.errors] == [rule]

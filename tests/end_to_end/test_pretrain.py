@@ -14,7 +14,7 @@ from mb_loop import Callback, NonFiniteLossError
 from mb_metrics.cli.report import read_run_with_settings
 from mb_trainer import pretrain
 from mb_trainer.errors import RunFolderError
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 CLOUDAI = re.compile(
     r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",

@@ -10,7 +10,7 @@ pytest.importorskip("datasets", reason="needs datasets")
 from runs import losses
 
 from mb_trainer import pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 TEXTS = [f"document {number}, {'x' * (7 * number % 40)}" for number in range(12)]
 SETTINGS = """

@@ -10,8 +10,8 @@ from mb_launch import World, pick_device
 from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count
 from mb_plan import make_plan
 from mb_trainer.config import ConfigContainer
-from mb_trainer.config_program import embedding_rows
 from mb_trainer.recipes import RECIPES
+from mb_trainer.requests import embedding_rows
 from mb_verify import Recorder, compare, read_record
 
 

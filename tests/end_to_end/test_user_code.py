@@ -14,7 +14,7 @@ from mb_loop.step.loss_checks import NonFiniteLossError
 from mb_trainer import UserCode, finetune, pretrain
 from mb_trainer.errors import RunFolderError, UserCodeError
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 SHORT = ["train.train_iters=4", "scheduler.lr_warmup_iters=1", "checkpoint.save_interval=2"]
 

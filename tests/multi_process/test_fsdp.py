@@ -34,7 +34,7 @@ def ranks():
 def train_on_this_rank(words: list[str], out: str) -> None:
     """Train as a process of a job that has its groups already."""
     from mb_trainer import pretrain
-    from mb_trainer.request_reader import read_request
+    from mb_trainer.requests import read_request
 
     request = read_request(words)
     pretrain(

@@ -9,7 +9,7 @@ import torch
 import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 NAMED = "check rank 0, which is in step 2 while others are in step 3"
 

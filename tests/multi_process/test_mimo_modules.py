@@ -44,7 +44,7 @@ FEW = ("one rank each", "same ranks, encoder TP2, language model DP2")
 def train_on_this_rank(words: list[str], out: str, start: int) -> None:
     """Train as a process of a job that has its groups already, and record everything that this rank holds."""
     from mb_trainer import pretrain
-    from mb_trainer.request_reader import read_request
+    from mb_trainer.requests import read_request
     from mb_verify import Recorder
 
     request = read_request(words)

@@ -12,13 +12,13 @@ from runs import losses
 import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from mb_trainer import finetune, pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 folder, *words = sys.argv[1:]
 runs = [("first", 1), ("second", 2), ("third", 1)]

@@ -17,7 +17,7 @@ from runs import metrics
 import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 
 SLOW = 1
 

@@ -35,7 +35,7 @@ class SignalOnLastRank:
 def all_ways(folder, words):
     """Train undisturbed, stopped and resumed, and with the command; return how each ended."""
     from mb_trainer import pretrain
-    from mb_trainer.request_reader import read_request
+    from mb_trainer.requests import read_request
 
     main = runpy.run_path(str(SCRIPT))["main"]
 

@@ -6,7 +6,7 @@ from mb_launch.cloudai.constraints import CONSTRAINTS
 from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
 from mb_launch.cloudai.definition import MegatronBridgeCmdArgs, MegatronBridgeTestDefinition
 from mb_launch.cloudai.slurm_run import COMMANDS, FIELDS, PRECISIONS, trainer_arguments
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.preflight import RULES as ALL_RULES
 
 SAME = {

@@ -16,7 +16,7 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
-from mb_config.overrides.request import PlainReader, RecipeLike, RecipeReader, RequestReader
+from mb_config.overrides.request import RecipeLike
 from mb_config.preflight.run import ViolationLike
 from mb_trainer.config import ConfigContainer
 
@@ -153,12 +153,6 @@ if TYPE_CHECKING:
 
     def _(recipe: Recipe) -> RecipeLike:
         return recipe
-
-    def _(reader: RecipeReader) -> RequestReader:
-        return reader
-
-    def _(reader: PlainReader) -> RequestReader:
-        return reader
 
     def _(dist: DistributedInitConfig) -> GroupSettings:
         return dist

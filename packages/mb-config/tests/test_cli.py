@@ -12,13 +12,14 @@ import yaml
 pytest.importorskip("rich", reason="needs mb-config[cli]")
 pytest.importorskip("typer", reason="needs mb-config[cli]")
 
-import typer
 from typer.testing import CliRunner
 
 from mb_config import RULES, Rule
-from mb_config.cli.app import app, checks, configurations
-from mb_config.cli.mounted_program import MountedProgram, set_program
-from mb_config.cli.program import ConfigProgram
+from mb_config.cli.app import app
+from mb_config.cli.check import print_check
+from mb_config.cli.examination import examine
+from mb_config.overrides.request import read_plain_request
+from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.run import PreflightChecks
 
 VALID = """\
@@ -371,7 +372,9 @@ def test_a_search_without_a_match_is_exit_code_one(run, options, out):
     assert run("rules", "no such text", *options) == (1, out, message)
 
 
-def test_a_program_mounts_the_commands_with_its_rules(tmp_path):
+def test_a_trainer_prints_its_remarks_and_its_name(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {depth: 3}\n")
     rule = Rule(
         id="X1",
         fields=("model.depth",),
@@ -381,37 +384,14 @@ def test_a_program_mounts_the_commands_with_its_rules(tmp_path):
         fails={},
         passes={},
     )
-    trainer = ConfigProgram(
-        name="trainer",
-        checks=PreflightChecks(rules=(rule,)),
-        rules_by_package={"x": (rule,)},
-        world_size=1,
-        verify_data=lambda config: "no data",
-        machine_notes=lambda: ("one GPU",),
-        explain_other=lambda name: "other" if name == "C1" else None,
+    target = TargetMachine(world_size=1)
+    found = examine(
+        read_plain_request([str(file)]), PreflightChecks(rules=(rule,)), facts={"env": {}}, target=target
     )
-    mounted = MountedProgram(load=lambda: trainer, source="RECIPE", example="tiny", run_folders=True)
-    program = typer.Typer()
-    program.add_typer(checks)
-    program.add_typer(configurations, name="config")
-
-    @program.callback()
-    def options(context: typer.Context):
-        set_program(context, mounted)
-
-    file = tmp_path / "run.yaml"
-    file.write_text("model: {depth: 3}\n")
-    code, out, err = mb_config("check", file, "--out", tmp_path, program=program)
-    assert (code, errors_in(out), "trainer explain X1" in err, "one GPU" in err) == (1, ["X1"], True, True)
-    file.write_text("model: {width: 3}\n")
-    assert "on this machine: no data" in mb_config("check", file, program=program)[2]
-    assert mb_config("explain", "C1", program=program)[:2] == (0, "other\n")
-    assert mb_config("config", "show", file, program=program)[0] == 0
-    shown = " ".join(mb_config("check", "--help", program=program)[1].split())
-    assert "[RECIPE KEY=VALUE]" in shown
-    assert "--out" in shown
-    assert "Example: mb-config check tiny model.tensor" in shown
-    assert "--out" not in mb_config("check", "--help")[1]
+    assert print_check(found, program="trainer", as_json=False, notes=["one GPU"]) == 1
+    out, err = capsys.readouterr()
+    assert errors_in(out) == ["X1"]
+    assert err.splitlines()[-2:] == ["one GPU", "trainer explain X1 shows a rule with examples"]
 
 
 def test_an_interrupt_is_exit_code_130(run, monkeypatch):
@@ -420,18 +400,6 @@ def test_an_interrupt_is_exit_code_130(run, monkeypatch):
 
     monkeypatch.setattr("mb_config.cli.check.check", interrupt)
     assert run("check") == (130, "", "interrupted\n")
-
-
-@pytest.mark.parametrize("folder", ["", "s3://bucket/run"])
-def test_a_run_folder_is_a_local_path(folder):
-    program = typer.Typer()
-    program.add_typer(checks)
-
-    @program.callback()
-    def options(context: typer.Context):
-        set_program(context, MountedProgram(run_folders=True))
-
-    assert mb_config("check", "run.yaml", "--out", folder, program=program)[0] == 2
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

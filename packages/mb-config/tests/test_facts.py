@@ -1,7 +1,5 @@
 """Facts about this machine and about others."""
 
-import os
-
 import pytest
 
 from mb_config.preflight import facts
@@ -68,16 +66,6 @@ def test_the_version_of_a_package():
     assert facts.installed_version("yaml", "pyyaml") is not None
     assert facts.installed_version("no_such_module", "no-such-module") is None
     assert facts.installed_version("mb_config", "no-such-distribution") is None
-
-
-def test_the_option_reaches_the_processes_that_are_started(monkeypatch):
-    pytest.importorskip("typer", reason="needs mb-config[cli]")
-    from mb_config.cli.options import set_allow_oom
-
-    monkeypatch.delenv(ALLOW_OOM, raising=False)
-    assert (set_allow_oom(False), ALLOW_OOM in os.environ) == (False, False)
-    assert (set_allow_oom(True), os.environ[ALLOW_OOM]) == (True, "1")
-    monkeypatch.delenv(ALLOW_OOM)
 
 
 def test_the_variable_is_a_fact():

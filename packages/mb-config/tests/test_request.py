@@ -7,7 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
-from mb_config.overrides.request import PlainReader, RecipeReader, RecipeResultError, UnknownRecipeError
+from mb_config.overrides.request import (
+    RecipeReader,
+    RecipeResultError,
+    UnknownRecipeError,
+    read_plain_request,
+)
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def test_files_override_the_recipe_and_arguments_override_files(reader, tmp_path
 def test_without_a_name_the_default_is_read(reader):
     assert reader.read(["optimizer.lr=0.25"]).name == "tiny"
     with pytest.raises(ConfigReadError, match="no file is given"):
-        PlainReader().read(["optimizer.lr=0.25"])
+        read_plain_request(["optimizer.lr=0.25"])
 
 
 def test_an_unknown_name_has_the_nearest_recipe(reader):
@@ -86,13 +91,13 @@ def test_a_plain_file(tmp_path):
     file.write_text(
         "model: {_target_: mb_models.config.GPTModelConfig, num_layers: 2}\ntrain: {train_iters: 1}\n"
     )
-    request = PlainReader().read([str(file), "train.train_iters=2"])
+    request = read_plain_request([str(file), "train.train_iters=2"])
     assert (request.name, request.config.train.train_iters) == ("run", 2)
     assert {"train", "model"} <= {*request.sections}
     assert not {"optimizer", "dataset"} & {*request.sections}
     assert request.plain.unchecked() == {"model": "mb-models"}
     with pytest.raises(UnknownKeyError, match="no such field"):
-        PlainReader().read([str(file), "train.nothing=2"])
+        read_plain_request([str(file), "train.nothing=2"])
 
 
 @pytest.fixture
@@ -164,9 +169,9 @@ def test_files_that_are_the_base_of_each_other_are_an_error(reader, tmp_path, st
     (tmp_path / "a.yaml").write_text("base: b.yaml\n")
     (tmp_path / "b.yaml").write_text("base: a.yaml\n")
     (tmp_path / "itself.yaml").write_text("base: itself.yaml\n")
-    for each in (reader, PlainReader()):
+    for read in (reader.read, read_plain_request):
         with pytest.raises(ConfigReadError, match=r"base: .*\.yaml: a file is its own base"):
-            each.read([str(tmp_path / f"{start}.yaml")])
+            read([str(tmp_path / f"{start}.yaml")])
 
 
 def test_a_base_in_a_file_is_no_file_of_python(reader, tmp_path):

@@ -140,10 +140,10 @@ def settings_child() -> dict[str, Any]:
     import io
 
     from first_run.table import all_rows
-    from mb_config.cli.check import CommandInput, check
+    from mb_config.cli.examination import CommandInput
     from mb_config.preflight.facts import TargetMachine
+    from mb_trainer.commands.checks import check
     from mb_trainer.commands.errors import reported
-    from mb_trainer.config_program import program
 
     machine = Machine(out=Path(os.environ["FIRST_RUN_OUT"]), environment=os.environ, gpu=False)
     answers: dict[str, Any] = {}
@@ -159,9 +159,7 @@ def settings_child() -> dict[str, Any]:
                 )
                 given = CommandInput(arguments=words, out=machine.out / "checked")
                 target = TargetMachine(**TARGET)
-                code = reported(
-                    lambda given=given, target=target: check(program(), given, target=target, as_json=False)
-                )
+                code = reported(lambda given=given, target=target: check(given, target=target, as_json=False))
             answers[row.id] = printed.getvalue().splitlines() if code else []
             for name in row.environment:
                 del os.environ[name]

@@ -16,11 +16,10 @@ import mb_data.cli.app
 import mb_guard.cli
 import mb_launch.cli.app
 import mb_metrics.cli.app
-from mb_config.cli.mounted_program import OverridesWithDashes, set_program
-from mb_config.cli.options import add_import_option
+from mb_config.cli.options import OverridesWithDashes, add_import_option
 from mb_config.cli.versions import version_option
 from mb_launch.cli.launched_program import LaunchedProgram
-from mb_trainer.cli.configs import TRAINER, configs
+from mb_trainer.cli.configs import configs
 from mb_trainer.cli.options import command
 from mb_trainer.cli.proof import proof
 from mb_trainer.cli.text import text
@@ -55,7 +54,6 @@ def options(
     _version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
-    set_program(context, TRAINER)
     launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
     mb_launch.cli.app.set_program(context, LaunchedProgram(**launched))
     mb_metrics.cli.app.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))

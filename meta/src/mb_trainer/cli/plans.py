@@ -1,27 +1,14 @@
 """The part of the command line that plans a run before it starts: `mb plan` and `mb sweep`."""
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mb_config.cli.mounted_program import ConfigCommand
-from mb_config.cli.options import (
-    Json,
-    MachineOptions,
-    ProcessOptions,
-    RequestOptions,
-    command_input,
-    common_options,
-    target_machine,
-)
+from mb_config.cli.options import Json, MachineOptions, ProcessOptions, target_machine
 from mb_plan.cli.options import read_chart
-from mb_trainer.cli.options import command
-
-if TYPE_CHECKING:
-    from mb_config.cli.program import ConfigProgram
+from mb_schema.commands import CommandWithExample, common_options
+from mb_trainer.cli.options import RecipeOptions, command, exit_with
 
 SHOWN_POINTS = 20
 """Passing points of a sweep that are shown without an option."""
@@ -68,22 +55,13 @@ Top = Annotated[
 ]
 
 
-def _run(name: str, work: Callable[[Any, "ConfigProgram"], int]) -> None:
-    """Run the command of the module `name` with the trainer, and exit with its code."""
-
-    def with_trainer() -> int:
-        return work(command(name), import_module("mb_trainer.config_program").program())
-
-    raise typer.Exit(command("errors").reported(with_trainer))
-
-
 @plans.command(
-    cls=ConfigCommand,
-    epilog="{source} model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
+    cls=CommandWithExample,
+    epilog="gpt_tiny model.pipeline_model_parallel_size=2 --world-size 8 --gpu h100 --chart p.svg",
 )
 @common_options
 def plan(
-    request: RequestOptions,
+    request: RecipeOptions,
     processes: ProcessOptions,
     machine: MachineOptions,
     chart: Annotated[
@@ -117,27 +95,26 @@ def plan(
     Everything is computed from the configuration; nothing is built. Without --world-size it is planned for the fewest
     processes that hold the model. A configuration that `check` rejects is planned too, as far as possible.
     """
-    _run(
-        "plan",
-        lambda module, program: module.plan(
-            program,
-            command_input(request),
-            target=target_machine(machine, world_size=processes.world_size or processes.nproc),
+    target = target_machine(machine, world_size=processes.world_size or processes.nproc)
+    exit_with(
+        lambda: command("plan").plan(
+            request.command_input(),
+            target=target,
             chart=chart or previous_chart,
             explained=explained,
             write_gibs=write_gibs,
             as_json=as_json,
-        ),
+        )
     )
 
 
 @plans.command(
-    cls=ConfigCommand,
-    epilog="{source} model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
+    cls=CommandWithExample,
+    epilog="gpt_tiny model.tensor_model_parallel_size=1,2,4 train.micro_batch_size=1,2 --world-size 8",
 )
 @common_options
 def sweep(
-    request: RequestOptions,
+    request: RecipeOptions,
     machine: MachineOptions,
     world_size: WorldSizes = "1",
     limit: Limit = None,
@@ -175,16 +152,14 @@ def sweep(
     if limit is None:
         limit = SHOWN_POINTS if top is None else 0
     targets = [target_machine(machine, world_size=int(number)) for number in world_size.split(",")]
-    _run(
-        "sweep",
-        lambda module, program: module.sweep(
-            program,
-            command_input(request),
+    exit_with(
+        lambda: command("sweep").sweep(
+            request.command_input(),
             targets=targets,
             limit=limit or None,
             top=top,
             layouts=layouts,
             chart=chart,
             as_json=as_json,
-        ),
+        )
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mb_config.cli.options import common_options
+from mb_schema.commands import common_options
 from mb_trainer.cli.options import ConfigFiles, Recipe, command
 from mb_verify.cli.options import DrillOptions, ProofOptions, ReplayOptions
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from mb_checkpoint.cli.app import Trust
-from mb_config.cli.options import AllowOom, common_options
+from mb_schema.commands import common_options
 from mb_trainer.cli.options import (
+    AllowOom,
     ConfigFiles,
     NoNumaBinding,
     Out,

@@ -9,10 +9,10 @@ import typer
 
 import mb_guard
 import mb_host
-from mb_config.cli.program import read_for_sections
+from mb_config.cli.examination import CommandInput
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
-from mb_trainer.config_program import program
+from mb_trainer.requests import examine_sections
 from mb_trainer.run.data_checks import verify_data
 from mb_trainer.run.tokenizer_assets import kept_by_run
 
@@ -31,9 +31,8 @@ def read_index_request(
     found: list[IndexRequest] = []
 
     def work() -> int:
-        request = read_for_sections(
-            program(), settings, files=files, sections=SECTIONS, world_size=world_size
-        )
+        given = CommandInput(arguments=settings, files=files)
+        request = examine_sections(given, sections=SECTIONS, world_size=world_size)
         config = request.config
         verify_data(config)
         if "megatron.core" not in sys.modules:

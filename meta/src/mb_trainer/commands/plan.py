@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mb_config.cli.check import CommandInput
+from mb_config.cli.examination import CommandInput
 from mb_config.cli.listing import counted
-from mb_config.cli.program import ConfigProgram, check_request, machine_of_perf
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import smallest_world
 from mb_config.preflight.problems import ConfigError
@@ -22,10 +21,10 @@ from mb_plan.time.saves import SavePlan, plan_saves
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 from mb_trainer.config import ConfigContainer
+from mb_trainer.requests import command_checks, embedding_rows, examine_request, read_request
 
 
 def plan(
-    program: ConfigProgram,
     given: CommandInput,
     *,
     target: TargetMachine,
@@ -37,7 +36,6 @@ def plan(
     """Print the resources that a run needs. Return 1 if rules reject it, or if it does not fit the GPU.
 
     Args:
-        program: Reader, rules and facts.
         given: Recipe or file, and overrides.
         target: Machines; without a number of processes, the smallest one that holds the model.
         chart: SVG file for a memory chart; with `explained` the parts of the step are drawn next to it.
@@ -49,17 +47,15 @@ def plan(
         ConfigError: The configuration cannot be resolved.
         PlanError: The model's sizes cannot be counted.
     """
-    request = program.reader.read(given.arguments, files=given.files)
-    config = request.config
-    size = smallest_world(config.model) if target.world_size is None else target.world_size
-    program.place(request, given.out)
-    target = machine_of_perf(program, config, target)
-    facts = program.gather_facts(replace(target, world_size=size), config.env_vars)
-    result = check_request(program, request, facts=facts)
+    size = target.world_size
+    if size is None:
+        size = smallest_world(read_request(given.arguments, files=given.files).config.model)
+    found = examine_request(given, target=replace(target, world_size=size))
+    request, result = found.request, found.result
+    config, target = request.config, replace(found.target, world_size=target.world_size)
     if not result.resolved:
         raise ConfigError(result.errors or result.problems)
-    rows = program.embedding_rows(config)
-    planned = _planned(program, config, result.errors, world_size=size, rows=rows)
+    planned = _planned(config, result.errors, world_size=size)
     if chart is not None:
         write_memory_chart(chart, planned, title=f"{request.name}: memory per GPU", gpu=target.gpu)
     fits = planned.fits(target.gpu)
@@ -70,14 +66,14 @@ def plan(
     saves = _planned_saves(config, planned, speed, write_gibs=write_gibs)
     if as_json:
         predicted = None if speed is None else speed.to_dict()
-        found = {
+        printed = {
             **planned.to_dict(),
             "gpu": target.gpu,
             "fits": fits,
             "predicted": predicted,
             "saves": None if saves is None else saves.to_dict(),
         }
-        print(json.dumps(found, indent=2))
+        print(json.dumps(printed, indent=2))
     else:
         print_plan(planned, name=request.name, gpu=target.gpu)
         if speed is not None:
@@ -95,12 +91,10 @@ def plan(
 
 
 def _planned(
-    program: ConfigProgram,
     config: ConfigContainer,
     errors: Sequence[Problem],
     *,
     world_size: int,
-    rows: int | None,
 ) -> ResourcePlan:
     """Plan a resolved configuration.
 
@@ -110,9 +104,9 @@ def _planned(
     """
     sections = config.sections()
     try:
-        return make_plan(sections, world_size=world_size, vocab_size=rows)
+        return make_plan(sections, world_size=world_size, vocab_size=embedding_rows(config))
     except PlanError:
-        read = program.checks.data_facts
+        read = command_checks().data_facts
         unread = [problem for problem in errors if read.intersection(problem.fields)]
         if unread:  # without the tokenizer the size of the embedding is unknown
             raise ConfigError(unread) from None

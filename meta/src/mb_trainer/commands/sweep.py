@@ -11,12 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from mb_config.cli.check import CommandInput
-from mb_config.cli.program import ConfigProgram, check_request
+from mb_config.cli.examination import CommandInput, examine
 from mb_config.container.yaml_file import dump_yaml, read_yaml
 from mb_config.overrides.apply import apply_overrides
 from mb_config.overrides.base_recipe import BASE, base_of, without_base
-from mb_config.overrides.request import ConfigRequest, RequestReader
+from mb_config.overrides.request import ConfigRequest
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist
@@ -30,6 +29,8 @@ from mb_plan.sweep.points import SweepReport, SweptPoint, best_points, values_as
 from mb_plan.time.prediction import predict
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Rule
+from mb_trainer.requests import READER, command_checks, embedding_rows, place_in_run_folder
+from mb_trainer.run.machine import target_facts
 
 DEFAULT_NODE = 8
 """GPUs of a node where the GPU is not known."""
@@ -40,7 +41,6 @@ NOTHING_VARIES = (
 
 
 def sweep(
-    program: ConfigProgram,
     given: CommandInput,
     *,
     targets: Sequence[TargetMachine],
@@ -53,7 +53,6 @@ def sweep(
     """Print the variations that pass, and the rules that reject the others. Return 1 if none passes.
 
     Args:
-        program: Reader, rules and facts.
         given: Recipe or file, and overrides. A field with several values is swept over; so is a list in a file for a
             field that takes none.
         targets: Machines to sweep over, which differ in their number of processes.
@@ -64,17 +63,17 @@ def sweep(
         chart: SVG file for a chart of memory and predicted time; needs a GPU.
         as_json: Print one JSON object.
     """
-    swept = read_swept(program.reader, given)
+    swept = read_swept(given)
     request, config = swept.request, swept.request.config
-    program.place(request, given.out)
-    facts = program.gather_facts(targets[0], config.env_vars)
+    place_in_run_folder(request, given)
+    facts = target_facts(targets[0], config.env_vars)
     if layouts:
         swept = with_layouts(swept, targets=targets, node=facts.get("gpus_per_node"))
     axes: tuple[AxisLike, ...] = to_axes(
         config,
         swept.variations,
-        section_factories=program.reader.section_factories,
-        targets=program.reader.targets,
+        section_factories=READER.section_factories,
+        targets=READER.targets,
     )
     if len(targets) > 1:
         axes += (Axis(path=WORLD_SIZE, values=tuple(target.world_size for target in targets)),)
@@ -84,7 +83,7 @@ def sweep(
     sections = {name: every[name] for name in request.sections or every}
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
-    rules = cast("list[Rule]", rules_per_point(program.rules, config.model))
+    rules = cast("list[Rule]", rules_per_point(command_checks().rules, config.model))
     result = run_sweep(sections, axes, rules, facts=facts)
     if layouts:
         kept = [index for index in result.passing if splits_sequences_where_possible(result.values(index))]
@@ -95,7 +94,7 @@ def sweep(
         result = replace(result, passing=tuple(kept))
     # The best points are known only after all have been planned. Without a GPU they are shown in the order of the axes.
     sort = targets[0].gpu is not None and top is None
-    points = _resolve_points(program, swept, result, targets=targets, limit=None if sort else limit)
+    points = _resolve_points(swept, result, targets=targets, limit=None if sort else limit)
     shown: Sequence[SweptPoint] = points
     if sort or top is not None:
         shown = best_points(points, limit if top is None else top)
@@ -110,7 +109,6 @@ def sweep(
 
 
 def _resolve_points(
-    program: ConfigProgram,
     swept: SweptRequest,
     result: SweepResult,
     *,
@@ -123,7 +121,7 @@ def _resolve_points(
     for index in with_progress(result.passing, number):
         if limit is not None and len(points) >= limit and not all(point.rejected for point in points):
             break
-        points.append(_estimate_point(program, swept, result, index, targets=targets))
+        points.append(_estimate_point(swept, result, index, targets=targets))
     return points
 
 
@@ -153,7 +151,7 @@ def with_layouts(swept: SweptRequest, *, targets: Sequence[TargetMachine], node:
     )
 
 
-def read_swept(reader: RequestReader, given: CommandInput) -> SweptRequest:
+def read_swept(given: CommandInput) -> SweptRequest:
     """Read a request whose fields can have several values.
 
     Precedence, low to high: recipe, files in order, overrides. A field that is set again later is not swept over.
@@ -161,16 +159,16 @@ def read_swept(reader: RequestReader, given: CommandInput) -> SweptRequest:
     Raises:
         ConfigReadError: Settings cannot be read; contains all errors.
     """
-    recipe, overrides = reader.split(given.arguments, given.files)
+    recipe, overrides = READER.split(given.arguments, given.files)
     with TemporaryDirectory() as folder:
         found: dict[str, Variation] = {}
         reduced = []
         for number, file in enumerate([Path(recipe), *given.files]):
-            path, several = _reduce_file(reader, file, Path(folder) / str(number))
+            path, several = _reduce_file(file, Path(folder) / str(number))
             found |= {variation.path: variation for variation in several}
             reduced.append(path)
         first = recipe if reduced[0] == Path(recipe) else str(reduced[0])
-        request = reader.read([first], files=reduced[1:])
+        request = READER.read([first], files=reduced[1:])
     single, several = read_variations(overrides, request.config)
     for override in single:
         found.pop(override.lstrip("+~").partition("=")[0], None)
@@ -178,14 +176,14 @@ def read_swept(reader: RequestReader, given: CommandInput) -> SweptRequest:
     apply_overrides(
         request.config,
         [*single, *(variation.override(0) for variation in found.values())],
-        section_factories=reader.section_factories,
-        targets=reader.targets,
+        section_factories=READER.section_factories,
+        targets=READER.targets,
         provenance=request.provenance,
     )
     return SweptRequest(request=request, variations=list(found.values()))
 
 
-def _reduce_file(reader: RequestReader, path: Path, folder: Path) -> tuple[Path, list[Variation]]:
+def _reduce_file(path: Path, folder: Path) -> tuple[Path, list[Variation]]:
     """Split a file into its single values and its swept fields.
 
     Returns:
@@ -195,7 +193,7 @@ def _reduce_file(reader: RequestReader, path: Path, folder: Path) -> tuple[Path,
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path, []
     file, base = without_base(read_yaml(path)), base_of(path)
-    data, several = split_yaml(file.data, reader.container, targets=reader.targets)
+    data, several = split_yaml(file.data, READER.container, targets=READER.targets)
     if not several:
         return path, []
     if base is not None:  # the copy is in another folder
@@ -207,7 +205,6 @@ def _reduce_file(reader: RequestReader, path: Path, folder: Path) -> tuple[Path,
 
 
 def _estimate_point(
-    program: ConfigProgram,
     swept: SweptRequest,
     result: SweepResult,
     index: tuple[int, ...],
@@ -220,22 +217,23 @@ def _estimate_point(
         config=copy.deepcopy(swept.request.config),
         provenance=copy.deepcopy(swept.request.provenance),
     )
-    config, reader = request.config, program.reader
+    config = request.config
     overrides = [
         variation.override(number) for variation, number in zip(swept.variations, index, strict=False)
     ]
     apply_overrides(
         config,
         overrides,
-        section_factories=reader.section_factories,
-        targets=reader.targets,
+        section_factories=READER.section_factories,
+        targets=READER.targets,
         provenance=request.provenance,
     )
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
-    found = check_request(program, request, facts=program.gather_facts(target, config.env_vars))
+    facts = target_facts(target, config.env_vars)
+    found = examine(request, command_checks(), facts=facts, target=target).result
     plan, prediction, unplanned = None, None, "" if found.errors else found.unresolved
     if found.resolved:
-        rows, sections = program.embedding_rows(config), config.sections()
+        rows, sections = embedding_rows(config), config.sections()
         try:
             plan = make_plan(sections, world_size=target.world_size or 1, vocab_size=rows)
             if target.gpu is not None and not found.errors:

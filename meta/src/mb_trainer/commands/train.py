@@ -25,7 +25,7 @@ from mb_resilience.restarts.rank_keeper import keep_run_alive
 from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_trainer.run.settle import RunOptions, settle_job
 from mb_trainer.run.trainer import outcome_if_complete, train_job
 from mb_trainer.run.user_code import NO_CODE

@@ -8,7 +8,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from mb_config.cli.program import examine
+from mb_config.cli.examination import CommandInput, Examination
 from mb_config.perf.candidates import tunable
 from mb_config.perf.names import AUTO, PerfName, gpu_of
 from mb_config.perf.resolve_perf import perf_target
@@ -19,7 +19,7 @@ from mb_metrics.bench.result import BenchResult
 from mb_metrics.bench.tuning import Overrides, Search, Switch, Trial, override_file, search, table
 from mb_trainer.commands.bench import bench_command
 from mb_trainer.commands.errors import reported
-from mb_trainer.config_program import program
+from mb_trainer.requests import examine_request
 
 PERF = ("perf=auto",)
 
@@ -71,12 +71,16 @@ def _search(
 ) -> tuple[Search, Overrides, str]:
     """Return the result, the overrides of every trial beyond those of the user, and the device."""
     machine = TargetMachine(world_size=processes or 1)
-    read = partial(examine, program(), files=files, target=machine)
-    examined = read(list(arguments))
+
+    def read(overrides: Overrides) -> Examination:
+        given = CommandInput(arguments=[*arguments, *overrides], files=files)
+        return examine_request(given, target=machine)
+
+    examined = read(())
     fixed: Overrides = ()
     if _has_fast_settings(examined.facts) and examined.request.config.perf is None:
         fixed = PERF
-        examined = read([*arguments, *fixed])
+        examined = read(fixed)
     config = examined.request.config
     sizes = [
         getattr(config.model, f"{name}_model_parallel_size", 1) or 1
@@ -94,7 +98,7 @@ def _search(
     ]
 
     def rejected(overrides: Overrides) -> str | None:
-        problems = read([*arguments, *fixed, *overrides]).result.problems
+        problems = read((*fixed, *overrides)).result.problems
         errors = [problem for problem in problems if problem.severity == "error"]
         return f"rejected: {errors[0].id}" if errors else None
 

@@ -12,7 +12,7 @@ from mb_config.schedules.learning_rate import length_overrides
 from mb_launch.world import require_single_process
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
-from mb_trainer.request_reader import read_request
+from mb_trainer.requests import read_request
 from mb_verify import RunStart
 from mb_verify.cli.options import DrillOptions, ProofOptions
 

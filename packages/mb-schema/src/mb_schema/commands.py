@@ -1,9 +1,12 @@
 """Commands of the programs of all packages. Requires typer, which the extra `cli` of each package installs."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -21,6 +24,30 @@ class CommandWithExample(TyperCommand):
             super().format_help(ctx, formatter)
         finally:
             self.epilog = arguments
+
+
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command whose type is a record of options by the fields of the record."""
+    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    shown = []
+    for parameter in inspect.signature(command).parameters.values():
+        record = records.get(parameter.name)
+        types = {} if record is None else get_type_hints(record, include_extras=True)
+        shown += [
+            parameter.replace(name=item.name, annotation=types[item.name], default=item.default)
+            for item in (() if record is None else fields(record))
+        ] or [parameter.replace(annotation=hints[parameter.name])]
+
+    @wraps(command)
+    def with_records(**values: Any) -> None:
+        for name, record in records.items():
+            values[name] = record(**{item.name: values.pop(item.name) for item in fields(record)})
+        command(**values)
+
+    with_records.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    with_records.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return with_records
 
 
 @contextmanager

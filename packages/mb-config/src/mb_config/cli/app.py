@@ -1,51 +1,65 @@
-"""Command line `mb-config`: check, explain, rules, show. Requires the extra `cli`.
+"""Command line `mb-config`: check, explain, rules, show, import-args. Requires the extra `cli`.
 
-A program that mounts `app`, or its parts `checks` and `configurations`, passes its recipes, rules and facts with
-`set_program`. Each command imports its module when it is called, so that `--help` is fast.
+Each command imports its module when it is called, so that `--help` is fast.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from mb_config.cli.mounted_program import ConfigCommand, OverridesWithDashes, mounted_program
 from mb_config.cli.options import (
     Json,
     MachineOptions,
+    OverridesWithDashes,
     ProcessOptions,
     RequestOptions,
+    RuleFilter,
+    ViewOptions,
     add_import_option,
-    command_input,
-    common_options,
     target_machine,
 )
+from mb_schema.commands import CommandWithExample, common_options
+from mb_schema.exit_codes import exit_code
 
-if TYPE_CHECKING:
-    from mb_config.cli.program import ConfigProgram
+app = typer.Typer(
+    name="mb-config",
+    cls=OverridesWithDashes,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
 
-checks = typer.Typer()
-"""Commands `check`, `explain` and `rules`."""
-
-configurations = typer.Typer(help="Look at a configuration, or import one.", no_args_is_help=True)
-"""Commands `show` and `import-args`."""
-
-
-def _run(context: typer.Context, name: str, command: Callable[[Any, "ConfigProgram"], int]) -> None:
-    """Run a command of the module `name` with the program, and exit with its code."""
-    mounted = mounted_program(context)
-    raise typer.Exit(mounted.exit_codes(lambda: command(import_module(f"mb_config.{name}"), mounted.load())))
+imports = typer.Typer()
+"""Command `import-args`, which a trainer adds to its own."""
 
 
-@checks.command(
-    cls=ConfigCommand,
-    epilog="{source} model.tensor_model_parallel_size=4 --world-size 64 --gpu h100",
+def _run(command: str, **options: Any) -> None:
+    """Run a command, "module:function", and exit with its code."""
+    module, _, function = command.partition(":")
+    message_of = import_module("mb_config.cli.errors").message_of
+    work = getattr(import_module(f"mb_config.cli.{module}"), function)
+    raise typer.Exit(exit_code(lambda: work(**options), message=message_of))
+
+
+def _given(request: RequestOptions, processes: ProcessOptions, machine: MachineOptions) -> dict[str, Any]:
+    """Return the arguments and the machine that the options describe."""
+    given = import_module("mb_config.cli.examination").CommandInput
+    target = target_machine(machine, **processes.numbers())
+    return {
+        "given": given(arguments=request.arguments or [], files=request.config or []),
+        "target": target,
+    }
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="run.yaml model.tensor_model_parallel_size=4 --world-size 64 --gpu h100",
 )
 @common_options
 def check(
-    context: typer.Context,
     request: RequestOptions,
     processes: ProcessOptions,
     machine: MachineOptions,
@@ -58,65 +72,30 @@ def check(
     need it are rejected. A recipe's value that the machine does not support is replaced as a run would replace it, and
     shown. Exit code 0: no rule rejects the run; 1: problems; 2: it could not be read.
     """
-    _run(
-        context,
-        "cli.check",
-        lambda module, program: module.check(
-            program,
-            command_input(request),
-            target=target_machine(
-                machine,
-                world_size=processes.world_size or processes.nproc or program.world_size,
-                local_world_size=processes.nproc,
-            ),
-            as_json=as_json,
-        ),
-    )
+    _run("check:check", **_given(request, processes, machine), as_json=as_json)
 
 
-@checks.command(cls=ConfigCommand, epilog="V242")
+@app.command(cls=CommandWithExample, epilog="V242")
 def explain(
-    context: typer.Context,
     rule: Annotated[str, typer.Argument(help="Its number, such as V242.", show_default=False)],
 ) -> None:
     """Explain a rule: its reason, the fix, an example that it rejects and one that passes."""
-    _run(context, "cli.rules", lambda module, program: module.explain(program, rule))
+    _run("rules:explain", name=rule)
 
 
-@checks.command(cls=ConfigCommand, epilog="sequence_parallel --field model")
+@app.command(cls=CommandWithExample, epilog="sequence_parallel --field model")
+@common_options
 def rules(
-    context: typer.Context,
-    text: Annotated[
-        str | None, typer.Argument(help="Text in the id, fields, reason or fix.", show_default=False)
-    ] = None,
-    package: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Rules of one package, such as mb-models.", show_default=False),
-    ] = None,
-    of_field: Annotated[
-        str | None,
-        typer.Option(
-            "--field",
-            metavar="PATH",
-            help="Rules that read a field or a section: train.micro_batch_size, train.",
-            show_default=False,
-        ),
-    ] = None,
+    options: RuleFilter,
     as_json: Json = False,
 ) -> None:
     """List the rules with their severity, the field that they are about, and the reason."""
-    _run(
-        context,
-        "cli.rules",
-        lambda module, program: module.rules(
-            program, package=package, field=of_field, text=text, as_json=as_json
-        ),
-    )
+    _run("rules:rules", chosen=options, as_json=as_json)
 
 
-@configurations.command(
+@imports.command(
     name="import-args",
-    cls=ConfigCommand,
+    cls=CommandWithExample,
     context_settings={"ignore_unknown_options": True},
     epilog="pretrain.sh --set DATA=/data/pile_text_document --out run.yaml",
 )
@@ -162,71 +141,31 @@ def import_args(
     nothing is executed.
     """
     _run(
-        context,
-        "cli.import_args",
-        lambda module, program: module.import_args(
-            words, variables=variable or [], custom=custom or [], out=file, program=program.name
-        ),
+        "import_args:import_args",
+        words=words,
+        variables=variable or [],
+        custom=custom or [],
+        out=file,
+        program=context.find_root().info_name,
     )
 
 
-@configurations.command(cls=ConfigCommand, epilog="{source} optimizer.lr=1e-3 --origin")
+@app.command(cls=CommandWithExample, epilog="run.yaml optimizer.lr=1e-3 --origin")
 @common_options
 def show(
-    context: typer.Context,
     request: RequestOptions,
     processes: ProcessOptions,
     machine: MachineOptions,
-    origin: Annotated[bool, typer.Option("--origin", help="Print the origin of each value.")] = False,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Print only values that differ from the defaults of the sections.")
-    ] = False,
-    section: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Print one section, such as train.", show_default=False),
-    ] = None,
-    non_default: Annotated[
-        bool,
-        typer.Option(
-            "--non-default", help="Print only values that differ from Megatron Core, and other sections."
-        ),
-    ] = False,
+    view: ViewOptions,
 ) -> None:
     """Print the resolved configuration as YAML that loads back; secrets are masked.
 
     A configuration that cannot be resolved is printed as written, with the reason on stderr.
     """
-    if non_default and diff:
-        raise typer.BadParameter(
-            "compares with the defaults of the sections, --non-default with Megatron Core: give one of them",
-            param_hint="--diff",
-        )
-    _run(
-        context,
-        "cli.check",
-        lambda module, program: module.show(
-            program,
-            command_input(request),
-            target=target_machine(
-                machine,
-                world_size=processes.world_size or processes.nproc or program.world_size,
-                local_world_size=processes.nproc,
-            ),
-            view=module.ShowView(origin=origin, diff=diff, section=section, non_default=non_default),
-        ),
-    )
+    _run("check:show", **_given(request, processes, machine), view=view)
 
 
-app = typer.Typer(
-    name="mb-config",
-    cls=OverridesWithDashes,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-app.add_typer(checks)
-app.add_typer(configurations)
+app.add_typer(imports)
 
 
 def _print_version(wanted: bool) -> None:
@@ -248,5 +187,5 @@ def main(
 def run() -> None:
     """Run the program `mb-config`."""
     program = typer.main.get_command(app)
-    add_import_option(program, lambda: import_module("mb_config.cli.program").REGISTRY)
+    add_import_option(program, lambda: import_module("mb_config.cli.rules").REGISTRY)
     program(prog_name="mb-config")

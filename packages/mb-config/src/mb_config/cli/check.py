@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
-from pathlib import Path
 
+from mb_config.cli.examination import CommandInput, Examination, examine
 from mb_config.cli.listing import Colours, counted, listing, processes_text
-from mb_config.cli.program import ConfigProgram, Examination, examine
+from mb_config.cli.options import ViewOptions
+from mb_config.cli.rules import PROGRAM, rules_by_package
 from mb_config.container.display import show as show_text
 from mb_config.container.non_defaults import non_default_values
 from mb_config.errors import ConfigReadError, raise_errors
-from mb_config.preflight.facts import TargetMachine
+from mb_config.overrides.request import read_plain_request
+from mb_config.preflight.facts import TargetMachine, collect_facts
 from mb_config.preflight.problems import ConfigError
-from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
+from mb_config.preflight.run import PreflightChecks
+from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
 from mb_schema.exit_codes import DONE, FAILURE
 
 
@@ -26,78 +30,84 @@ class UnknownSectionError(ConfigReadError, LookupError):
     __str__ = ConfigReadError.__str__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandInput:
-    """Arguments that the commands on a configuration have in common."""
-
-    arguments: Sequence[str]
-    """Recipe or file, and overrides."""
-
-    files: Sequence[Path] = ()
-    """Files that are applied over the recipe."""
-
-    out: Path | None = None
-    """Run folder."""
-
-
-def check(program: ConfigProgram, given: CommandInput, *, target: TargetMachine, as_json: bool) -> int:
-    """Print every problem. Return 1 if any of them rejects the run.
+def check(given: CommandInput, *, target: TargetMachine, as_json: bool) -> int:
+    """Print every problem of a file. Return 1 if any of them rejects the run.
 
     Raises:
-        ConfigReadError: Settings cannot be read, after the problems of the others are printed.
+        ConfigReadError: The file cannot be read.
     """
-    unread: list[ConfigReadError] = []
-    found = examine(
-        program,
-        given.arguments,
-        files=given.files,
-        out=given.out,
-        target=target,
-        as_built=True,
-        unread=unread,
+    request = read_plain_request(given.arguments, files=given.files)
+    facts = argument_facts(target, request.config.env_vars)
+    select_local_layers(request.config, facts=facts, provenance=request.provenance)
+    found = examine(request, known_checks(), facts=facts, target=target)
+    return print_check(found, program=PROGRAM, as_json=as_json)
+
+
+def show(given: CommandInput, *, target: TargetMachine, view: ViewOptions) -> int:
+    """Print the resolved configuration of a file as YAML that can be loaded again.
+
+    Raises:
+        ConfigReadError: The file cannot be read.
+        ConfigError: The configuration violates rules; it is printed before.
+        UnknownSectionError: There is no such section.
+    """
+    request = read_plain_request(given.arguments, files=given.files)
+    facts = argument_facts(target, request.config.env_vars)
+    return print_config(examine(request, known_checks(), facts=facts, target=target), view)
+
+
+def known_checks() -> PreflightChecks:
+    """Return the rules of this package, and those of the modules that the user has imported."""
+    return PreflightChecks(rules=tuple(rule for rules in rules_by_package().values() for rule in rules))
+
+
+def argument_facts(target: TargetMachine, env_vars: object) -> dict[str, object]:
+    """Return the facts that the arguments of a command state, and the variables of the shell. Reads no device."""
+    engine = target.transformer_engine
+    facts = collect_facts(
+        world_size=target.world_size,
+        env=os.environ,
+        env_vars=env_vars,
+        versions={"transformer_engine": engine} if engine else {},
+        gpu=target.gpu,
     )
+    local = {} if target.local_world_size is None else {"local_world_size": target.local_world_size}
+    return {**facts, **local}
+
+
+def print_check(found: Examination, *, program: str, as_json: bool, notes: Sequence[str] = ()) -> int:
+    """Print the problems of a request, and on stderr remarks on it. Return 1 if a problem rejects the run.
+
+    Args:
+        found: The request and its problems.
+        program: Name of the program, for remarks.
+        as_json: Print problems and changes as JSON, and no remarks.
+        notes: Remarks on the files and the machine of the run.
+
+    Raises:
+        ConfigReadError: Settings cannot be read; the problems of the others are printed before.
+    """
     if as_json:
         print(json.dumps(report(found), indent=2))
     else:
         for line in listing(found.result.problems, Colours(sys.stdout.isatty())):
             print(line)
-        for note in notes(program, found, unread=len(unread)):
+        for note in [*check_notes(found), *notes]:
             print(note, file=sys.stderr)
-    raise_errors(unread)
+        if found.result.problems:
+            example = found.result.problems[0].id
+            print(f"{program} explain {example} shows a rule with examples", file=sys.stderr)
+    raise_errors(found.unread)
     return FAILURE if found.result.errors else DONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowView:
-    """Selection of what `show` prints."""
-
-    origin: bool = False
-    """Append the origin of each value."""
-
-    diff: bool = False
-    """Print only values that differ from the defaults of the sections."""
-
-    section: str | None = None
-    """Print one section; None: all."""
-
-    non_default: bool = False
-    """Print values that differ from Megatron Core, and the other sections, in place of YAML."""
-
-
-def show(program: ConfigProgram, given: CommandInput, *, target: TargetMachine, view: ShowView) -> int:
-    """Print the resolved configuration as YAML that can be loaded again.
-
-    Args:
-        program: Reader, rules and facts.
-        given: Recipe or file, and overrides.
-        target: Machines that the run is intended for.
-        view: Selection of the values.
+def print_config(found: Examination, view: ViewOptions) -> int:
+    """Print the configuration of a request as YAML that can be loaded again.
 
     Raises:
         ConfigError: The configuration violates rules; it is printed before.
         UnknownSectionError: There is no such section.
     """
-    found = examine(program, given.arguments, files=given.files, out=given.out, target=target)
     request = found.request
     sections = [item.name for item in fields(request.config)]
     if view.section is not None and view.section not in sections:
@@ -141,17 +151,16 @@ def report(found: Examination) -> dict[str, object]:
     }
 
 
-def notes(program: ConfigProgram, found: Examination, *, unread: int) -> Iterator[str]:
-    """Yield the remarks that follow the problems; `unread` is the number of settings that cannot be read."""
-    request, result, target = found.request, found.result, found.target
+def check_notes(found: Examination) -> Iterator[str]:
+    """Yield the remarks that follow the problems."""
+    request, result, target, unread = found.request, found.result, found.target, len(found.unread)
     errors, warnings = len(result.errors), len(result.warnings)
     on = f" on {target.gpu}" if target.gpu else ""
     size = target.world_size
     processes = "any number of processes" if size is None else processes_text(size)
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
-        f"of {len(program.rules)} rules"
-        + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
+        f"of {found.rules} rules" + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
     )
     yield from (f"resolved: {change}" for change in result.notable)
     yield from _plain_notes(found)
@@ -163,32 +172,6 @@ def notes(program: ConfigProgram, found: Examination, *, unread: int) -> Iterato
     if errors and request.provenance.origin("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
         yield (
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
-        )
-    if not errors and not unread:  # a section that a rule rejects cannot be finalized
-        problem = program.verify_data(request.config)
-        if problem is not None:
-            yield f"on this machine: {problem}"
-        yield from _memory_notes(program, found)
-    if not target.gpu:
-        yield from program.machine_notes()
-    if result.problems:
-        yield f"{program.name} explain {result.problems[0].id} shows a rule with examples"
-
-
-def _memory_notes(program: ConfigProgram, found: Examination) -> Iterator[str]:
-    """Yield that the run does not fit the GPUs, if that depends on a vocabulary that only its tokenizer knows."""
-    target, config = found.target, found.request.config
-    rows = program.embedding_rows(config)
-    known = any(problem.id.startswith("PL") for problem in found.result.problems)
-    if not found.result.resolved or known or rows is None:
-        return
-    facts = {"world_size": target.world_size, "gpu": target.gpu}
-    memory = config.planned_facts(facts, vocab_size=rows)
-    need, size = memory.get("memory_of_run"), memory.get("memory_of_gpu")
-    if need is not None and size is not None and need > size:
-        yield (
-            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {size / 2**30:.1f}: "
-            f"see {program.name} plan"
         )
 
 

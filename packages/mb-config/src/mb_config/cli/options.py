@@ -1,24 +1,24 @@
-"""Arguments and options of the commands, also for programs that mount them.
+"""Arguments and options of the commands, also for trainers with commands on configurations.
 
-Options that several commands have in common are fields of a record; `common_options` gives them to a command.
+Options that several commands have in common are fields of a record; `mb_schema.commands.common_options` gives them to
+a command.
 """
 
-import inspect
-import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from mb_config.preflight.facts import ALLOW_OOM
 from mb_config.rules.hardware import gpu_short_name
+from mb_schema.exit_codes import BAD_INPUT
 from mb_schema.gpu_names import UnknownGpuError
-from mb_schema.paths import expand_home, is_url
 
 if TYPE_CHECKING:
     from mb_config.overrides.registration import Registry
@@ -35,13 +35,6 @@ def read_version(text: str | None) -> str | None:
     return text
 
 
-def set_allow_oom(given: bool) -> bool:
-    """Set the variable that the facts of this process, and of those that it starts, contain."""
-    if given:
-        os.environ[ALLOW_OOM] = "1"
-    return given
-
-
 def read_gpu(text: str | None) -> str | None:
     """Return the short name of a GPU.
 
@@ -52,25 +45,6 @@ def read_gpu(text: str | None) -> str | None:
         return text and gpu_short_name(text, field="--gpu")
     except UnknownGpuError as error:
         raise typer.BadParameter(str(error).removeprefix("--gpu: ")) from error  # typer adds the option
-
-
-def read_run_folder(text: str) -> Path:
-    """Return the path of the run folder, with a leading `~` expanded.
-
-    Raises:
-        typer.BadParameter: The text is a URL, or empty. `--out "$RUN"` without RUN is empty, and would be the current
-            folder.
-    """
-    if not text:
-        raise typer.BadParameter(
-            "is empty, as where a shell's variable is not set. Give a folder, or . for this one."
-        )
-    if is_url(text):
-        raise typer.BadParameter(
-            f"{text} is a URL, and would become a local folder. Name a local one, or one into which the storage is "
-            "mounted on every node."
-        )
-    return Path(expand_home(text))
 
 
 Arguments = Annotated[
@@ -87,31 +61,11 @@ ConfigFiles = Annotated[
         "--config", metavar="FILE", help="A YAML file laid over the recipe; repeatable, later wins."
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        parser=read_run_folder,
-        help="Run folder; default runs/RECIPE.",
-        show_default=False,
-    ),
-]
 Processes = Annotated[
     int | None,
     typer.Option(
         "--nproc", min=1, metavar="N", help="Processes on this machine; default 1.", show_default=False
     ),
-]
-NoNumaBinding = Annotated[
-    bool,
-    typer.Option(
-        "--no-numa-binding",
-        help="With --nproc: leave the processes on any CPU, not on those of their GPU's NUMA node.",
-    ),
-]
-ResumeWithChanges = Annotated[
-    bool, typer.Option("--resume-with-changes", help="Resume a run whose settings differ.")
 ]
 MOST_PROCESSES = 2**31 - 1
 """Processes that torch and NCCL can number."""
@@ -151,14 +105,6 @@ Apex = Annotated[
         help="With --gpu: Apex with its CUDA extensions is installed too; settings that need them are kept.",
     ),
 ]
-AllowOom = Annotated[
-    bool,
-    typer.Option(
-        "--allow-oom",
-        callback=set_allow_oom,
-        help="Start although weights, gradients and optimizer do not fit the GPU by the plan.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -168,7 +114,6 @@ class RequestOptions:
 
     arguments: Arguments = None
     config: ConfigFiles = None
-    out: Out = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +136,10 @@ class ProcessOptions:
                 param_hint="--nproc",
             )
 
+    def numbers(self, *, default: int | None = None) -> dict[str, int | None]:
+        """Return the fields of `TargetMachine` that they set; `default` processes where none are given."""
+        return {"world_size": self.world_size or self.nproc or default, "local_world_size": self.nproc}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
@@ -201,28 +150,58 @@ class MachineOptions:
     apex: Apex = False
 
 
-def common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command whose type is a record of options by the fields of the record."""
-    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
-    records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    shown = []
-    for parameter in inspect.signature(command).parameters.values():
-        record = records.get(parameter.name)
-        types = {} if record is None else get_type_hints(record, include_extras=True)
-        shown += [
-            parameter.replace(name=item.name, annotation=types[item.name], default=item.default)
-            for item in (() if record is None else fields(record))
-        ] or [parameter.replace(annotation=hints[parameter.name])]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewOptions:
+    """Selection of what `show` prints."""
 
-    @wraps(command)
-    def with_records(**values: Any) -> None:
-        for name, record in records.items():
-            values[name] = record(**{item.name: values.pop(item.name) for item in fields(record)})
-        command(**values)
+    origin: Annotated[bool, typer.Option("--origin", help="Print the origin of each value.")] = False
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print only values that differ from the defaults of the sections.")
+    ] = False
+    section: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Print one section, such as train.", show_default=False),
+    ] = None
+    non_default: Annotated[
+        bool,
+        typer.Option(
+            "--non-default", help="Print only values that differ from Megatron Core, and other sections."
+        ),
+    ] = False
 
-    with_records.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    with_records.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return with_records
+    def __post_init__(self) -> None:
+        """Check that at most one comparison is requested.
+
+        Raises:
+            typer.BadParameter: There are two.
+        """
+        if self.non_default and self.diff:
+            raise typer.BadParameter(
+                "compares with the defaults of the sections, --non-default with Megatron Core: give one of them",
+                param_hint="--diff",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFilter:
+    """Selection of the rules that `rules` lists."""
+
+    text: Annotated[
+        str | None, typer.Argument(help="Text in the id, fields, reason or fix.", show_default=False)
+    ] = None
+    package: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Rules of one package, such as mb-models.", show_default=False),
+    ] = None
+    of_field: Annotated[
+        str | None,
+        typer.Option(
+            "--field",
+            metavar="PATH",
+            help="Rules that read a field or a section: train.micro_batch_size, train.",
+            show_default=False,
+        ),
+    ] = None
 
 
 def add_import_option(group: Any, registry: Callable[[], "Registry"]) -> None:
@@ -271,13 +250,23 @@ def _import_option(registry: Callable[[], "Registry"]) -> Any:
     return next(each for each in typer.main.get_command(holder).params if each.name == "imports")
 
 
-def command_input(request: RequestOptions) -> Any:
-    """Return the arguments that the commands on a configuration have in common."""
-    given = import_module("mb_config.cli.check").CommandInput
-    return given(arguments=request.arguments or [], files=request.config or [], out=request.out)
-
-
 def target_machine(machine: MachineOptions, **processes: Any) -> Any:
-    """Return the machine that the options describe, with further fields of `TargetMachine`."""
+    """Return the machine that the options describe, with further fields of `TargetMachine`, such as its processes."""
     target = import_module("mb_config.preflight.facts").TargetMachine
     return target(gpu=machine.gpu, transformer_engine=machine.te, apex=machine.apex, **processes)
+
+
+class OverridesWithDashes(TyperGroup):
+    """Command group that prints the corrected command line when an override is written as an option (`--key=value`)."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        """Run the command line. If an unknown option is an override, print the corrected command line as well."""
+        words = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
+        try:
+            return super().main(args, *more, **settings)
+        except SystemExit as end:
+            bad = end.code == BAD_INPUT
+            line = import_module("mb_config.overrides.shell_line").without_dashes(words) if bad else None
+            if line is not None:
+                print(f"error: an override has no dashes in front. Write {self.name} {line}", file=sys.stderr)
+            raise

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from mb_config.cli.listing import counted
-from mb_config.cli.program import ConfigProgram
+from mb_config.cli.options import RuleFilter
 from mb_config.errors import ConfigReadError
+from mb_config.overrides.registration import RecipeTable, Registry
 from mb_config.preflight.problems import RuleLike
 from mb_config.preflight.problems import explain as explanation
+from mb_config.rules import RULES
 from mb_schema.exit_codes import DONE, FAILURE
 
 
@@ -27,61 +29,85 @@ class UnknownPackageError(ConfigReadError, LookupError):
     __str__ = ConfigReadError.__str__
 
 
-def explain(program: ConfigProgram, name: str) -> int:
+PROGRAM = "mb-config"
+"""Name of the program of this package."""
+
+REGISTRY = Registry(recipes=RecipeTable({}))
+"""Rules of the modules that the option --import of the program `mb-config` names."""
+
+
+def rules_by_package() -> dict[str, Sequence[RuleLike]]:
+    """Return the rules of this package, and those of the modules that the user has imported."""
+    return {PROGRAM: RULES, **REGISTRY.rules_by_package}
+
+
+def explain(name: str) -> int:
+    """Print a rule of this package, its reason, an example that it rejects and one that passes.
+
+    Raises:
+        UnknownRuleError: There is no such rule.
+    """
+    return print_explanation(name, rules_by_package(), program=PROGRAM)
+
+
+def print_explanation(name: str, owners: Mapping[str, Sequence[RuleLike]], *, program: str) -> int:
     """Print a rule, its reason, an example that it rejects and one that passes.
 
     Raises:
         UnknownRuleError: There is no such rule.
     """
-    known = {rule.id.lower(): rule for rule in program.rules}
+    known = {rule.id.lower(): rule for rules in owners.values() for rule in rules}
     rule = known.get(name.lower())
-    text = program.explain_other(name) if rule is None else explanation(rule)
-    if text is None:
+    if rule is None:
         near = get_close_matches(name.lower(), known, n=3)
         hint = f"Nearest: {', '.join(known[key].id for key in near)}." if near else "Rules look like V242."
-        raise UnknownRuleError(f"{name}: is not a rule. {hint} `{program.name} rules` lists all.")
-    print(text)
+        raise UnknownRuleError(f"{name}: is not a rule. {hint} `{program} rules` lists all.")
+    print(explanation(rule))
     return DONE
 
 
-def rules(
-    program: ConfigProgram, *, package: str | None, field: str | None, text: str | None, as_json: bool
+def rules(chosen: RuleFilter, *, as_json: bool) -> int:
+    """Print the catalogue of the rules of this package; see `print_rules`."""
+    return print_rules(rules_by_package(), chosen, as_json=as_json, program=PROGRAM)
+
+
+def print_rules(
+    owners: Mapping[str, Sequence[RuleLike]], chosen: RuleFilter, *, as_json: bool, program: str
 ) -> int:
     """Print the catalogue of rules: id, severity, first field and reason. Return 1 if no rule matches.
 
     Args:
-        program: Rules by package.
-        package: Only the rules of this package.
-        field: Only rules that read this field, section or fact, such as `train.micro_batch_size` or `train`.
-        text: Only rules with this text in their id, fields, reason or fix, in any case.
+        owners: Package to its rules.
+        chosen: Selection; a text is searched in ids, fields, reasons and fixes, in any case.
         as_json: Print a list of JSON objects.
+        program: Name of the program, for remarks.
 
     Raises:
         UnknownPackageError: No rules are of this package.
     """
     found = [
         (owner, rule)
-        for owner, rule in _in_package(program, package)
-        if (field is None or _reads(rule, field)) and (text is None or _contains(rule, text))
+        for owner, rule in _in_package(owners, chosen.package)
+        if (chosen.of_field is None or _reads(rule, chosen.of_field))
+        and (chosen.text is None or _contains(rule, chosen.text))
     ]
     if as_json:
         print(json.dumps([_to_dict(owner, rule) for owner, rule in found], indent=2))
     if not found:
-        print(f"no rule matches; `{program.name} rules` lists all", file=sys.stderr)
+        print(f"no rule matches; `{program} rules` lists all", file=sys.stderr)
         return FAILURE
     if as_json:
         return DONE
     width = max((len(rule.id) for _, rule in found), default=0)
     for _, rule in found:
         print(f"{rule.id:<{width}}  {rule.severity:<7}  {rule.fields[0].removeprefix('facts.')}: {rule.why}")
-    print(
-        f"{counted(len(found), 'rule')}; {program.name} explain ID shows one with examples", file=sys.stderr
-    )
+    print(f"{counted(len(found), 'rule')}; {program} explain ID shows one with examples", file=sys.stderr)
     return DONE
 
 
-def _in_package(program: ConfigProgram, package: str | None) -> Iterator[tuple[str, RuleLike]]:
-    owners = program.rules_by_package
+def _in_package(
+    owners: Mapping[str, Sequence[RuleLike]], package: str | None
+) -> Iterator[tuple[str, RuleLike]]:
     if package is not None and package not in owners:
         raise UnknownPackageError(f"{package}: has no rules. Packages with rules: {', '.join(owners)}.")
     for owner in owners if package is None else (package,):

@@ -85,34 +85,6 @@ class ConfigRequest:
         return None if self.plain is None else (*self.plain.known, *self.plain.external)
 
 
-class RequestReader(Protocol):
-    """Reader of the configurations that a command line names."""
-
-    @property
-    def container(self) -> type[ConfigContainer]:
-        """Class of the configurations."""
-
-    @property
-    def targets(self) -> Mapping[str, type]:
-        """Classes that `_target_` in a file may name."""
-
-    @property
-    def section_factories(self) -> SectionFactories:
-        """Section path to the function that makes the section from a name."""
-
-    def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
-        """Return the name of the recipe or file, and the overrides."""
-
-    def read(
-        self,
-        arguments: Sequence[str],
-        *,
-        files: Sequence[Path] = (),
-        unread: list[ConfigReadError] | None = None,
-    ) -> ConfigRequest:
-        """Read `RECIPE KEY=VALUE ...`; `files` are applied between recipe and overrides."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeReader:
     """Reader of recipes and of YAML files with the sections' classes."""
@@ -274,47 +246,25 @@ class RecipeReader:
             raise error from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainReader:
-    """Reader of YAML files whose sections of other packages are plain mappings. Needs none of these packages."""
+def read_plain_request(arguments: Sequence[str], *, files: Sequence[Path] = ()) -> ConfigRequest:
+    """Read `FILE KEY=VALUE ...` and overlay files, without the classes of sections of other packages.
 
-    container: type[ConfigContainer] = ConfigContainer
-    targets: Mapping[str, type] = field(default_factory=lambda: NO_TARGETS)
-    section_factories: SectionFactories = field(default_factory=lambda: SECTION_FACTORIES)
-
-    def split(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> tuple[str, Sequence[str]]:
-        """Return the file and the overrides.
-
-        Raises:
-            ConfigReadError: An override is split at spaces, or there is no file.
-        """
-        return RecipeReader(container=self.container).split(arguments, files)
-
-    def read(
-        self,
-        arguments: Sequence[str],
-        *,
-        files: Sequence[Path] = (),
-        unread: list[ConfigReadError] | None = None,
-    ) -> ConfigRequest:
-        """Read `FILE KEY=VALUE ...` and overlay files.
-
-        Raises:
-            ConfigReadError: Unknown keys, wrong types or unreadable files, also if `unread` is given; contains all
-                errors.
-        """
-        name, overrides = self.split(arguments, files)
-        overlays = list(files)
-        reject_base_cycle(name)
-        while (base := base_of(name)) is not None:
-            overlays.insert(0, Path(name))
-            name = base
-        plain = read_plain_config(name, overrides, files=overlays)
-        named = Path(arguments[0]) if len(overrides) < len(arguments) else [Path(name), *files][-1]
-        base = None if named == Path(name) else name
-        return ConfigRequest(
-            name=named.stem, base=base, config=plain.config, provenance=plain.provenance, plain=plain
-        )
+    Raises:
+        ConfigReadError: An override is split at spaces, there is no file, keys are unknown, types are wrong, or files
+            cannot be read; contains all errors.
+    """
+    name, overrides = RecipeReader(container=ConfigContainer).split(arguments, files)
+    overlays = list(files)
+    reject_base_cycle(name)
+    while (base := base_of(name)) is not None:
+        overlays.insert(0, Path(name))
+        name = base
+    plain = read_plain_config(name, overrides, files=overlays)
+    named = Path(arguments[0]) if len(overrides) < len(arguments) else [Path(name), *files][-1]
+    base = None if named == Path(name) else name
+    return ConfigRequest(
+        name=named.stem, base=base, config=plain.config, provenance=plain.provenance, plain=plain
+    )
 
 
 def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:

@@ -1,0 +1,106 @@
+"""`mb check`, `mb explain`, `mb rules` and `mb config show`: rules of all packages, on recipes and files."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mb_config import ConfigReadError
+from mb_config.cli.check import print_check, print_config
+from mb_config.cli.examination import CommandInput, Examination
+from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate
+from mb_config.cli.options import RuleFilter, ViewOptions
+from mb_config.cli.rules import UnknownRuleError, print_explanation, print_rules
+from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.problems import explain_equivalent
+from mb_data.errors import DataError
+from mb_launch import describe_gpus, read_gpus
+from mb_launch.cloudai.coverage import explain_coverage
+from mb_models.training.vocab import VocabularyError
+from mb_schema.exit_codes import DONE
+from mb_trainer.config import ConfigContainer
+from mb_trainer.requests import embedding_rows, examine_request
+from mb_trainer.run.data_checks import verify_data
+from mb_trainer.run.preflight import RULES, all_rules
+
+PROGRAM = "mb"
+
+
+def check(given: CommandInput, *, target: TargetMachine, as_json: bool) -> int:
+    """Print every problem. Return 1 if any of them rejects the run.
+
+    Raises:
+        ConfigReadError: Settings cannot be read, after the problems of the others are printed.
+    """
+    unread: list[ConfigReadError] = []
+    found = examine_request(given, target=target, as_built=True, unread=unread)
+    notes = [] if as_json else [*machine_notes(found)]
+    return print_check(found, program=PROGRAM, as_json=as_json, notes=notes)
+
+
+def show(given: CommandInput, *, target: TargetMachine, view: ViewOptions) -> int:
+    """Print the resolved configuration as YAML that can be loaded again.
+
+    Raises:
+        ConfigError: The configuration violates rules; it is printed before.
+        UnknownSectionError: There is no such section.
+    """
+    return print_config(examine_request(given, target=target), view)
+
+
+def explain(name: str) -> int:
+    """Print a rule, or which rule or section corresponds to a constraint of CloudAI.
+
+    Raises:
+        UnknownRuleError: There is neither.
+    """
+    try:
+        return print_explanation(name, all_rules(), program=PROGRAM)
+    except UnknownRuleError:
+        text = explain_equivalent(explain_coverage(name), RULES)
+        if text is None:
+            raise
+    print(text)
+    return DONE
+
+
+def rules(chosen: RuleFilter, *, as_json: bool) -> int:
+    """Print the catalogue of the rules of all packages. Return 1 if no rule matches."""
+    return print_rules(all_rules(), chosen, as_json=as_json, program=PROGRAM)
+
+
+def machine_notes(found: Examination) -> Iterator[str]:
+    """Yield remarks on the files, the memory and the GPUs of a run."""
+    config, result = found.request.config, found.result
+    if not result.errors and not found.unread:  # a section that a rule rejects cannot be finalized
+        problem = data_problem(config)
+        if problem is not None:
+            yield f"on this machine: {problem}"
+        if result.resolved and not any(each.id.startswith("PL") for each in result.problems):
+            yield from memory_notes(config, found.target)
+    gpus = () if found.target.gpu else read_gpus(details=True)
+    if gpus:
+        yield f"this machine: {describe_gpus(gpus)}"
+
+
+def data_problem(config: ConfigContainer) -> str | None:
+    """Return why the data or the tokenizer of a configuration cannot be used on this machine; None if they can."""
+    try:
+        verify_data(config)
+    except (OSError, DataError, VocabularyError) as error:
+        return truncate(str(error), MAX_MESSAGE_LENGTH)
+    return None
+
+
+def memory_notes(config: ConfigContainer, target: TargetMachine) -> Iterator[str]:
+    """Yield that the run does not fit the GPUs, if that depends on a vocabulary that only its tokenizer knows."""
+    rows = embedding_rows(config)
+    if rows is None:
+        return
+    memory: Mapping[str, Any] = config.planned_facts(
+        {"world_size": target.world_size, "gpu": target.gpu}, vocab_size=rows
+    )
+    need, size = memory.get("memory_of_run"), memory.get("memory_of_gpu")
+    if need is not None and size is not None and need > size:
+        yield (
+            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {size / 2**30:.1f}: "
+            f"see {PROGRAM} plan"
+        )

@@ -5,10 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import mb_metrics.cli.app
 from mb_metrics.cli.report import read_configuration
 from mb_trainer.cli.app import app
-from mb_trainer.commands.baseline import find_baseline
+from mb_trainer.commands.baseline import baselines
 from mb_trainer.recipes import RECIPES
 
 
@@ -34,7 +33,6 @@ def run(tmp_path):
 
 
 def test_the_commands_of_mb_metrics_are_mounted(run, tmp_path):
-    assert mb_metrics.cli.app.app in [group.typer_instance for group in app.registered_groups]
     assert "Example: mb watch runs/gpt_tiny" in mb("watch", "--help").stdout
     assert mb("watch", run).stdout.startswith("tiny: no stop recorded\n")
     assert mb("watch", tmp_path / "missing").exit_code == 2
@@ -47,7 +45,7 @@ def test_a_report_compares_the_settings_with_the_recipe(run):
 
 
 def test_the_baseline_of_a_run_is_its_recipe(run):
-    found = read_configuration(run, find_baseline=find_baseline)
+    found = read_configuration(run, baselines=baselines([run]))
     assert found.baseline == "the recipe gpt_tiny"
     assert found.changes == {"train.train_iters": (300, 4)}
     assert found.settings["model.num_layers"] == 4
@@ -58,4 +56,4 @@ def test_a_run_without_the_name_of_a_recipe_has_no_baseline(run, fields):
     (run / "events.jsonl").unlink()
     if fields is not None:
         write_start(run, **fields)
-    assert find_baseline(run) is None
+    assert baselines([run]) == {}

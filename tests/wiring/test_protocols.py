@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mb_config import DistributedDataParallelConfig, TrainingConfig
     from mb_config.overrides.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
-    from mb_data.cli.index import IndexRequestReader
     from mb_data.loading.batch_padding import PaddedModel
     from mb_host.megatron.families import HOST_LAYERS
     from mb_host.megatron.layers import host_block_spec
@@ -124,7 +123,6 @@ if TYPE_CHECKING:
     from mb_resilience.stops.stop_requests import StopSettings
     from mb_resilience.stragglers.detection import TimerSwitch
     from mb_resilience.stragglers.detectors import StragglerDetectors
-    from mb_trainer.commands.index_request import read_index_request
     from mb_trainer.run.state import GlobalState
 
     def _(model: GPTModelConfig) -> ParallelSizes:
@@ -138,9 +136,6 @@ if TYPE_CHECKING:
 
     def _(batches: ValidationBatches) -> NamedBatches:
         return batches
-
-    def _() -> IndexRequestReader:
-        return read_index_request
 
     def _(model: T5ModelConfig) -> ParallelSizes:
         return model

@@ -17,9 +17,9 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from mb_data import IndexedWriter, IndexRequest, SampleCounts, TokenizerConfig, train_bpe
-from mb_data.cli.app import app, set_request_reader
-from mb_data.cli.index import read_request_from_files
+from mb_data import IndexedWriter, SampleCounts, train_bpe
+from mb_data.cli.app import app
+from mb_data.cli.index import read_request
 from mb_data.errors import PairExistsError, SectionFileError
 from mb_schema.commands import exit_codes
 
@@ -227,7 +227,7 @@ def test_index_rejects_bad_data(folder):
 def test_index_reads_settings_from_several_files(folder, tmp_path):
     second = tmp_path / "second.yaml"
     second.write_text("dataset: {seq_length: 32}\ntrain: {train_samples: 100}\n")
-    request = read_request_from_files([], files=[settings(folder), second], world_size=None)
+    request = read_request([settings(folder), second])
     assert (request.name, request.section.seq_length) == ("second", 32)
     assert request.counts == SampleCounts(train=100, valid=12, test=4)
 
@@ -267,34 +267,13 @@ def test_settings_that_cannot_be_read_are_bad_input(text, message, tmp_path):
     if text is not None:
         file.write_text(text)
     with pytest.raises(SectionFileError, match=re.escape(message)) as caught:
-        read_request_from_files([], files=[file], world_size=None)
+        read_request([file])
     assert caught.value.bad_input
-    with pytest.raises(SectionFileError, match=re.escape(message)):
-        read_request_from_files([str(file)], files=[], world_size=None)
 
 
-def test_recipes_need_a_trainer(tmp_path):
+def test_recipes_need_a_trainer():
     code, _, err = mb_data("index", "gpt_tiny")
     assert (code, "only YAML files can be read here (arguments: gpt_tiny)" in err) == (2, True)
-    code, _, err = mb_data("index", "--config", tmp_path, "--world-size", 8)
-    assert (code, "--world-size belong to a trainer" in err) == (2, True)
-
-
-def test_a_program_that_mounts_the_commands_reads_the_settings_itself():
-    program = typer.Typer()
-    program.add_typer(app, name="data")
-
-    def read_request(settings, *, files, world_size):
-        name = f"{settings[0]} of {world_size}"
-        counts = SampleCounts(train=1, valid=1, test=1)
-        return IndexRequest(name=name, section=None, tokenizer=TokenizerConfig(), counts=counts)
-
-    @program.callback()
-    def options(context: typer.Context):
-        set_request_reader(context, read_request)
-
-    code, _, err = mb_data("data", "index", "tiny", "--world-size", 8, program=program)
-    assert (code, "a NoneType has no sample indices" in err) == (1, True)
 
 
 @pytest.mark.parametrize(

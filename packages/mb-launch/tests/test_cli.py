@@ -1,52 +1,20 @@
-"""Program `mb-launch`: scripts, clusters, a mounting program with a check, and exit codes; without Slurm."""
+"""Program `mb-launch`: scripts, clusters and exit codes; without Slurm."""
 
-import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("typer", reason="needs mb-launch[cli]")
 
-import typer
 from typer.testing import CliRunner
 
 from mb_launch.cli import app as cli
-from mb_launch.cli import launched_program
-from mb_launch.cli.app import app, set_program
-from mb_launch.cli.launched_program import LaunchedProgram, option_value, recipe_name, with_run_folder
-
-TRAINER = LaunchedProgram(name="train", module="trainer", default_recipe="small")
+from mb_launch.cli.app import app
 
 
 def mb_launch(*words, program=app):
     done = CliRunner().invoke(program, list(words))
     return done.exit_code, done.stdout, done.stderr
-
-
-@pytest.fixture
-def trainer():
-    """Return a program that mounts the commands."""
-    mounted = typer.Typer()
-    mounted.add_typer(app, name="launch")
-
-    @mounted.callback()
-    def options(context: typer.Context) -> None:
-        set_program(context, TRAINER)
-
-    return mounted
-
-
-@pytest.fixture
-def checks(monkeypatch):
-    """Return the commands that the check ran; it accepts them."""
-    found = []
-
-    def run(command, **_options):
-        found.append(command)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(launched_program.subprocess, "run", run)
-    return found
 
 
 def test_the_script_is_printed_and_nothing_is_queued(tmp_path, monkeypatch):
@@ -89,58 +57,10 @@ def test_a_bad_file_of_clusters_is_named(tmp_path, monkeypatch, text, message):
     assert message in err
 
 
-def test_a_mounting_program_checks_its_arguments_first(trainer, checks, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["launch", "slurm", "--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--script-only", "--"]
-    words += ["pretrain", "big", "--trust", "old", "--no-numa-binding", "train.train_iters=5"]
-    code, out, err = mb_launch(*words, program=trainer)
-    assert (code, err) == (0, "")
-    options = ["--world-size=16", "--gpu=h100"]
-    assert checks == [[sys.executable, "-m", "trainer", "check", *options, "big", "train.train_iters=5"]]
-    assert (
-        f"train pretrain --out={tmp_path}/runs/big big --trust old --no-numa-binding train.train_iters=5"
-        in out
-    )
-
-
-def test_nothing_is_queued_that_the_check_rejects(trainer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def reject(command, **_options):
-        return subprocess.CompletedProcess(command, 1, "", "error: [V001] wrong\n")
-
-    monkeypatch.setattr(launched_program.subprocess, "run", reject)
-    code, _, err = mb_launch("launch", "slurm", "--nodes=2", "--", "pretrain", program=trainer)
-    assert code == 1
-    assert "2 nodes x 1 ranks: the check before the launch rejects the run, and nothing is queued" in err
-    assert "[V001] wrong" in err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sample"], "sample: cannot be launched. Write pretrain or finetune after --"),
-        (["pretrain", "--nproc", "2"], "--nproc: is given, but the launcher starts the ranks"),
-    ],
-)
-def test_other_commands_of_the_program_are_rejected(trainer, checks, words, message):
-    code, _, err = mb_launch("launch", "slurm", "--", *words, program=trainer)
-    assert code == 2
-    assert message in err
-    assert checks == []
-
-
 def test_a_file_of_clusters_without_a_cluster_is_rejected():
     code, _, err = mb_launch("slurm", "--clusters=other.yaml", "--script-only", "--", "x")
     assert code == 2
     assert "--clusters: other.yaml has no effect without --cluster." in err
-
-
-def test_the_run_folder_is_named_once(trainer, checks):
-    code, _, err = mb_launch("launch", "slurm", "--run=a", "--", "pretrain", "--out=b", program=trainer)
-    assert code == 2
-    assert "--run: a is given, and the command has --out b. Leave out --run." in err
 
 
 def test_errors_have_exit_codes(monkeypatch, tmp_path):
@@ -162,15 +82,6 @@ def test_errors_have_exit_codes(monkeypatch, tmp_path):
     code, _, err = mb_launch("slurm", f"--run={tmp_path}/file", "--", "x")
     assert code == 2
     assert "cannot be used" in err
-
-
-def test_words_of_a_command():
-    assert option_value(["pretrain", "--out", "a"], "--out") == "a"
-    assert option_value(["pretrain", "--out=a"], "--out") == "a"
-    assert option_value(["pretrain", "--", "--out=a"], "--out") is None
-    assert recipe_name(["--config", "x.yaml", "a.b=1", "runs/mine.py:build"], default="d") == "mine"
-    assert recipe_name(["a.b=1"], default="d") == "d"
-    assert with_run_folder(["pretrain", "--out=a"], "b") == ["pretrain", "--out=a"]
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):

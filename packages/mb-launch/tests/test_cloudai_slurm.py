@@ -1,19 +1,9 @@
 """A test definition of CloudAI becomes the command and the Slurm job that `slurm` writes."""
 
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("pydantic", reason="needs mb-launch[cloudai]")
-pytest.importorskip("typer", reason="needs mb-launch[cli]")
 
-import typer
-from typer.testing import CliRunner
-
-from mb_launch.cli import launched_program
-from mb_launch.cli.app import app, set_program
-from mb_launch.cli.launched_program import LaunchedProgram
 from mb_launch.cloudai.command import BARE, FLAGS, NEVER
 from mb_launch.cloudai.definition import MegatronBridgeTestDefinition
 from mb_launch.cloudai.slurm_run import (
@@ -68,43 +58,9 @@ def definition(**arguments):
     return MegatronBridgeTestDefinition(name="small", cmd_args=given, git_repos=[repo])
 
 
-def test_a_test_is_the_command_and_the_job_of_slurm(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_test_is_the_command(tmp_path):
     (tmp_path / "test.toml").write_text(TEST)
-    test = read_test(tmp_path / "test.toml")
-    assert trainer_arguments(test) == COMMAND
-    mounted = typer.Typer()
-    mounted.add_typer(app, name="launch")
-
-    @mounted.callback()
-    def options(context: typer.Context) -> None:
-        set_program(context, LaunchedProgram(name="mb", module="trainer", default_recipe="small"))
-
-    checks = []
-
-    def accept(command, **_options):
-        checks.append(command)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(launched_program.subprocess, "run", accept)
-
-    def script(*words):
-        done = CliRunner().invoke(mounted, ["launch", "slurm", "--account=a", "--script-only", *words])
-        assert (done.exit_code, done.stderr) == (0, "")
-        return done.stdout
-
-    written = script("--cloudai=test.toml", "--", "train.train_iters=7")
-    flags = ["--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--job-name=small", "--time=00:30:00"]
-    flags += [
-        "--container-image=image",
-        "--container-mounts=/data:/data",
-        "--env=NCCL_DEBUG=WARN",
-        "--env=HF_TOKEN",
-    ]
-    assert written == script(*flags, "--", *COMMAND, "train.train_iters=7")
-    assert checks[0] == checks[1]
-    assert checks[0][:6] == [sys.executable, "-m", "trainer", "check", "--world-size=16", "--gpu=h100"]
-    assert "hf_in_the_file" not in written
+    assert trainer_arguments(read_test(tmp_path / "test.toml")) == COMMAND
 
 
 @pytest.mark.parametrize(
@@ -167,9 +123,3 @@ def test_every_argument_is_taken_or_known_to_have_no_counterpart():
         "use_tokendrop",
     }  # fmt: skip
     assert {*FLAGS, *BARE, *NEVER} == {*FIELDS, *OF_JOB, *without} - {"time_limit"}
-
-
-def test_a_test_needs_a_trainer_and_the_extra(tmp_path, monkeypatch):
-    done = CliRunner().invoke(app, ["slurm", f"--cloudai={tmp_path}/test.toml"])
-    assert done.exit_code == 2
-    assert "--cloudai: needs a trainer" in done.stderr

@@ -9,11 +9,9 @@ import pytest
 
 pytest.importorskip("typer", reason="needs mb-launch[cli]")
 
-import typer
 from typer.testing import CliRunner
 
-from mb_launch.cli.app import app, set_program
-from mb_launch.cli.launched_program import LaunchedProgram
+from mb_launch.cli.app import app
 from mb_launch.errors import ExecutorFileError, JobNotFoundError
 from mb_launch.nemo_run.executor_file import KINDS, read_executor
 from mb_launch.nemo_run.jobs import NemoRunJob, read_experiments, record_experiment
@@ -183,27 +181,6 @@ def test_two_ranks_on_this_machine_stop_and_resume(nemo_run_home, tmp_path, monk
     code, out, _ = mb_launch(*launch, sys.executable, "-c", "raise SystemExit(3)")
     assert code == 1
     assert "failed: local_persistent://nemo_run/run-" in out
-
-
-@installed
-def test_the_check_of_a_trainer_comes_before_the_launch(nemo_run_home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mounted = typer.Typer()
-    mounted.add_typer(app, name="launch")
-    trainer = LaunchedProgram(name="train", module="no_such_trainer", default_recipe="small")
-
-    @mounted.callback()
-    def options(context: typer.Context) -> None:
-        set_program(context, trainer)
-
-    words = ["launch", "nemo-run", "--executor=local", "--set=ntasks_per_node=2", "--", "pretrain"]
-    done = CliRunner().invoke(mounted, words)
-    assert done.exit_code == 1
-    assert (
-        "1 nodes x 2 ranks: the check before the launch rejects the run, and nothing is queued" in done.stderr
-    )
-    assert "No module named no_such_trainer" in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @installed

@@ -22,7 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 from mb_metrics import BaselineConfiguration, ReportTooLargeError, RunNotFoundError
-from mb_metrics.cli.app import app, set_baseline_finder
+from mb_metrics.cli.app import ReportOptions, app
 from mb_metrics.cli.report import default_target, read_configuration
 from mb_metrics.cli.watch import can_encode_braille
 from mb_schema.commands import exit_codes
@@ -53,23 +53,16 @@ def test_the_page_is_written_to_the_run_folder(run):
     assert "Changed from" not in text
 
 
-def test_a_program_that_mounts_the_commands_passes_a_baseline(run):
-    program = typer.Typer()
-    program.add_typer(app)
-
-    @program.callback()
-    def options(context: typer.Context):
-        baseline = BaselineConfiguration(name="the recipe x", settings={"train": {"train_iters": 300}})
-        set_baseline_finder(context, {run: baseline}.get)
-
-    assert mb_metrics("report", run, program=program).exit_code == 0
+def test_a_trainer_passes_a_baseline(run):
+    baseline = BaselineConfiguration(name="the recipe x", settings={"train": {"train_iters": 300}})
+    ReportOptions(runs=[run]).run({run: baseline})
     assert "Changed from the recipe x" in (run / "report.html").read_text()
 
 
 def test_the_settings_of_a_run_and_the_differences_from_its_baseline(run):
     settings = {"train": {"train_iters": 300, "seed": 1}, "model": {"num_layers": 2}, "logger": {}}
     baseline = BaselineConfiguration(name="x", settings=settings, ignored={"model.num_layers"})
-    found = read_configuration(run, find_baseline={run: baseline}.get)
+    found = read_configuration(run, baselines={run: baseline})
     assert found.settings == {"train.train_iters": 4, "model.num_layers": 4}
     assert (found.baseline, found.changes) == ("x", {"train.train_iters": (300, 4)})
     assert read_configuration(run).baseline is None
@@ -80,7 +73,7 @@ def test_the_settings_of_a_run_and_the_differences_from_its_baseline(run):
 def test_a_mapping_of_secrets_is_masked(run):
     (run / "run_config.yaml").write_text("logger: {api_key: {first: abc, second: def}}\n")
     baseline = BaselineConfiguration(name="x", settings={"logger": {"api_key": {"first": "ghi"}}})
-    found = read_configuration(run, find_baseline={run: baseline}.get)
+    found = read_configuration(run, baselines={run: baseline})
     assert found.settings == {"logger.api_key": {"first": "<masked>", "second": "<masked>"}}
     assert found.changes == {}
 

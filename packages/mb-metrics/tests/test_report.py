@@ -293,7 +293,7 @@ def test_changes_by_the_user_are_apart_from_those_by_resolving(tmp_path):
     events = [event("start", 0, step=0, set_by_user=["a.lr"])]
     write_run(tmp_path, steady(1, 2, 1), events)
     baseline = BaselineConfiguration(name="tiny", settings={"a": {"lr": 1, "b": 1, "c": 1}})
-    page = report_html([read_run_with_settings(tmp_path, find_baseline=lambda _: baseline)], now=NOW)
+    page = report_html([read_run_with_settings(tmp_path, baselines={tmp_path: baseline})], now=NOW)
     by_user, resolved = page.split("<h4>By you</h4>")[1].split("<h4>By resolving</h4>")
     assert (by_user.count("a.lr"), by_user.count("a.b"), "a.b" in resolved.split("<details>")[0]) == (
         1,

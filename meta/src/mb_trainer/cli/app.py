@@ -12,16 +12,14 @@ from typing import Annotated
 import typer
 
 import mb_checkpoint.cli.app
-import mb_data.cli.app
 import mb_guard.cli
-import mb_launch.cli.app
-import mb_metrics.cli.app
 from mb_config.cli.options import OverridesWithDashes, add_import_option
 from mb_config.cli.versions import version_option
-from mb_launch.cli.launched_program import LaunchedProgram
 from mb_trainer.cli.configs import configs
-from mb_trainer.cli.options import command
+from mb_trainer.cli.data import data
+from mb_trainer.cli.launch import launch
 from mb_trainer.cli.proof import proof
+from mb_trainer.cli.runs import runs
 from mb_trainer.cli.text import text
 from mb_trainer.cli.train import train
 from mb_trainer.cli.weights import weights
@@ -36,11 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (train, proof, text, mb_metrics.cli.app.app, weights, configs, mb_guard.cli.diagnosis):
+for part in (train, proof, text, runs, weights, configs, mb_guard.cli.diagnosis):
     app.add_typer(part)
-app.add_typer(mb_data.cli.app.app, name="data")
+app.add_typer(data, name="data")
 app.add_typer(mb_checkpoint.cli.app.app, name="ckpt")
-app.add_typer(mb_launch.cli.app.app, name="launch")
+app.add_typer(launch, name="launch")
 
 
 VERSION = version_option(
@@ -50,17 +48,9 @@ VERSION = version_option(
 
 @app.callback()
 def options(
-    context: typer.Context,
     _version: Annotated[bool, VERSION] = False,
 ) -> None:
-    """Pass what mounted commands need from the trainer; `--version` is handled by its callback."""
-    launched = {"name": "mb", "module": "mb_trainer", "default_recipe": "gpt_tiny"}
-    mb_launch.cli.app.set_program(context, LaunchedProgram(**launched))
-    mb_metrics.cli.app.set_baseline_finder(context, lambda run: command("baseline").find_baseline(run))
-    mb_metrics.cli.app.set_bench_command(context, lambda *run: command("bench").bench_command(*run))
-    mb_data.cli.app.set_request_reader(
-        context, lambda settings, **options: command("index_request").read_index_request(settings, **options)
-    )
+    """Hold `--version`, which its callback handles."""
 
 
 def main() -> None:

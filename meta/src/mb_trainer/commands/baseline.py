@@ -1,11 +1,18 @@
 """Settings that `mb report` compares the settings of a run with: those of its recipe."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration, read_event_rows
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.run_folder import NOT_SETTINGS
+
+
+def baselines(runs: Iterable[Path]) -> dict[Path, BaselineConfiguration]:
+    """Return the settings of the recipes of the runs that have one, by the run folder."""
+    found = {run: find_baseline(run) for run in runs}
+    return {run: baseline for run, baseline in found.items() if baseline is not None}
 
 
 def find_baseline(run: Path) -> BaselineConfiguration | None:

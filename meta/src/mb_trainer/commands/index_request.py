@@ -21,7 +21,7 @@ SECTIONS = ("dataset", "tokenizer", "train", "validation")
 
 
 def read_index_request(
-    settings: Sequence[str], *, files: Sequence[Path], world_size: int | None
+    settings: Sequence[str], *, files: Sequence[Path] = (), world_size: int | None = None
 ) -> IndexRequest:
     """Read and check a configuration; problems that do not concern its data are ignored.
 

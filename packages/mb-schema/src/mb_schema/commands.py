@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
 
@@ -35,9 +35,14 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
         record = records.get(parameter.name)
         types = {} if record is None else get_type_hints(record, include_extras=True)
         shown += [
-            parameter.replace(name=item.name, annotation=types[item.name], default=item.default)
+            parameter.replace(
+                name=item.name,
+                annotation=types[item.name],
+                default=inspect.Parameter.empty if item.default is MISSING else item.default,
+                kind=inspect.Parameter.KEYWORD_ONLY,
+            )
             for item in (() if record is None else fields(record))
-        ] or [parameter.replace(annotation=hints[parameter.name])]
+        ] or [parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)]
 
     @wraps(command)
     def with_records(**values: Any) -> None:

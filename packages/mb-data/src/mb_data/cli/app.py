@@ -3,19 +3,14 @@
 Each command imports its implementation when it is called, so that `--help` is fast.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from mb_schema.commands import CommandWithExample, exit_codes
-
-if TYPE_CHECKING:
-    from mb_data.cli.index import IndexRequestReader
-
-_REQUEST_READER = "mb_data.request_reader"
-
+from mb_schema.commands import CommandWithExample, common_options, exit_codes
 
 Prefix = Annotated[
     str,
@@ -29,6 +24,9 @@ TokenizerFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
+documents = typer.Typer()
+"""Commands `build`, `show`, `verify` and `stats`, which a trainer adds to its own."""
+
 app = typer.Typer(
     help="Build and inspect training data in Megatron's .bin/.idx format.",
     no_args_is_help=True,
@@ -36,14 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-
-
-def set_request_reader(context: typer.Context, read_request: "IndexRequestReader") -> None:
-    """Set the function that reads the settings of a run for `index`, for the commands below `context`.
-
-    A program that mounts `app` calls it in its callback. By default the settings are read from YAML files.
-    """
-    context.meta[_REQUEST_READER] = read_request
+app.add_typer(documents)
 
 
 def _run(command: str, *arguments: Any, **options: Any) -> None:
@@ -53,7 +44,7 @@ def _run(command: str, *arguments: Any, **options: Any) -> None:
         raise typer.Exit(getattr(import_module(f"mb_data.cli.{module}"), function)(*arguments, **options))
 
 
-@app.command(
+@documents.command(
     cls=CommandWithExample,
     epilog="--input books/ --input web.jsonl --tokenizer tokenizer.json --out data/mine",
 )
@@ -87,32 +78,24 @@ def build(
     _run("build:build", inputs, **choices, overwrite=overwrite, as_json=json)
 
 
-@app.command(cls=CommandWithExample, epilog="--config run.yaml --workers 8")
+Workers = Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")]
+
+
+@app.command(cls=CommandWithExample, epilog="run.yaml --workers 8")
 def index(
-    context: typer.Context,
-    settings: Annotated[
-        list[str] | None,
+    files: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="RECIPE KEY=VALUE",
-            help="Trainers only: name of a recipe or YAML file, and overrides in Hydra's grammar.",
+            metavar="FILE",
+            help="YAML files of settings; later files override earlier ones.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="YAML file of settings; repeatable, later files override earlier ones.",
-        ),
+        typer.Option("--config", metavar="FILE", help="A further file; repeatable."),
     ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(
-            "--world-size", min=1, metavar="N", help="Trainers only: number of processes of the run."
-        ),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")] = 2,
+    workers: Workers = 2,
     json: AsJson = False,
 ) -> None:
     """Build on a CPU what a run needs before its first step: the text corpus and the order of the samples.
@@ -121,34 +104,45 @@ def index(
     """
     with exit_codes():
         implementation = import_module("mb_data.cli.index")
-        read_request = context.meta.get(_REQUEST_READER, implementation.read_request_from_files)
-        request = read_request(settings or [], files=config or [], world_size=world_size)
+        request = implementation.read_request([*(files or []), *(config or [])])
         implementation.index(request, workers=workers, as_json=json)
 
 
-@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120")
-def at(
-    context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
-    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Arguments and options of `at`."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")]
     rank: Annotated[
         int | None,
         typer.Option(min=0, metavar="R", help="Data-parallel rank; default: all.", show_default=False),
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False,
-    json: AsJson = False,
-) -> None:
+    ] = None
+    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False
+    json: AsJson = False
+
+
+@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120")
+@common_options
+def at(options: StepOptions) -> None:
     """Print what a run was trained on in one step: documents, offsets and text of each sequence, and the losses.
 
     The position in the data is that of metrics.jsonl, and the data that of run_config.yaml.
     """
     with exit_codes():
-        reader = context.meta.get(_REQUEST_READER, import_module("mb_data.cli.index").read_request_from_files)
-        implementation = import_module("mb_data.cli.at")
-        implementation.at(run, step=step, rank=rank, full=full, as_json=json, read_request=reader)
+        position = import_module("mb_data.loading.step_batch").find_step(options.run, options.step)
+        request = import_module("mb_data.cli.index").read_request([options.run / "run_config.yaml"])
+        import_module("mb_data.cli.at").print_step(
+            options.run,
+            position,
+            request,
+            rank=options.rank,
+            full=options.full,
+            as_json=options.json,
+        )
 
 
-@app.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
+@documents.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")
 def show(
     prefix: Prefix,
     number: Annotated[int, typer.Argument(metavar="N", help="Number of the document, counted from 0.")] = 0,
@@ -159,7 +153,7 @@ def show(
     _run("inspect:show", prefix, number, tokenizer=tokenizer, as_json=json)
 
 
-@app.command(cls=CommandWithExample, epilog="data/a data/b --tokenizer tokenizer.json")
+@documents.command(cls=CommandWithExample, epilog="data/a data/b --tokenizer tokenizer.json")
 def verify(
     prefixes: Annotated[
         list[str],
@@ -175,7 +169,7 @@ def verify(
     _run("inspect:verify", prefixes, tokenizer=tokenizer, as_json=json)
 
 
-@app.command(
+@documents.command(
     cls=CommandWithExample,
     epilog="30 data/a 70 data/b --train-iters 1000 --global-batch-size 256 --seq-length 4096",
 )

@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
-from mb_data.cli.index import IndexRequestReader
 from mb_data.loading.step_batch import (
     StepPosition,
     StepSequence,
     batch_settings_of,
     datasets_of,
-    find_step,
     step_sequences,
 )
+from mb_data.megatron.sample_indices import IndexRequest
 from mb_data.tokenizers.base import Tokenizer
 from mb_data.tokenizers.run_tokenizer import prepare_tokenizer
 
@@ -19,30 +18,28 @@ SHOWN = 240
 """Characters of a text that are printed without `--full`."""
 
 
-def at(
+def print_step(
     run: Path,
+    position: StepPosition,
+    request: IndexRequest,
     *,
-    step: int,
     rank: int | None,
     full: bool,
     as_json: bool,
-    read_request: IndexRequestReader,
 ) -> None:
     """Print the documents, offsets and text of the sequences of a step, with its losses.
 
     Args:
         run: Run folder, with run_config.yaml and metrics.jsonl.
-        step: Number of the step.
+        position: Position of the step in the data; see `find_step`.
+        request: Settings of the run.
         rank: Data-parallel rank; None: all.
         full: Print whole texts.
         as_json: Print one JSON object, with the tokens and whole texts.
-        read_request: Reader of the settings of the run.
 
     Raises:
-        UnknownStepError: The run has not made the step, or has no such rank.
+        UnknownStepError: The run has no such rank.
     """
-    position = find_step(run, step)
-    request = read_request([str(run / "run_config.yaml")], files=[], world_size=None)
     tokenizer = prepare_tokenizer(request.section, request.tokenizer, saved_in=request.tokenizer_folder)
     datasets = datasets_of(request, tokenizer)
     sequences = step_sequences(datasets, batch_settings_of(run), position, rank=rank)
@@ -51,7 +48,7 @@ def at(
         return
     values = ", ".join(f"{name} {value:.6g}" for name, value in position.metrics.items())
     end = position.consumed + position.samples
-    print(f"step {step}: samples {position.consumed:,} to {end - 1:,} of the run; {values}")
+    print(f"step {position.step}: samples {position.consumed:,} to {end - 1:,} of the run; {values}")
     for number, sequence in enumerate(sequences):
         print(f"\nsequence {number}, sample {sequence.index}")
         for part in sequence.parts:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -22,21 +22,6 @@ _SECTIONS = ("dataset", "tokenizer", "train", "validation")
 _TARGETS = frozenset(name for name in mb_data._HOMES if name.endswith("Config"))
 
 
-class IndexRequestReader(Protocol):
-    """Reader of the settings of a run."""
-
-    def __call__(
-        self, settings: Sequence[str], *, files: Sequence[Path], world_size: int | None
-    ) -> IndexRequest:
-        """Return the settings on which sample indices depend.
-
-        Args:
-            settings: Positional arguments of the command.
-            files: Files of its option `--config`.
-            world_size: Its option `--world-size`.
-        """
-
-
 def index(request: IndexRequest, *, workers: int, as_json: bool) -> None:
     """Build the corpus and the sample indices that a run needs before its first step, and print their sizes.
 
@@ -52,13 +37,10 @@ def index(request: IndexRequest, *, workers: int, as_json: bool) -> None:
     print_result({"samples": sizes}, as_json=as_json, lines=lines)
 
 
-def read_request_from_files(
-    settings: Sequence[str], *, files: Sequence[Path], world_size: int | None
-) -> IndexRequest:
+def read_request(files: Sequence[Path]) -> IndexRequest:
     """Read sections `dataset` and `tokenizer`, and sizes of `train` and `validation`, from YAML files.
 
-    Files among the settings come first. Later files replace fields of earlier ones. Other sections are ignored, so
-    that the files of a trainer can be read.
+    Later files replace fields of earlier ones. Other sections are ignored, so that the files of a trainer can be read.
 
     Raises:
         SectionFileError: There is no file, no dataset or no number of steps, there are arguments of a trainer, a file
@@ -66,13 +48,11 @@ def read_request_from_files(
         ConfigError: The dataset section violates rules.
         The errors of `verify_dataset_files`.
     """
-    files = [*(Path(name) for name in settings if Path(name).suffix in (".yaml", ".yml")), *files]
-    settings = [name for name in settings if Path(name) not in files]
-    if settings or world_size is not None or not files:
+    others = [str(file) for file in files if file.suffix not in (".yaml", ".yml")]
+    if others or not files:
         raise SectionFileError(
-            f"settings: only YAML files can be read here (arguments: {' '.join(settings) or 'none'}). Recipes, "
-            "overrides and --world-size belong to a trainer. Pass --config FILE with dataset, tokenizer, train and "
-            "validation."
+            f"settings: only YAML files can be read here (arguments: {' '.join(others) or 'none'}). Recipes and "
+            "overrides belong to a trainer. Pass FILE with dataset, tokenizer, train and validation."
         )
     merged = _merge(files)
     origin = ", ".join(map(str, files))

@@ -1,1 +1,1 @@
-"""Program `mb-launch` (extra `cli`), also mounted by trainers, which describe themselves by `launched_program.py`."""
+"""Program `mb-launch` (extra `cli`), whose commands and options trainers add to their own."""

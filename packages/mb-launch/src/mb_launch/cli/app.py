@@ -2,36 +2,28 @@
 
 Requires the extra `cli`; the command `nemo-run` the extra `nemo-run`.
 
-A program that mounts `app` names itself with `set_program`; the commands then take its arguments and check them first.
+A trainer mounts `queued` and adds commands that start its own runs by `LaunchOptions` and `NemoRunOptions`.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mb_launch.cli.launched_program import LaunchedProgram, LaunchSize, launch_command, run_folder
 from mb_launch.errors import ExtraMissingError, JobNotFoundError, SlurmJobError
 from mb_launch.nemo_run.executor_file import KINDS, read_executor
 from mb_launch.nemo_run.jobs import read_experiments
 from mb_launch.slurm.clusters import read_cluster
-from mb_launch.slurm.job import SlurmJob, SlurmRun
+from mb_launch.slurm.job import LaunchSize, SlurmJob, SlurmRun
 from mb_launch.slurm.options import job_options, option
 from mb_launch.slurm.queue import cancel as cancel_jobs
 from mb_launch.slurm.queue import log_files, read_jobs, read_status, submit
 from mb_launch.slurm.script import sbatch_script
-from mb_schema.commands import CommandWithExample, exit_codes
-
-_MOUNT = "mb_launch.program"
-
-
-def set_program(context: typer.Context, program: LaunchedProgram) -> None:
-    """Set the trainer for the commands below `context`. A program that mounts them calls it in its callback."""
-    context.meta[_MOUNT] = program
-
+from mb_schema.commands import CommandWithExample, common_options, exit_codes
 
 app = typer.Typer(
     help="Start a run on Slurm or through NeMo-Run, and look after it.",
@@ -40,55 +32,61 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+queued = typer.Typer()
+"""Commands `status`, `logs` and `cancel`, which a trainer adds to its own."""
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command of each rank.")]
 RunOption = Annotated[Path | None, option("--run", "Run folder; default: the command's --out, or runs/NAME.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Options of `slurm` besides those of the job."""
+
+    cluster: Annotated[
+        str | None, option("--cluster", "Take defaults from this cluster of the file of clusters.")
+    ] = None
+    clusters: Annotated[Path | None, option("--clusters", "File of clusters; default: clusters.yaml.")] = None
+    out: RunOption = None
+    script_only: Annotated[bool, option("--script-only", "Print the sbatch script, and queue nothing.")] = (
+        False
+    )
+
+    def job(self, given: Mapping[str, Any]) -> SlurmJob:
+        """Return the job that the options describe; those of the cluster are its defaults."""
+        return SlurmJob(**{**_cluster_defaults(self.cluster, self.clusters), **given})
+
+    def start(self, job: SlurmJob, command: Sequence[str], folder: Path, *, program: str) -> None:
+        """Queue the command of each rank, or print its script."""
+        run = SlurmRun(command=command, folder=folder, work_dir=Path.cwd())
+        if self.script_only:
+            print(sbatch_script(job, run), end="")
+            return
+        numbers = submit(job, run)
+        print(f"queued: {', '.join(map(str, numbers))} ({job.nodes} nodes, {job.world_size} ranks)")
+        _print_next(program, folder)
+
+
 @app.command(cls=CommandWithExample, epilog="--nodes 2 --gpus-per-node 8 -- COMMAND")
 @job_options
+@common_options
 def slurm(
-    context: typer.Context,
+    options: LaunchOptions,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND", help="Command of each rank.", show_default=False),
     ] = None,
     given: Mapping[str, Any] | None = None,
-    cluster: Annotated[
-        str | None, option("--cluster", "Take defaults from this cluster of the file of clusters.")
-    ] = None,
-    clusters: Annotated[
-        Path | None, option("--clusters", "File of clusters; default: clusters.yaml.")
-    ] = None,
-    cloudai: Annotated[
-        Path | None,
-        option("--cloudai", "Take command and resources from this test definition of CloudAI, in TOML."),
-    ] = None,
-    out: RunOption = None,
-    script_only: Annotated[
-        bool, option("--script-only", "Print the sbatch script, and queue nothing.")
-    ] = False,
 ) -> None:
     """Queue a run on Slurm; on preemption and before the time limit its ranks save, and the job resumes later.
 
     Write the options of Slurm before --, and after it the command.
     """
     with exit_codes():
-        program: LaunchedProgram | None = context.meta.get(_MOUNT)
-        tested, command = _read_cloudai(cloudai, program, command or [])
-        job = SlurmJob(**{**_cluster_defaults(cluster, clusters), **tested, **(given or {})})
-        size = LaunchSize(
-            nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
-        )
-        folder = run_folder(command, program, given=out, name=job.job_name)
-        launched = launch_command(command, program, size, folder=folder)
-        run = SlurmRun(command=launched.words, folder=launched.folder, work_dir=Path.cwd())
-        if script_only:
-            print(sbatch_script(job, run), end="")
-            return
-        numbers = submit(job, run)
-    print(f"queued: {', '.join(map(str, numbers))} ({job.nodes} nodes, {job.world_size} ranks)")
-    _print_next(program, launched.folder)
+        job = options.job(given or {})
+        folder = options.out or Path("runs") / (job.job_name or "run")
+        options.start(job, command or [], folder.expanduser().absolute(), program="mb-launch")
 
 
 def _cluster_defaults(cluster: str | None, clusters: Path | None) -> dict[str, Any]:
@@ -97,77 +95,70 @@ def _cluster_defaults(cluster: str | None, clusters: Path | None) -> dict[str, A
     return read_cluster(clusters or Path("clusters.yaml"), cluster) if cluster else {}
 
 
-def _read_cloudai(
-    file: Path | None, program: LaunchedProgram | None, words: list[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of the job and the command that a test definition determines; without one, the words as given.
-
-    Words after -- are further arguments of the command, which replace those of the test.
-    """
-    if file is None:
-        return {}, words
-    if program is None:
-        raise SlurmJobError("--cloudai: needs a trainer, because a test names a recipe. Use mb launch slurm.")
-    try:
-        door = import_module("mb_launch.cloudai.slurm_run")
-    except ModuleNotFoundError as error:
-        raise ExtraMissingError(
-            f'--cloudai: needs {error.name}, which is not installed. Install it: pip install "mb-launch[cloudai]"'
-        ) from error
-    test = door.read_test(file)
-    return door.job_settings(test), [*door.trainer_arguments(test), *words]
-
-
-def _print_next(program: LaunchedProgram | None, folder: Path) -> None:
-    name = "mb-launch" if program is None else f"{program.name} launch"
+def _print_next(program: str, folder: Path) -> None:
     for action in ("status", "logs", "cancel"):
-        print(f"{action + ':':<8}{name} {action} {folder}")
+        print(f"{action + ':':<8}{program} {action} {folder}")
 
 
-@app.command("nemo-run", cls=CommandWithExample, epilog="--executor local --set ntasks_per_node=2 -- COMMAND")
-def nemo_run(
-    context: typer.Context,
-    command: Command,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemoRunOptions:
+    """Options of `nemo-run`."""
+
     executor: Annotated[
         str,
         option(
             "--executor",
             f"FILE.yaml with its settings, FILE.py:NAME for one in Python, or its kind: {', '.join(KINDS)}.",
         ),
-    ],
+    ]
     settings: Annotated[
         list[str] | None, option("--set", "FIELD=VALUE of the executor, such as nodes=2; repeatable.")
-    ] = None,
+    ] = None
     gpu: Annotated[
         str | None, option("--gpu", "GPUs of the nodes, such as h100, for the check before the launch.")
-    ] = None,
-    out: RunOption = None,
+    ] = None
+    out: RunOption = None
     script_only: Annotated[
         bool, option("--script-only", "Print what NeMo-Run would submit, and submit nothing.")
-    ] = False,
-) -> None:
+    ] = False
+
+    def build(self) -> tuple[Any, LaunchSize]:
+        """Return the executor of NeMo-Run, and the processes that it starts."""
+        request = read_executor(self.executor, self.settings or [])
+        door = _nemo_run_door()
+        executor = door.build_executor(request)
+        return executor, door.launch_size(executor, gpu=self.gpu)
+
+    def start(
+        self, executor: Any, size: LaunchSize, command: Sequence[str], folder: Path, *, program: str
+    ) -> None:
+        """Submit the command of each rank, or print what would be submitted.
+
+        Raises:
+            typer.Exit: The command was submitted; with code 1 if it failed.
+        """
+        run = SlurmRun(command=command, folder=folder, work_dir=Path.cwd())
+        if self.script_only:
+            print(_nemo_run_door().dry_run(executor, run))
+            return
+        submitted = _nemo_run_door().submit(executor, run)
+        ranks = size.nodes * size.ranks_per_node
+        print(f"{submitted.state}: {submitted.handle} ({size.nodes} nodes, {ranks} ranks)")
+        _print_next(program, folder)
+        raise typer.Exit(0 if submitted.succeeded else 1)
+
+
+@app.command("nemo-run", cls=CommandWithExample, epilog="--executor local --set ntasks_per_node=2 -- COMMAND")
+@common_options
+def nemo_run(options: NemoRunOptions, command: Command) -> None:
     """Start a run through an executor of NeMo-Run: this machine, Slurm over SSH, Docker, Kubernetes, a cloud.
 
     Slurm and clouds queue it and return. On other executors the command prints the log and waits for the run's end.
     """
     with exit_codes():
-        request = read_executor(executor, settings or [])
-        door = _nemo_run_door()
-        built = door.build_executor(request)
-        program: LaunchedProgram | None = context.meta.get(_MOUNT)
-        size = door.launch_size(built, gpu=gpu)
-        folder = run_folder(command, program, given=out, name=None)
-        launched = launch_command(command, program, size, folder=folder)
-        run = SlurmRun(command=launched.words, folder=launched.folder, work_dir=Path.cwd())
-        if script_only:
-            print(door.dry_run(built, run))
-            return
-        submitted = door.submit(built, run)
-    print(
-        f"{submitted.state}: {submitted.handle} ({size.nodes} nodes, {size.nodes * size.ranks_per_node} ranks)"
-    )
-    _print_next(program, launched.folder)
-    raise typer.Exit(0 if submitted.succeeded else 1)
+        executor, size = options.build()
+        folder = (options.out or Path("runs") / "run").expanduser().absolute()
+        options.start(executor, size, command, folder, program="mb-launch")
 
 
 def _nemo_run_door() -> Any:
@@ -182,7 +173,7 @@ def _nemo_run_door() -> Any:
         ) from error
 
 
-@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
+@queued.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def status(run: Run) -> None:
     """Print the state of each job of a run, oldest first."""
     with exit_codes():
@@ -202,7 +193,7 @@ def _slurm_jobs(run: Path, *, optional: bool) -> list[int]:
         raise
 
 
-@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --rank 7")
+@queued.command(cls=CommandWithExample, epilog="runs/gpt_tiny --rank 7")
 def logs(
     run: Run,
     rank: Annotated[int | None, option("--rank", "Print the log of this rank only.", min=0)] = None,
@@ -224,7 +215,7 @@ def logs(
                 print(line)
 
 
-@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
+@queued.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def cancel(run: Run) -> None:
     """Cancel the jobs of a run that wait or run. Ranks receive SIGTERM, and SIGKILL after Slurm's KillWait."""
     with exit_codes():
@@ -233,3 +224,6 @@ def cancel(run: Run) -> None:
         for experiment in reversed(experiments):
             cancelled += _nemo_run_door().cancel(experiment)
     print(f"cancelled: {', '.join(cancelled)}" if cancelled else "no job of this run waits or runs")
+
+
+app.add_typer(queued)

@@ -22,11 +22,10 @@ import nemo_run as run
 from invoke.exceptions import Failure
 from nemo_run.config import get_nemorun_home, set_nemorun_home
 
-from mb_launch.cli.launched_program import LaunchSize
 from mb_launch.errors import ExecutorFileError, NemoRunError
 from mb_launch.nemo_run.executor_file import ExecutorRequest
 from mb_launch.nemo_run.jobs import NemoRunJob, record_experiment
-from mb_launch.slurm.job import SlurmRun
+from mb_launch.slurm.job import LaunchSize, SlurmRun
 from mb_launch.slurm.queue import record_job
 
 EXECUTORS: dict[str, type[run.Executor]] = {

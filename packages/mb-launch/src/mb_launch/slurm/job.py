@@ -142,6 +142,18 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSize:
+    """Processes of a launch, for the check before it."""
+
+    nodes: int
+    ranks_per_node: int
+    gpu: str | None = None
+    """Name of the GPUs; None: not checked against one."""
+    ft_launcher: bool = False
+    """Whether NVRx's ft_launcher starts the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRun:
     """Command that a job starts on every rank, and the folder of its run.
 

@@ -3,6 +3,7 @@
 Each command imports its module when it is called, so that `--help` is fast.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +12,11 @@ import typer
 
 from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
-from mb_schema.commands import CommandWithExample, exit_codes
+from mb_schema.commands import CommandWithExample, common_options, exit_codes
 
 if TYPE_CHECKING:
     from mb_metrics.cli.bench import CommandMaker
-    from mb_metrics.cli.report import BaselineFinder
-
-_FIND_BASELINE, _BENCH_COMMAND = "mb_metrics.find_baseline", "mb_metrics.bench_command"
-
+    from mb_metrics.cli.report import Baselines
 
 app = typer.Typer(
     help="Report on training runs: an HTML page, statistics as JSON, or a live display in the terminal.",
@@ -29,21 +27,9 @@ app = typer.Typer(
 )
 
 
-def set_baseline_finder(context: typer.Context, find_baseline: "BaselineFinder") -> None:
-    """Set the function that returns the baseline of a run, for the commands below `context`.
-
-    A program that mounts `app` calls it in its callback. By default settings are not compared.
-    """
-    context.meta[_FIND_BASELINE] = find_baseline
-
-
-def set_bench_command(context: typer.Context, make_command: "CommandMaker") -> None:
-    """Set the function that makes the command of a measured run, for the commands below `context`.
-
-    A program that mounts `app` calls it in its callback. By default the arguments of `bench` are the command.
-    """
-    context.meta[_BENCH_COMMAND] = make_command
-
+watching = typer.Typer()
+"""Command `watch`, which a trainer adds to its own."""
+app.add_typer(watching)
 
 _Runs = Annotated[
     list[Path] | None,
@@ -96,56 +82,72 @@ _LearningRate = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Arguments and options of `report`."""
+
+    runs: _Runs = None
+    from_log: _Logs = None
+    log_format: _Format = None
+    out: _Out = None
+    as_json: _Json = False
+    serve: _Serve = False
+    port: _Port = 0
+    losses: _Losses = None
+    learning_rate: _LearningRate = None
+
+    def __post_init__(self) -> None:
+        """Check that the options belong together.
+
+        Raises:
+            typer.BadParameter: One needs another, or excludes it.
+        """
+        if not self.runs and not self.from_log:
+            raise typer.BadParameter("give a run folder, or a log with --from-log", param_hint="RUN")
+        if self.log_format and not self.from_log:
+            raise typer.BadParameter(
+                "it is the format of a log, and no log is given. Add --from-log FILE",
+                param_hint="--log-format",
+            )
+        if self.serve and (self.from_log or self.out or self.as_json):
+            raise typer.BadParameter(
+                "it serves run folders and metrics files, and writes nothing. Leave out --from-log, --out and --json",
+                param_hint="--serve",
+            )
+        if self.port and not self.serve:
+            raise typer.BadParameter("it is the port of a server. Add --serve", param_hint="--port")
+
+    def run(self, baselines: "Baselines") -> None:
+        """Write or serve the report. `baselines` are the settings that those of a run folder are compared with."""
+        module = import_module("mb_metrics.cli.report")
+        metric_names = MetricNames(losses=tuple(self.losses or ()), learning_rate=self.learning_rate)
+        if self.serve:
+            module.serve(self.runs or [], port=self.port, baselines=baselines, metric_names=metric_names)
+            return
+        module.report(
+            self.runs or [],
+            logs=self.from_log or [],
+            log_format=self.log_format,
+            out=self.out,
+            as_json=self.as_json,
+            baselines=baselines,
+            metric_names=metric_names,
+        )
+
+
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")
-def report(  # noqa: PLR0913 - options of the command line
-    context: typer.Context,
-    runs: _Runs = None,
-    from_log: _Logs = None,
-    log_format: _Format = None,
-    out: _Out = None,
-    as_json: _Json = False,
-    serve: _Serve = False,
-    port: _Port = 0,
-    losses: _Losses = None,
-    learning_rate: _LearningRate = None,
-) -> None:
+@common_options
+def report(options: ReportOptions) -> None:
     """Write a report on a run, or a comparison of several runs, as one HTML file that needs no network.
 
     A run may be in progress, or killed. Logs of Megatron-LM, Megatron-Bridge, torchtitan and mb can be read, and the
     step-time lines that CloudAI reads.
     """
-    if not runs and not from_log:
-        raise typer.BadParameter("give a run folder, or a log with --from-log", param_hint="RUN")
-    if log_format and not from_log:
-        raise typer.BadParameter(
-            "it is the format of a log, and no log is given. Add --from-log FILE", param_hint="--log-format"
-        )
-    if serve and (from_log or out or as_json):
-        raise typer.BadParameter(
-            "it serves run folders and metrics files, and writes nothing. Leave out --from-log, --out and --json",
-            param_hint="--serve",
-        )
-    if port and not serve:
-        raise typer.BadParameter("it is the port of a server. Add --serve", param_hint="--port")
     with exit_codes():
-        command = import_module("mb_metrics.cli.report")
-        baseline = context.meta.get(_FIND_BASELINE, command.no_baseline)
-        metric_names = MetricNames(losses=tuple(losses or ()), learning_rate=learning_rate)
-        if serve:
-            command.serve(runs or [], port=port, find_baseline=baseline, metric_names=metric_names)
-            return
-        command.report(
-            runs or [],
-            logs=from_log or [],
-            log_format=log_format,
-            out=out,
-            as_json=as_json,
-            find_baseline=baseline,
-            metric_names=metric_names,
-        )
+        options.run({})
 
 
-@app.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
+@watching.command(cls=CommandWithExample, epilog="runs/gpt_tiny")
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a metrics.jsonl file.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
@@ -161,13 +163,10 @@ def watch(
         import_module("mb_metrics.cli.watch").watch(run, seconds=seconds, metric_names=names)
 
 
-@app.command(
-    cls=CommandWithExample,
-    epilog='gpt_tiny --steps 20 --against "model.hidden_size=128"',
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": False},
-)
-def bench(  # noqa: PLR0913 - each option of the command
-    context: typer.Context,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Arguments and options of `bench`."""
+
     arguments: Annotated[
         list[str],
         typer.Argument(
@@ -176,14 +175,14 @@ def bench(  # noqa: PLR0913 - each option of the command
             "program with the callbacks of mb_metrics.bench.request.",
             show_default=False,
         ),
-    ],
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Measured steps.")] = 20,
+    ]
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Measured steps.")] = 20
     warmup: Annotated[
         int, typer.Option(min=0, metavar="N", help="Steps before them, such as for compilation.")
-    ] = 5,
+    ] = 5
     profiled: Annotated[
         int, typer.Option(min=0, metavar="N", help="Steps after them, whose calls are counted.")
-    ] = 2,
+    ] = 2
     against: Annotated[
         str | None,
         typer.Option(
@@ -192,20 +191,40 @@ def bench(  # noqa: PLR0913 - each option of the command
             "neither KEY=VALUE nor an option.",
             show_default=False,
         ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each, in turn.")] = 1,
+    ] = None
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each, in turn.")] = 1
     kernels: Annotated[
         bool,
         typer.Option(
             "--kernels",
             help="Write kernels.json in the run folder: kernels, gaps and waits of the profiled steps.",
         ),
-    ] = False,
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the run folders and their output here.", show_default=False),
-    ] = None,
-) -> None:
+    ] = None
+
+    def run(self, make_command: "CommandMaker") -> None:
+        """Measure and print; `make_command` returns the command of a run with the arguments."""
+        module = import_module("mb_metrics.cli.bench")
+        plan = module.BenchPlan(
+            steps=self.steps,
+            warmup=self.warmup,
+            profiled=self.profiled,
+            rounds=self.rounds,
+            kernels=self.kernels,
+        )
+        module.bench(self.arguments, against=self.against, plan=plan, out=self.out, make_command=make_command)
+
+
+@app.command(
+    cls=CommandWithExample,
+    epilog="python train.py",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": False},
+)
+@common_options
+def bench(options: BenchOptions) -> None:
     """Measure the speed of a run and print it as JSON: step time, tokens/s, MFU, peak memory, host synchronizations.
 
     Each run is started for warmup + steps + profiled steps. It saves no checkpoint. On a GPU the time of a step is
@@ -213,13 +232,4 @@ def bench(  # noqa: PLR0913 - each option of the command
     launches.
     """
     with exit_codes():
-        command = import_module("mb_metrics.cli.bench")
-        command.bench(
-            arguments,
-            against=against,
-            plan=command.BenchPlan(
-                steps=steps, warmup=warmup, profiled=profiled, rounds=rounds, kernels=kernels
-            ),
-            out=out,
-            make_command=context.meta.get(_BENCH_COMMAND, command.plain_command),
-        )
+        options.run(import_module("mb_metrics.cli.bench").plain_command)

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,8 @@ from mb_metrics.report.server import ReportServer
 from mb_metrics.run.folder import CONFIG
 from mb_schema.yaml_settings import parse_settings
 
-BaselineFinder = Callable[[Path], BaselineConfiguration | None]
-"""Function that returns the baseline of the run in a folder; None if it has none."""
+Baselines = Mapping[Path, BaselineConfiguration]
+"""Run folder to the baseline of its settings; without one, they are not compared."""
 
 
 def report(
@@ -33,7 +33,7 @@ def report(
     log_format: LogFormat | None,
     out: Path | None,
     as_json: bool,
-    find_baseline: BaselineFinder,
+    baselines: Baselines,
     metric_names: MetricNames,
 ) -> None:
     """Write a page on runs and logs and print its path, or print their statistics as JSON.
@@ -41,9 +41,7 @@ def report(
     Raises:
         MetricsError: a run or log cannot be read, or the page cannot be written.
     """
-    histories = [
-        read_run_with_settings(run, find_baseline=find_baseline, metric_names=metric_names) for run in runs
-    ]
+    histories = [read_run_with_settings(run, baselines=baselines, metric_names=metric_names) for run in runs]
     histories += [read_run_from_log(log, format=log_format, metric_names=metric_names) for log in logs]
     for history in histories:
         for note in history.notes:
@@ -59,9 +57,7 @@ def report(
             print(target)
 
 
-def serve(
-    runs: Sequence[Path], *, port: int, find_baseline: BaselineFinder, metric_names: MetricNames
-) -> None:
+def serve(runs: Sequence[Path], *, port: int, baselines: Baselines, metric_names: MetricNames) -> None:
     """Serve a page that follows runs, print its address, and return at an interrupt.
 
     Raises:
@@ -70,7 +66,7 @@ def serve(
     readers = [
         RunReader(
             run,
-            configuration=read_configuration(run, find_baseline=find_baseline),
+            configuration=read_configuration(run, baselines=baselines),
             metric_names=metric_names,
         )
         for run in runs
@@ -107,12 +103,8 @@ def _write(histories: Sequence[RunHistory], target: Path, *, now: float) -> None
         raise ReportWriteError(f"{target}: cannot be written ({error}). Give another --out.") from error
 
 
-def no_baseline(_run: Path) -> None:
-    """Return None: the settings of a run are not compared."""
-
-
 def read_run_with_settings(
-    path: Path, *, find_baseline: BaselineFinder = no_baseline, metric_names: MetricNames | None = None
+    path: Path, *, baselines: Baselines | None = None, metric_names: MetricNames | None = None
 ) -> RunHistory:
     """Read a run with the settings of its folder, and add notes on changed and on unreadable settings.
 
@@ -120,7 +112,7 @@ def read_run_with_settings(
         RunNotFoundError: there is no run at the path.
         MetricNotRecordedError: metrics were recorded, and none of a requested name.
     """
-    configuration = read_configuration(path, find_baseline=find_baseline)
+    configuration = read_configuration(path, baselines=baselines)
     run = read_run(path, configuration=configuration, metric_names=metric_names)
     run = _with_user_settings(run)
     run = replace(run, notes=(*run.notes, *_changes_on_resume(run)))
@@ -130,13 +122,17 @@ def read_run_with_settings(
     return replace(run, notes=(*run.notes, note))
 
 
-def read_configuration(run: Path, *, find_baseline: BaselineFinder = no_baseline) -> RunConfiguration | None:
+def read_configuration(run: Path, *, baselines: Baselines | None = None) -> RunConfiguration | None:
     """Return the settings of a run folder compared with its baseline; None if there are none that can be read."""
     file = run / CONFIG
     if not file.is_file():
         return None
     settings = parse_settings(file.read_bytes(), yaml)
-    return None if settings is None else compare_configuration(settings, find_baseline(run))
+    return (
+        None
+        if settings is None
+        else compare_configuration(settings, None if baselines is None else baselines.get(run))
+    )
 
 
 def _with_user_settings(run: RunHistory) -> RunHistory:

@@ -1,0 +1,86 @@
+"""Commands `mb launch`: a run of `mb` on Slurm or through NeMo-Run, checked for its number of processes before."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mb_launch.cli import app as mb_launch_app
+from mb_launch.cli.app import Command, LaunchOptions, NemoRunOptions
+from mb_launch.errors import ExtraMissingError
+from mb_launch.slurm.job import LaunchSize
+from mb_launch.slurm.options import job_options, option
+from mb_schema.commands import CommandWithExample, common_options, exit_codes
+from mb_trainer.cli.options import command as implementation
+
+PROGRAM = "mb launch"
+
+launch = typer.Typer(help=mb_launch_app.app.info.help, no_args_is_help=True, rich_markup_mode="markdown")
+
+
+@launch.command(
+    cls=CommandWithExample,
+    epilog="--nodes 2 --gpus-per-node 8 -- pretrain llama31_8b",
+    help=mb_launch_app.slurm.__doc__,
+)
+@job_options
+@common_options
+def slurm(
+    options: LaunchOptions,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="Command of mb that each rank runs.", show_default=False),
+    ] = None,
+    given: Mapping[str, Any] | None = None,
+    cloudai: Annotated[
+        Path | None,
+        option("--cloudai", "Take command and resources from this test definition of CloudAI, in TOML."),
+    ] = None,
+) -> None:
+    """Queue a run of `mb` on Slurm. With a test of CloudAI, words after -- are further arguments, which replace its."""
+    with exit_codes():
+        words, tested = command or [], {}
+        if cloudai is not None:
+            door = cloudai_door()
+            test = door.read_test(cloudai)
+            words, tested = [*door.trainer_arguments(test), *words], door.job_settings(test)
+        job = options.job({**tested, **(given or {})})
+        size = LaunchSize(
+            nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
+        )
+        launched = implementation("launch").rank_command(words, size, out=options.out)
+        options.start(job, launched.words, launched.folder, program=PROGRAM)
+
+
+def cloudai_door() -> Any:
+    """Return the module that reads tests of CloudAI.
+
+    Raises:
+        ExtraMissingError: CloudAI is not installed.
+    """
+    try:
+        return import_module("mb_launch.cloudai.slurm_run")
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f'--cloudai: needs {error.name}, which is not installed. Install it: pip install "mb-launch[cloudai]"'
+        ) from error
+
+
+@launch.command(
+    "nemo-run",
+    cls=CommandWithExample,
+    epilog="--executor local --set ntasks_per_node=2 -- pretrain gpt_tiny",
+    help=mb_launch_app.nemo_run.__doc__,
+)
+@common_options
+def nemo_run(options: NemoRunOptions, command: Command) -> None:
+    """Start a run of `mb` through an executor of NeMo-Run."""
+    with exit_codes():
+        executor, size = options.build()
+        launched = implementation("launch").rank_command(command, size, out=options.out)
+        options.start(executor, size, launched.words, launched.folder, program=PROGRAM)
+
+
+launch.add_typer(mb_launch_app.queued)

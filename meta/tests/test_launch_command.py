@@ -1,0 +1,163 @@
+"""`mb launch`: the check before a launch, the run folder, and tests of CloudAI; without Slurm."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from mb_trainer.cli.app import app
+from mb_trainer.commands import launch
+from mb_trainer.commands.launch import option_value, recipe_name, with_run_folder
+
+TEST = """
+name = "small"
+extra_container_mounts = ["/data:/data"]
+[cmd_args]
+gpu_type = "h100"
+num_gpus = 16
+gpus_per_node = 8
+time_limit = "00:30:00"
+container_image = "image"
+model_family_name = "llama"
+model_recipe_name = "llama31_8b"
+hf_token = "hf_in_the_file"
+compute_dtype = "fp8_cs"
+tp = 2
+vp = 1
+gb = 128
+seq_length = 4096
+recompute_modules = "core_attn,mlp"
+enable_vboost = false
+[extra_env_vars]
+NCCL_DEBUG = "WARN"
+[extra_cmd_args]
+"train.eval_interval" = "5"
+"~model.foo" = ""
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "r0.3.0"
+"""
+
+
+def mb(*words):
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """Return the commands that the check ran; it accepts them."""
+    found = []
+
+    def run(command, **_options):
+        found.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    return found
+
+
+def test_the_arguments_are_checked_first(checks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "slurm", "--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--script-only", "--"]
+    words += ["pretrain", "big", "--trust", "old", "--no-numa-binding", "train.train_iters=5"]
+    code, out, err = mb(*words)
+    assert (code, err) == (0, "")
+    options = ["--world-size=16", "--gpu=h100"]
+    assert checks == [[sys.executable, "-m", "mb_trainer", "check", *options, "big", "train.train_iters=5"]]
+    assert (
+        f"mb pretrain --out={tmp_path}/runs/big big --trust old --no-numa-binding train.train_iters=5" in out
+    )
+
+
+def test_nothing_is_queued_that_the_check_rejects(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def reject(command, **_options):
+        return subprocess.CompletedProcess(command, 1, "", "error: [V001] wrong\n")
+
+    monkeypatch.setattr(launch.subprocess, "run", reject)
+    code, _, err = mb("launch", "slurm", "--nodes=2", "--", "pretrain")
+    assert code == 1
+    assert "2 nodes x 1 ranks: the check before the launch rejects the run, and nothing is queued" in err
+    assert "[V001] wrong" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample"], "sample: cannot be launched. Write pretrain or finetune after --"),
+        (["pretrain", "--nproc", "2"], "--nproc: is given, but the launcher starts the ranks"),
+    ],
+)
+def test_other_commands_of_the_program_are_rejected(checks, words, message):
+    code, _, err = mb("launch", "slurm", "--", *words)
+    assert code == 2
+    assert message in err
+    assert checks == []
+
+
+def test_the_run_folder_is_named_once(checks):
+    code, _, err = mb("launch", "slurm", "--run=a", "--", "pretrain", "--out=b")
+    assert code == 2
+    assert "--run: a is given, and the command has --out b. Leave out --run." in err
+
+
+def test_words_of_a_command():
+    assert option_value(["pretrain", "--out", "a"], "--out") == "a"
+    assert option_value(["pretrain", "--out=a"], "--out") == "a"
+    assert option_value(["pretrain", "--", "--out=a"], "--out") is None
+    assert recipe_name(["--config", "x.yaml", "a.b=1", "runs/mine.py:build"], default="d") == "mine"
+    assert recipe_name(["a.b=1"], default="d") == "d"
+    assert with_run_folder(["pretrain", "--out=a"], "b") == ["pretrain", "--out=a"]
+
+
+def test_a_test_is_the_command_and_the_job_of_slurm(checks, tmp_path, monkeypatch):
+    pytest.importorskip("pydantic", reason="needs mb-launch[cloudai]")
+    from mb_launch.cloudai.slurm_run import read_test, trainer_arguments
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test.toml").write_text(TEST)
+    arguments = trainer_arguments(read_test(tmp_path / "test.toml"))
+
+    def script(*words):
+        done = CliRunner().invoke(app, ["launch", "slurm", "--account=a", "--script-only", *words])
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout
+
+    written = script("--cloudai=test.toml", "--", "train.train_iters=7")
+    flags = ["--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--job-name=small", "--time=00:30:00"]
+    flags += [
+        "--container-image=image",
+        "--container-mounts=/data:/data",
+        "--env=NCCL_DEBUG=WARN",
+        "--env=HF_TOKEN",
+    ]
+    assert written == script(*flags, "--", *arguments, "train.train_iters=7")
+    assert checks[0] == checks[1]
+    assert checks[0][:6] == [sys.executable, "-m", "mb_trainer", "check", "--world-size=16", "--gpu=h100"]
+    assert "hf_in_the_file" not in written
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nemo_run") is None, reason="needs mb-launch[nemo-run]")
+def test_the_check_comes_before_a_launch_through_nemo_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def reject(command, **_options):
+        return subprocess.CompletedProcess(command, 1, "", "error: [V001] wrong\n")
+
+    monkeypatch.setattr(launch.subprocess, "run", reject)
+    code, _, err = mb("launch", "nemo-run", "--executor=local", "--set=ntasks_per_node=2", "--", "pretrain")
+    assert code == 1
+    assert "1 nodes x 2 ranks: the check before the launch rejects the run, and nothing is queued" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mb_launch.cloudai.slurm_run", None)
+    code, _, err = mb("launch", "slurm", "--cloudai=test.toml")
+    assert code == 2
+    assert 'pip install "mb-launch[cloudai]"' in err

@@ -41,6 +41,7 @@ def test_json_has_every_figure():
         "gpu": None,
         "fits": None,
         "predicted": None,
+        "saves": None,
     }
     assert (
         sum(found["bytes_per_rank"][name] for name in ("weights", "gradients", "optimizer", "activations"))

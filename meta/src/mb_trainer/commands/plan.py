@@ -47,9 +47,7 @@ def plan(
         ConfigError: The configuration cannot be resolved.
         PlanError: The model's sizes cannot be counted.
     """
-    size = target.world_size
-    if size is None:
-        size = smallest_world(read_request(given.arguments, files=given.files).config.model)
+    size = target.world_size or smallest_world(read_request(given.arguments, files=given.files).config.model)
     found = examine_request(given, target=replace(target, world_size=size))
     request, result = found.request, found.result
     config, target = request.config, replace(found.target, world_size=target.world_size)

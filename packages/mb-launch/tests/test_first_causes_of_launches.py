@@ -1,5 +1,6 @@
 """Ranks that end in every way, and launchers that are killed: real processes."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,13 +9,13 @@ import time
 
 import pytest
 
-from mb_launch.ranks.left_ranks import LeftRanks
+from mb_launch.ranks.left_ranks import LeftRanks, at_work
 
 torch = pytest.importorskip("torch")
 psutil = pytest.importorskip("psutil")
 
 LAUNCHER = """
-import atexit, os, signal, sys, time, traceback
+import atexit, glob, os, signal, sys, time, traceback
 from mb_launch import ForkedProgram, launch_local, report_failure
 from mb_launch.ranks.left_ranks import at_work
 
@@ -25,14 +26,22 @@ def work():
     open(f"{FOLDER}/{rank}", "w").write(str(os.getpid()))
     if HOW == "sleep":
         time.sleep(120)
+    if HOW == "early" and rank == "1":
+        os._exit(0)
     with at_work(os.environ):
         time.sleep(0.5)
-        if HOW == "at exit":
+        if HOW == "at exit" or HOW == "at exit of one" and rank == "1":
             atexit.register(os._exit, 0)
+        if HOW.startswith("at exit") or HOW == "partner finished" and rank == "1":
             return
+        while HOW == "partner finished" and not glob.glob(os.environ["MB_ERROR_FOLDER"] + "/[fr][ie][ns]*-1"):
+            time.sleep(0.05)
+        with at_work(os.environ):
+            pass  # a program that marks its work within a rank that is forked
         if rank == "1" or HOW.endswith("(0) # all"):
             exec(HOW)
-        time.sleep(0.3 if HOW.endswith("(7)") else 60)  # a collective may notice at once, or never
+        notices = HOW.endswith("(7)") or HOW == "partner finished"
+        time.sleep(0.3 if notices else 60)  # a collective may notice at once, or never
         raise RuntimeError("Connection reset by peer")
 
 def main():
@@ -106,10 +115,52 @@ def test_ranks_that_all_end_with_0_at_work_have_failed(launch, kind):
 
 
 @pytest.mark.slow
-def test_forked_ranks_that_end_with_0_after_their_work_have_not_failed(launch):
-    """As with a library whose exit function calls os._exit; torch elastic waits for their results for ever."""
-    printed, _ = launch("at exit", "forked").communicate(timeout=240)
+@pytest.mark.parametrize(
+    ("kind", "when"), [("forked", "in the middle of its work"), ("interpreters", "before its work began")]
+)
+def test_a_rank_that_ends_with_0_before_its_work_ends_the_others(launch, kind, when):
+    """A forked rank is at work from its first line on."""
+    printed, _ = launch("early", kind).communicate(timeout=240)
+    assert printed.startswith(f"1 rank 1 ended with exit code 0 {when}, without an error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["at exit", "at exit of one"])
+def test_forked_ranks_that_end_with_0_after_their_work_have_not_failed(launch, how):
+    """As with a library whose exit function calls os._exit.
+
+    Torch elastic waits for their results for ever, and a rank that has sent its own one waits for elastic.
+    """
+    printed, _ = launch(how, "forked").communicate(timeout=240)
     assert printed == "0 None\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_names_the_ranks_that_had_finished(launch, kind):
+    """A partner that returned too early is the cause of a failure of the rank that waits for it."""
+    printed, _ = launch("partner finished", kind).communicate(timeout=240)
+    assert "Connection reset by peer" in printed
+    assert printed.endswith("\nrank 1 had finished before, without an error\n")
+
+
+def test_a_rank_that_finished_after_the_failure_did_not_finish_before(tmp_path):
+    (tmp_path / "finished-1").write_text("5")
+    moment = (tmp_path / "finished-1").stat().st_ctime
+    assert LeftRanks(tmp_path).finished_before(moment + 1) == [1]
+    assert LeftRanks(tmp_path).finished_before(moment - 1) == []
+
+
+def test_a_fork_of_a_rank_that_leaves_the_block_does_not_finish_the_work(tmp_path):
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MB_ERROR_FOLDER": str(tmp_path)}
+    block = at_work(rank)
+    block.__enter__()
+    fork = multiprocessing.get_context("fork").Process(target=block.__exit__, args=(None, None, None))
+    fork.start()
+    fork.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["at-work-1"]
+    block.__exit__(None, None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["finished-1"]
 
 
 @pytest.fixture

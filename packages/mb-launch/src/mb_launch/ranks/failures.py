@@ -70,8 +70,13 @@ def record_failure(failure: Failure, environment: Mapping[str, str]) -> bool:
     folder = environment.get(ERROR_FOLDER)
     if folder is None:
         return False
-    (Path(folder) / f"failure-{failure.rank}.json").write_text(json.dumps(asdict(failure)))
+    failure_file(Path(folder), failure.rank).write_text(json.dumps(asdict(failure)))
     return True
+
+
+def failure_file(folder: Path, rank: int) -> Path:
+    """Return the file with the recorded failure of a rank."""
+    return folder / f"failure-{rank}.json"
 
 
 def stop_was_requested(environment: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mb_launch.ranks.left_ranks import at_work
+from mb_launch.ranks.left_ranks import at_work, mark_result_sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ def run_forked_rank(program: ForkedProgram) -> None:
             program.main()
     finally:
         atexit._run_exitfuncs()
+    mark_result_sent(os.environ)  # it follows at once; torch elastic then lets this process end
 
 
 def die_with_launcher() -> None:

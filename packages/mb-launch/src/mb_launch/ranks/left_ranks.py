@@ -1,12 +1,14 @@
 """Ranks of a launch that end without leaving, such as by `os._exit`. The standard library only.
 
 A launcher sees a rank that ends with exit code 0 as one that has done its work, while the others wait for it. A rank
-therefore marks that it is at work (`at_work`), and a thread of the launcher watches the processes that do. Torch
-elastic may reap a rank that ended with 0 before the thread looks, and keeps no exit code of it: a process that is gone
-while its mark exists has ended at work all the same.
+therefore marks that it has started, is at work (`at_work`) and has finished, each by a file with its process number,
+and a thread of the launcher watches these processes. Torch elastic may reap a rank that ended with 0 before the thread
+looks, and keeps no exit code of it: a process that is gone before its work is finished has ended too early all the
+same.
 
-Torch elastic waits for the result of each forked rank, for ever if that ended without one. The thread therefore ends
-ranks that wait for such a rank, and interrupts the launcher if none is left.
+Torch elastic waits for the result of each forked rank, for ever if that ended without one, and each forked rank waits
+until elastic has all results. The thread therefore ends ranks that wait for one that ended too early, and interrupts
+the launcher if none is left but those that have nothing more to do.
 """
 
 import _thread
@@ -20,13 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from mb_launch.ranks.failures import ERROR_FOLDER, FAILED, Failure
+from mb_launch.ranks.failures import ERROR_FOLDER, FAILED, Failure, failure_file
 from mb_launch.world import read_world
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """Time in which the launcher, which sees an exit code other than 0, ends the other ranks, and itself."""
 INTERRUPTION = signal.SIGQUIT
+
+STARTED, AT_WORK, FINISHED, RESULT_SENT = "started", "at-work", "finished", "result-sent"
+"""Marks of a rank, in order: files such as `started-0`. Forked ranks have no first one, interpreters no last one."""
 
 
 @contextmanager
@@ -39,29 +44,49 @@ def at_work(environment: Mapping[str, str]) -> Iterator[None]:
     if folder is None:
         yield
         return
-    mark = Path(folder) / f"at-work-{read_world(environment).rank}"
-    mark.write_text(str(os.getpid()))
+    rank = read_world(environment).rank
+    mark = Path(folder) / f"{AT_WORK}-{rank}"
+    if mark.exists():  # the rank is at work already, in an outer block
+        yield
+        return
+    process = os.getpid()
+    mark.write_text(str(process))
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)
+        if os.getpid() == process:  # and not a fork of this rank
+            _advance(mark, FINISHED)
+
+
+def mark_result_sent(environment: Mapping[str, str]) -> None:
+    """Let the launcher know that nothing is left to do for this rank, whose work is finished."""
+    if folder := environment.get(ERROR_FOLDER):
+        _advance(Path(folder) / f"{FINISHED}-{read_world(environment).rank}", RESULT_SENT)
+
+
+def _advance(mark: Path, state: str) -> None:
+    with suppress(FileNotFoundError):  # the launcher has ended
+        mark.rename(mark.with_name(f"{state}-{mark.name.rpartition('-')[2]}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """End of a rank that was at work."""
+    """End of a rank whose work was not finished."""
 
     time: float
     code: int | None
     """Exit code, or minus the signal that killed it; None if the launcher has reaped it before it was seen."""
     survivors: frozenset[int]
     """Ranks that still ran afterwards."""
+    state: str
+    """`STARTED` or `AT_WORK`."""
 
 
 class LeftRanks:
-    """Watch the ranks at work while the block runs; if one has ended, end the others, which would wait for it.
+    """Watch the ranks while the block runs; if one has ended before its work, end the others, which would wait for it.
 
-    If all ranks have ended and the block has not, its thread, the main one, gets `INTERRUPTION`.
+    If a rank has ended, each other one has ended or has sent its result, and the block has not ended, then its thread,
+    the main one, gets `INTERRUPTION`.
 
     Args:
         folder: Folder with the marks of the ranks.
@@ -79,7 +104,7 @@ class LeftRanks:
         self._thread = threading.Thread(target=self._watch, name="left ranks", daemon=True)
 
     def failure(self, exit_codes: Mapping[int, int]) -> Failure | None:
-        """Return the failure of the first rank that has ended with an exit code while it was at work.
+        """Return the failure of the first rank that has ended with an exit code before its work was finished.
 
         Call it at the end of the launch, after the block.
 
@@ -95,12 +120,18 @@ class LeftRanks:
             elif code is None and end.survivors.issuperset(exit_codes):
                 code = 0
             if code is not None and code >= 0:
+                when = "in the middle of its work" if end.state == AT_WORK else "before its work began"
                 text = (
-                    f"rank {rank} ended with exit code {code} in the middle of its work, without an error, as os._exit "
-                    "does, or a library that exits"
+                    f"rank {rank} ended with exit code {code} {when}, without an error, as os._exit does, or a library "
+                    "that exits"
                 )
                 return Failure(rank=rank, time=end.time, text=text, exit_code=FAILED)
         return None
+
+    def finished_before(self, moment: float) -> list[int]:
+        """Return the ranks that had finished their work at a time, in seconds since the epoch."""
+        marks = [*self._folder.glob(f"{FINISHED}-*"), *self._folder.glob(f"{RESULT_SENT}-*")]
+        return sorted(_rank_of(mark) for mark in marks if mark.stat().st_ctime < moment)
 
     def __enter__(self) -> "LeftRanks":
         self._thread.start()
@@ -116,12 +147,17 @@ class LeftRanks:
         all_ended: float | None = None
         while not self._stopped.wait(POLL_SECONDS):
             self._look()
-            running = [process for process in self._processes.values() if is_running(process)]
+            running = {rank for rank, process in self._processes.items() if is_running(process)}
             if self._ended and self._is_overdue():
-                for process in running:
+                for rank in running:
                     with suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-            if running or len(self._processes) != self._ranks:
+                        os.kill(self._processes[rank], signal.SIGKILL)
+            waiting = running & self._marked(RESULT_SENT).keys()
+            if (
+                running != waiting
+                or len(waiting) == len(self._processes)
+                or len(self._processes) != self._ranks
+            ):
                 all_ended = None
             elif all_ended is None:
                 all_ended = time.monotonic()
@@ -131,27 +167,47 @@ class LeftRanks:
                 return
 
     def _look(self) -> None:
-        """Note the ranks that have ended at work."""
-        at_work = self._at_work()
-        self._processes |= at_work
-        codes = {rank: exit_code(process) for rank, process in at_work.items() if rank not in self._ended}
-        ended = {rank for rank, code in codes.items() if code is not None or is_gone(at_work[rank])}
+        """Note the ranks that have ended before their work was finished."""
+        unfinished = self._unfinished()
+        self._processes |= {rank: process for rank, (_, process) in unfinished.items()}
+        codes = {
+            rank: exit_code(process) for rank, (_, process) in unfinished.items() if rank not in self._ended
+        }
+        ended = {rank for rank, code in codes.items() if code is not None or is_gone(unfinished[rank][1])}
         if ended:
-            still_marked = self._at_work()  # a rank that leaves removes its mark before it ends
+            still_unfinished = self._unfinished()  # a rank that leaves changes its mark before it ends
             survivors = frozenset(rank for rank, process in self._processes.items() if is_running(process))
-            for rank in ended & still_marked.keys():
-                self._ended[rank] = _End(time=time.time(), code=codes[rank], survivors=survivors)
+            for rank in ended & still_unfinished.keys():
+                state, _ = still_unfinished[rank]
+                self._ended[rank] = _End(time=time.time(), code=codes[rank], survivors=survivors, state=state)
 
     def _is_overdue(self) -> bool:
         return time.time() - min(end.time for end in self._ended.values()) > GRACE_SECONDS
 
-    def _at_work(self) -> dict[int, int]:
-        """Return the processes of the ranks that are marked as working."""
+    def _unfinished(self) -> dict[int, tuple[str, int]]:
+        """Return state and process of each rank that is at work, or is yet to begin while another one has begun.
+
+        A program whose ranks never mark their work has none.
+        """
+        started, at_work, finished = map(self._marked, (STARTED, AT_WORK, FINISHED))
+        unfinished = {rank: (AT_WORK, process) for rank, process in at_work.items()}
+        if at_work:
+            idle = started.keys() - at_work.keys() - finished.keys()
+            idle -= {rank for rank in idle if failure_file(self._folder, rank).exists()}
+            unfinished |= {rank: (STARTED, started[rank]) for rank in idle}
+        return unfinished
+
+    def _marked(self, state: str) -> dict[int, int]:
+        """Return the processes of the ranks that have a mark."""
         processes: dict[int, int] = {}
-        for mark in self._folder.glob("at-work-*"):
-            with suppress(OSError, ValueError):  # it is written or removed at the moment
-                processes[int(mark.name.rpartition("-")[2])] = int(mark.read_text())
+        for mark in self._folder.glob(f"{state}-*"):
+            with suppress(OSError, ValueError):  # it is written or changed at the moment
+                processes[_rank_of(mark)] = int(mark.read_text())
         return processes
+
+
+def _rank_of(mark: Path) -> int:
+    return int(mark.name.rpartition("-")[2])
 
 
 def exit_code(process: int) -> int | None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,7 +28,7 @@ from mb_launch.hardware.numa import BINDING, set_numa_environment
 from mb_launch.ranks.failures import ERROR_FOLDER, FORWARDED_MARK, Failure, read_failures
 from mb_launch.ranks.first_cause import FORWARDED_SIGNALS, common_rerun_code, first_failure
 from mb_launch.ranks.forked_ranks import ForkedProgram, can_fork_ranks, run_forked_rank
-from mb_launch.ranks.left_ranks import INTERRUPTION, LeftRanks
+from mb_launch.ranks.left_ranks import INTERRUPTION, STARTED, LeftRanks
 from mb_launch.ranks.local_environment import keep_collectives_local, set_omp_threads
 from mb_launch.ranks.loopback import LOOPBACK, new_run_id, register_backend
 
@@ -75,7 +75,12 @@ def launch_local(
         KeyboardInterrupt: Ctrl-C was pressed twice; all ranks have been killed.
     """
     allow_open_files()
-    for module in ("torch.distributed.elastic", "torch.multiprocessing"):
+    elastic = "torch.distributed.elastic"
+    for module in (
+        elastic,
+        f"{elastic}.agent.server.api",
+        "torch.multiprocessing",
+    ):  # that module has its own level
         logging.getLogger(module).setLevel(logging.CRITICAL)  # the first cause is returned; no other report
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mb-"))
@@ -94,7 +99,7 @@ def launch_local(
                 if program is not None:
                     elastic_launch(config, run_forked_rank)(program)
                 else:
-                    elastic_launch(config, sys.executable)(*dying_with_launcher(arguments))
+                    elastic_launch(config, sys.executable)(*dying_with_launcher(arguments, Path(folder)))
         except ChildFailedError as error:
             return _failed_launch(error, Path(folder), left)
         except SignalException:
@@ -106,20 +111,27 @@ def launch_local(
 
 DIES_WITH_LAUNCHER = """
 import ctypes, os, signal, sys
-launcher, *command = sys.argv[1:]
+launcher, mark, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(launcher):
     sys.exit(1)
+with open(mark + "-" + os.environ["RANK"], "w") as file:
+    file.write(str(os.getpid()))
 os.execv(sys.executable, [sys.executable, *command])
 """
 """Program that the kernel kills when its parent dies (PR_SET_PDEATHSIG), which survives the exec."""
 
 
-def dying_with_launcher(arguments: Sequence[str]) -> list[str]:
-    """Return arguments of an interpreter that runs another one, which dies with this process. Only Linux has this."""
+def dying_with_launcher(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Return arguments of an interpreter that runs another one, which dies with this process. Only Linux has this.
+
+    Args:
+        arguments: Of the other interpreter.
+        folder: Gets the mark of a rank that has started.
+    """
     if sys.platform != "linux":
         return [*arguments]
-    return ["-I", "-S", "-c", DIES_WITH_LAUNCHER, str(os.getpid()), *arguments]
+    return ["-I", "-S", "-c", DIES_WITH_LAUNCHER, str(os.getpid()), str(folder / STARTED), *arguments]
 
 
 FEWEST_FILES, ENOUGH_FILES = 128, 4096
@@ -151,6 +163,13 @@ def _failed_launch(error: ChildFailedError, folder: Path, left: LeftRanks) -> La
     if code is not None and not recorded:
         return LaunchResult(exit_code=code)
     failure = first_failure(error.failures, recorded, logs=folder, left=left.failure(exit_codes))
+    recorders = {each.rank for each in recorded}
+    finished = [
+        rank for rank in left.finished_before(failure.time) if rank not in recorders | exit_codes.keys()
+    ]
+    if finished:
+        names = f"rank{'s' * (len(finished) > 1)} {', '.join(map(str, finished))}"
+        failure = replace(failure, text=f"{failure.text}\n{names} had finished before, without an error")
     return LaunchResult(exit_code=failure.exit_code, failure=failure)
 
 

@@ -128,6 +128,23 @@ def test_a_named_json_file_without_the_key_is_rejected(tmp_path):
         list(read_documents(read_sources(config)[0], config))
 
 
+@pytest.mark.parametrize(
+    "content", ['[\n{"text": "a"}\n]\n', '{\n"text": "a"\n}\n', '"a"\n', "words\n", '{"text": ']
+)
+def test_a_json_file_that_is_no_lines_is_text_in_a_folder_and_rejected_by_name(tmp_path, content):
+    """A folder of programs has settings in such files; a file that is named is data."""
+    path = tmp_path / "folder" / "a.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    config = TextCorpusConfig(seq_length=8, sources=[str(path)], validation_fraction=0, test_fraction=0)
+    with pytest.raises(BadDocumentError, match=r"a\.json:1: is .*; every line must be a JSON object"):
+        list(read_documents(read_sources(config)[0], config))
+    with pytest.raises(BadDocumentError, match=r"a\.json:1: is .*; every line must be a JSON object"):
+        documents(tmp_path, path)
+    config.sources = [str(path.parent)]
+    assert [each.text for each in read_documents(read_sources(config)[0], config)] == [content]
+
+
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
 def test_a_line_that_the_parser_rejects_is_named(tmp_path, value):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"id": ' + value)

@@ -14,7 +14,6 @@ from mb_data.megatron.blend import SPLITS
 from mb_data.text.compressed import content_suffix, decompressed
 from mb_data.text.document_rows import DELIMITERS, is_table, reject_unsupported
 from mb_data.text.documents import (
-    LINE_SUFFIXES,
     LONGEST_LINE,
     DocumentChunk,
     decode_texts,
@@ -262,7 +261,7 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
     is_named = _is_named(path, config)
     if is_table(path) and (is_named or suffix not in DELIMITERS):
         return True
-    if is_named and suffix in LINE_SUFFIXES:
+    if is_named and is_json(path):
         return True
     if not (is_json(path) or is_table(path)):
         return False
@@ -271,7 +270,7 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
     try:
         if is_json(path):
             values = parse_object(first, location=str(path))
-            return values is not None and (is_named or config.json_key in values)
+            return values is not None and config.json_key in values
         names = first.decode().strip().split(DELIMITERS[suffix])
     except (BadDocumentError, UnicodeDecodeError):
         return False

@@ -1,6 +1,7 @@
 """Old checkpoints are deleted, and the one that the trackers name is kept."""
 
 import errno
+import pickle
 
 import complete_checkpoint
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from mb_checkpoint import CheckpointNotFoundError
 from mb_checkpoint.formats.layout import steps_in
+from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
 from mb_checkpoint.save.commit import open_staging
+from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.save.retention import prune, steps_to_remove
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
@@ -220,3 +223,35 @@ def test_an_interval_below_one_step_is_rejected(spacing):
 def test_keeping_no_checkpoint_is_rejected(keep):
     with pytest.raises(ValueError, match="would delete the newest one"):
         steps_to_remove([1, 2], keep=keep, protected=2)
+
+
+def finalized(root, step, verified):
+    """Commit a checkpoint as in the writer process; return the result, and the bytes read beyond those of the save."""
+    staging = complete_checkpoint.fill(open_staging(root, step), step)
+    job = FinalizeJob(
+        root=root,
+        staging=staging,
+        world_size=1,
+        index=None,
+        facts=Manifest(step=step, files=()),
+        keep=2,
+        retain_interval=None,
+        verified=verified,
+    )
+    sizes = []
+    done = finalize_save(pickle.loads(pickle.dumps(job)), progress=sizes.append)
+    return done, sum(sizes) - done.total_bytes
+
+
+def test_a_save_after_a_restart_reads_no_earlier_checkpoint(tmp_path):
+    saved(tmp_path, 10, 20)
+    done, read = finalized(tmp_path, 30, VerifiedCache())
+    assert ([path.name for path in done.pruned.removed], read) == (["iter_0000010"], 0)
+
+
+def test_a_save_in_another_process_knows_what_the_run_found_damaged(tmp_path):
+    saved(tmp_path, 10, 20)
+    verified = VerifiedCache()
+    verified.distrust(tmp_path / "iter_0000020", "has a flipped bit")
+    done, _ = finalized(tmp_path, 30, verified)
+    assert (done.pruned.removed, [path.name for path, _ in done.pruned.damaged]) == ((), ["iter_0000020"])

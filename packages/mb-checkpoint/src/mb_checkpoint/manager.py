@@ -243,7 +243,7 @@ class DefaultCheckpointManager:
     def _schedule(
         self, ctx: CheckpointSaveContext, writer: BackgroundWriterLike, options: dict[str, Any]
     ) -> ScheduledSave:
-        plan = plan_save(ctx, self._config, **options)
+        plan = plan_save(ctx, self._config, **options, verified=self._verified)
         self._pending, scheduled = start_in_background(plan, writer, clock=self._clock)
         return scheduled
 

@@ -14,13 +14,13 @@ class VerifiedCache:
     """Cache of the results of comparing checkpoints with their manifests.
 
     Sizes are compared at each call; contents are read and hashed once. The hash of the manifest is the key, so that a
-    folder that was replaced in the meantime is read again.
+    folder that was replaced in the meantime is read again. A cache without `progress` can be pickled.
 
     Args:
         progress: Called with the number of bytes of each chunk that is read.
     """
 
-    def __init__(self, *, progress: Callable[[int], object] = lambda _bytes: None) -> None:
+    def __init__(self, *, progress: Callable[[int], object] | None = None) -> None:
         self._progress = progress
         self._known: dict[Path, tuple[str | None, tuple[str, ...]]] = {}
 
@@ -53,7 +53,9 @@ class VerifiedCache:
         except (ManifestError, OSError) as error:
             return [file_problem(error, MANIFEST)]
         if manifest is not None:
-            found = find_hash_mismatches(directory, manifest.files, progress=self._progress)
+            found = find_hash_mismatches(
+                directory, manifest.files, progress=self._progress or (lambda _bytes: None)
+            )
         self._known[directory.absolute()] = (seal, tuple(found))
         return found
 

@@ -1,7 +1,7 @@
 """End of a save, after every rank has written its data: index, manifest, commit, and deletion of old checkpoints."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -38,9 +38,9 @@ class FinalizeJob:
     """Multiples of this step are never deleted."""
     checksum: Checksum = "xxh3_128"
     """Algorithm of the checksums of files that the ranks did not write."""
-    contents: bool = True
-    """Before deleting, verify the hashes of the remaining checkpoints, once in the lifetime of a process; False
-    compares only the sizes of those that this process has not verified."""
+    verified: VerifiedCache = field(default_factory=VerifiedCache)
+    """Checkpoints that this run has found intact or damaged. Of the others only sizes are compared before old ones are
+    deleted: reading them would take longer than the save."""
 
     @property
     def step(self) -> int:
@@ -58,16 +58,12 @@ class FinalizedSave:
 
 
 def finalize_save(
-    job: FinalizeJob,
-    verified: VerifiedCache | None = None,
-    *,
-    progress: Callable[[int], object] = lambda _bytes: None,
+    job: FinalizeJob, *, progress: Callable[[int], object] = lambda _bytes: None
 ) -> FinalizedSave:
     """Commit the data that all ranks have written, then delete old checkpoints. Runs in one process.
 
     Args:
         job: The save to finalize.
-        verified: Cache of verified checkpoints, which is updated; None starts with an empty one.
         progress: Called with the number of bytes of each chunk that is read for hashing, where another writer wrote it.
 
     Raises:
@@ -84,8 +80,6 @@ def finalize_save(
     path = commit(job.root, job.facts.step, job.staging)
     if BEST_METRIC in job.facts.content:
         link_best(job.root, up_to=job.step)
-    known = verified or VerifiedCache()
-    known.trust(path)
     finalized = FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=PruneResult())
     if job.keep == -1:
         return finalized  # all are kept: nothing to list, and no tracker to read
@@ -94,7 +88,7 @@ def finalize_save(
         keep=job.keep,
         protected=job.facts.step,
         retain_interval=job.retain_interval,
-        verified=known,
-        contents=job.contents,
+        verified=job.verified,
+        contents=False,
     )
     return replace(finalized, pruned=pruned)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero, own_rank
 from mb_checkpoint.context import SavedCheckpoint, ScheduledSave, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
-from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
@@ -61,23 +60,20 @@ class BackgroundWriterLike(Protocol):
         """Kill the process and release its resources."""
 
 
-def write_and_commit(
-    plan: SavePlan, *, clock: Callable[[], float], verified: VerifiedCache | None
-) -> SavedCheckpoint:
+def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedCheckpoint:
     """Write and commit a planned save. Collective; waits for the disk.
 
     Args:
         plan: The save.
         clock: Monotonic clock in seconds, that of the plan.
-        verified: Cache of verified checkpoints; None starts with an empty one.
 
     Raises:
         CheckpointSaveError: Writing failed; earlier checkpoints and the trackers are unchanged.
     """
-    job = replace(plan.job, contents=False)
+    job = plan.job
     with cleaned_up(job.root, job.step, job.staging):
         on_every_rank(lambda: write_result(job.staging, plan.rank, write_files(job.staging, plan.files)))
-        done = on_rank_zero(lambda: finalize_save(job, verified))
+        done = on_rank_zero(lambda: finalize_save(job))
     return SavedCheckpoint(
         path=done.path,
         step=job.step,

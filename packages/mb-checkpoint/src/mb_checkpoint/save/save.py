@@ -88,9 +88,8 @@ def save_checkpoint(
         planner: Planner with the plans of earlier saves; None creates one.
         validate: Let Megatron check that the ranks' pieces cover each tensor exactly once.
         clock: Monotonic clock in seconds.
-        verified: Cache of verified checkpoints, which decides the deletion of older ones; None starts with an empty
-            one. Of checkpoints that are not in the cache, only sizes are compared: the other ranks wait, and hashing
-            the contents takes too long.
+        verified: Checkpoints that this run has found intact or damaged, which decide the deletion of older ones; None:
+            none. Of the others only sizes are compared.
 
     Raises:
         CheckpointSaveError: Writing failed. Earlier checkpoints and the trackers are unchanged, and the new files are
@@ -100,8 +99,16 @@ def save_checkpoint(
         NotImplementedError: `module_name` is set.
         ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
-    plan = plan_save(ctx, config, write_assets=write_assets, planner=planner, validate=validate, clock=clock)
-    return write_and_commit(plan, clock=clock, verified=verified)
+    plan = plan_save(
+        ctx,
+        config,
+        write_assets=write_assets,
+        planner=planner,
+        validate=validate,
+        clock=clock,
+        verified=verified,
+    )
+    return write_and_commit(plan, clock=clock)
 
 
 def save_model_weights(
@@ -143,6 +150,7 @@ def plan_save(
     planner: PlannerLike | None,
     validate: bool,
     clock: Callable[[], float],
+    verified: VerifiedCache | None = None,
 ) -> SavePlan:
     """Run steps 1 and 2, which need all ranks and the current state; return what remains to be written.
 
@@ -167,7 +175,7 @@ def plan_save(
         keep=_number_to_keep(ctx, config),
         retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
         checksum=config.checksum,
-        contents=config.verify_integrity,
+        verified=verified or VerifiedCache(),
     )
     files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
     return SavePlan(job=job, files=files, rank=dist.get_rank(), began=began)

@@ -15,7 +15,6 @@ from threading import Lock
 import torch
 
 from mb_checkpoint.errors import cause_of
-from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob, finalize_save
 from mb_checkpoint.save.staging_buffer import StagingBuffer
 from mb_checkpoint.save.writing import DataFile, write_files, write_result
@@ -80,13 +79,12 @@ def serve(
     memory = StagingBuffer(buffer)
     memory.ready = True
     count = _counted(memory)
-    verified = VerifiedCache(progress=count)
     while True:
         try:
             job: WriterJob = pickle.loads(memory.read_bytes_at(connection.recv()))
         except (EOFError, OSError):
             os._exit(0)
-        result = _run_job(job, memory, verified, count)
+        result = _run_job(job, memory, count)
         del job
         try:
             connection.send(result)
@@ -94,12 +92,10 @@ def serve(
             os._exit(0)
 
 
-def _run_job(
-    job: WriterJob, memory: StagingBuffer, verified: VerifiedCache, count: Callable[[int], None]
-) -> JobResult:
+def _run_job(job: WriterJob, memory: StagingBuffer, count: Callable[[int], None]) -> JobResult:
     try:
         if isinstance(job, FinalizeJob):
-            return JobResult(finished=finalize_save(job, verified, progress=count))
+            return JobResult(finished=finalize_save(job, progress=count))
         write_result(
             job.folder,
             job.rank,

@@ -216,7 +216,7 @@ class TorchCheckpointer:
             if self._writer is not None:
                 self._pending, scheduled = start_in_background(plan, self._writer, clock=self._clock)
                 return scheduled
-            saved = write_and_commit(plan, clock=self._clock, verified=self._verified)
+            saved = write_and_commit(plan, clock=self._clock)
         except CheckpointSaveError as error:
             root = Path(str(self._config.save))
             failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
@@ -324,7 +324,7 @@ class TorchCheckpointer:
             keep=-1 if config.most_recent_k is None else config.most_recent_k,
             retain_interval=config.save_retain_interval,
             checksum=config.checksum,
-            contents=config.verify_integrity,
+            verified=self._verified,
         )
         files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
         return SavePlan(job=job, files=files, rank=own_rank(), began=began)

@@ -1,6 +1,7 @@
 """`mb launch`: the check before a launch, the run folder, and tests of CloudAI; without Slurm."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -66,7 +67,11 @@ def test_the_arguments_are_checked_first(checks, tmp_path, monkeypatch):
     code, out, err = mb(*words)
     assert (code, err) == (0, "")
     options = ["--world-size=16", "--gpu=h100"]
-    assert checks == [[sys.executable, "-m", "mb_trainer", "check", *options, "big", "train.train_iters=5"]]
+    program = [sys.executable, "-m", "mb_trainer"]
+    assert checks == [
+        [*program, "check", *options, "big", "train.train_iters=5"],
+        [*program, "plan", *options, "big", "train.train_iters=5", "--json"],
+    ]
     assert (
         f"mb pretrain --out={tmp_path}/runs/big big --trust old --no-numa-binding train.train_iters=5" in out
     )
@@ -137,7 +142,7 @@ def test_a_test_is_the_command_and_the_job_of_slurm(checks, tmp_path, monkeypatc
         "--env=HF_TOKEN",
     ]
     assert written == script(*flags, "--", *arguments, "train.train_iters=7")
-    assert checks[0] == checks[1]
+    assert checks[:2] == checks[2:]  # the check and the plan of each
     assert checks[0][:6] == [sys.executable, "-m", "mb_trainer", "check", "--world-size=16", "--gpu=h100"]
     assert "hf_in_the_file" not in written
 
@@ -161,3 +166,35 @@ def test_a_missing_extra_is_named(monkeypatch):
     code, _, err = mb("launch", "slurm", "--cloudai=test.toml")
     assert code == 2
     assert 'pip install "mb-launch[cloudai]"' in err
+
+
+def planned(monkeypatch, *, step_seconds, write_seconds):
+    """Let checks accept every run, and plans predict these times."""
+
+    def run(command, **_options):
+        plan = {"predicted": {"step_seconds": step_seconds}, "saves": {"write_seconds": write_seconds}}
+        return subprocess.CompletedProcess(command, 0, json.dumps(plan), "")
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+
+
+SCRIPT = ["launch", "slurm", "--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--ft-launcher", "--script-only"]
+
+
+def test_a_signal_leaves_time_for_two_steps_and_a_save(tmp_path, monkeypatch):
+    """2 x 29 + 1.5 x 200 + 30 seconds; a save and a load may take three times as long."""
+    monkeypatch.chdir(tmp_path)
+    planned(monkeypatch, step_seconds=29.0, write_seconds=200.0)
+    code, out, err = mb(*SCRIPT, "--", "pretrain", "big")
+    assert code == 0
+    assert "#SBATCH --signal=B:USR1@388\n" in out
+    assert "=setup:1200,step:180,checkpointing:600" in out
+    assert "--signal-seconds=388: two steps of 29 s and a save of 200 s, as predicted" in err
+
+
+def test_a_short_stop_and_a_lead_of_the_user_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned(monkeypatch, step_seconds=1.0, write_seconds=2.0)
+    assert "--signal=B:USR1@120\n" in mb(*SCRIPT, "--", "pretrain", "big")[1]
+    planned(monkeypatch, step_seconds=29.0, write_seconds=200.0)
+    assert "--signal=B:USR1@60\n" in mb(*SCRIPT, "--signal-seconds=60", "--", "pretrain", "big")[1]

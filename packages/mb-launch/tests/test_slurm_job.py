@@ -232,3 +232,18 @@ def test_ft_launcher_starts_the_ranks_of_each_node():
     assert "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420" in srun
     assert srun.endswith("--no-python \\\n    python train.py")
     assert 'if [ "$stopped" = yes ]; then' in script  # it does not end with 0 after a signal
+
+
+@pytest.mark.parametrize(
+    ("settings", "lead", "limits"),
+    [
+        ({}, 120, "setup:600,step:180,checkpointing:420"),
+        ({"save_seconds": 20}, 120, "setup:660,step:180,checkpointing:420"),
+        ({"save_seconds": 600}, 660, "setup:2400,step:180,checkpointing:1800"),
+        ({"save_seconds": 600, "signal_seconds": 90}, 90, "setup:2400,step:180,checkpointing:1800"),
+    ],
+)
+def test_long_saves_have_time(settings, lead, limits):
+    script = sbatch_script(SlurmJob(ft_launcher=True, **settings), RUN)
+    assert f"#SBATCH --signal=B:USR1@{lead}\n" in script
+    assert f"--ft-param-rank_section_timeouts={limits} " in script

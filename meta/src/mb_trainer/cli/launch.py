@@ -1,6 +1,7 @@
 """Commands `mb launch`: a run of `mb` on Slurm or through NeMo-Run, checked for its number of processes before."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from mb_launch.cli import app as mb_launch_app
 from mb_launch.cli.app import Command, LaunchOptions, NemoRunOptions
 from mb_launch.errors import ExtraMissingError
-from mb_launch.slurm.job import LaunchSize
+from mb_launch.slurm.job import LaunchSize, SlurmJob
 from mb_launch.slurm.options import job_options, option
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import command as implementation
@@ -51,7 +52,26 @@ def slurm(
             nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
         )
         launched = implementation("launch").rank_command(words, size, out=options.out)
+        if launched.stop is not None:
+            job = with_predicted_stop(job, launched.stop)
         options.start(job, launched.words, launched.folder, program=PROGRAM)
+
+
+def with_predicted_stop(job: SlurmJob, stop: Any) -> SlurmJob:
+    """Return the job with the time that a stop is predicted to take, where the user has not set it; print it."""
+    lead = job.signal_seconds
+    if lead is None and stop.lead_seconds > job.lead_seconds:
+        lead = stop.lead_seconds
+        typer.echo(
+            f"--signal-seconds={lead}: two steps of {stop.step_seconds:.0f} s and a save of {stop.save_seconds} s, as "
+            "predicted",
+            err=True,
+        )
+    return replace(
+        job,
+        signal_seconds=lead,
+        save_seconds=stop.save_seconds if job.save_seconds is None else job.save_seconds,
+    )
 
 
 def cloudai_door() -> Any:

@@ -1,5 +1,7 @@
 """`mb launch slurm` and `mb launch nemo-run`: a command of `mb` as the command of each rank, checked before."""
 
+import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,12 +22,36 @@ UNCHECKED_VALUES = ("--trust",)
 """Options with a value that it does not have."""
 
 
+MARGIN_SECONDS = 30
+"""Time to begin a save and to end the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStop:
+    """Predicted time of a stop with a save."""
+
+    step_seconds: float
+    write_seconds: float
+
+    @property
+    def save_seconds(self) -> int:
+        """Time until a checkpoint is complete."""
+        return math.ceil(self.write_seconds)
+
+    @property
+    def lead_seconds(self) -> int:
+        """Time from the request of a stop to its end: the ranks agree within two steps, then save."""
+        return math.ceil(2 * self.step_seconds + 1.5 * self.write_seconds + MARGIN_SECONDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
     """Command that each rank runs, and its run folder."""
 
     words: Sequence[str]
     folder: Path
+    stop: PredictedStop | None = None
+    """What a stop takes; None: not predicted."""
 
 
 def rank_command(words: Sequence[str], size: LaunchSize, *, out: Path | None) -> RankCommand:
@@ -44,7 +70,9 @@ def rank_command(words: Sequence[str], size: LaunchSize, *, out: Path | None) ->
     require_command(words)
     words = [*words, *(FT_ARGUMENTS if size.ft_launcher else ())]
     check(words, size)
-    return RankCommand(words=["mb", *with_run_folder(words, folder)], folder=folder)
+    return RankCommand(
+        words=["mb", *with_run_folder(words, folder)], folder=folder, stop=predicted_stop(words, size)
+    )
 
 
 def run_folder(words: Sequence[str], *, given: Path | None) -> Path:
@@ -114,7 +142,31 @@ def check(words: Sequence[str], size: LaunchSize) -> None:
     Raises:
         LaunchCheckError: The check rejects them; the message contains the problems.
     """
-    command, arguments, skip = [sys.executable, "-m", "mb_trainer", "check"], [], False
+    ended = _run("check", words, size)
+    if ended.returncode != 0:
+        raise LaunchCheckError(
+            f"{size.nodes} nodes x {size.ranks_per_node} ranks: the check before the launch rejects the run, and "
+            f"nothing is queued.\n{(ended.stdout + ended.stderr).strip()}"
+        )
+
+
+def predicted_stop(words: Sequence[str], size: LaunchSize) -> PredictedStop | None:
+    """Return what a stop of a run takes, from its plan; None if the GPU is not named or its speed is not known."""
+    if size.gpu is None:
+        return None
+    try:
+        plan = json.loads(_run("plan", [*words, "--json"], size).stdout)
+    except json.JSONDecodeError:  # the check has accepted the run, but its sizes depend on data
+        return None
+    predicted, saves = plan["predicted"], plan["saves"]
+    if predicted is None or saves is None:
+        return None
+    return PredictedStop(step_seconds=predicted["step_seconds"], write_seconds=saves["write_seconds"])
+
+
+def _run(name: str, words: Sequence[str], size: LaunchSize) -> subprocess.CompletedProcess[str]:
+    """Run `mb check` or `mb plan` with the arguments of a run, for the size of a launch."""
+    command, arguments, skip = [sys.executable, "-m", "mb_trainer", name], [], False
     for word in words[1:]:
         if not skip and word not in UNCHECKED and word.partition("=")[0] not in UNCHECKED_VALUES:
             arguments.append(word)
@@ -123,9 +175,4 @@ def check(words: Sequence[str], size: LaunchSize) -> None:
         f"--world-size={size.nodes * size.ranks_per_node}",
         *([f"--gpu={size.gpu}"] if size.gpu else []),
     ]
-    ended = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise LaunchCheckError(
-            f"{size.nodes} nodes x {size.ranks_per_node} ranks: the check before the launch rejects the run, and "
-            f"nothing is queued.\n{(ended.stdout + ended.stderr).strip()}"
-        )
+    return subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)

@@ -14,6 +14,11 @@ _LIST = re.compile(r"[\w.@+,-]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
+LEAD_SECONDS = 120
+STEPS_SECONDS = 60
+"""Time for the steps that end before the ranks have agreed to stop, if it is not predicted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
     """Resources and behaviour of a Slurm job.
@@ -37,8 +42,12 @@ class SlurmJob:
     """Name of the job; jobs of one name and user run one after another. None: name of the run folder."""
     gpu: str | None = None
     """Name of the GPUs, for the check before the launch and for `gpu_environment`; None: neither."""
-    signal_seconds: int = 120
-    """Seconds before the time limit at which the ranks are requested to save and exit; 0: never."""
+    signal_seconds: int | None = None
+    """Seconds before the time limit at which the ranks are requested to save and exit; 0: never; None: two minutes, and
+    more for long saves (`lead_seconds`)."""
+    save_seconds: int | None = None
+    """Time until a checkpoint is complete, for `lead_seconds` and for ft_launcher's time limits of saving and loading;
+    None: not known."""
     requeue: bool = True
     """Whether a job that was preempted, reached its time limit or lost a node enters the queue again."""
     chain: int = 1
@@ -59,7 +68,7 @@ class SlurmJob:
     def __post_init__(self) -> None:
         for name in ("nodes", "tasks_per_node", "cpus_per_task", "chain"):
             self._require_number(name, least=1)
-        for name in ("gpus_per_node", "signal_seconds", "max_restarts"):
+        for name in ("gpus_per_node", "signal_seconds", "save_seconds", "max_restarts"):
             self._require_number(name, least=0)
         for name in ("requeue", "ft_launcher"):
             if type(getattr(self, name)) is not bool:
@@ -69,10 +78,17 @@ class SlurmJob:
                 "max_restarts", self.max_restarts, "has no effect without ft_launcher", "Set ft_launcher."
             )
         self._check_texts()
-        if self.signal_seconds > _MAX_SIGNAL_SECONDS:
+        if self.signal_seconds is not None and self.signal_seconds > _MAX_SIGNAL_SECONDS:
             fix = f"Set at most {_MAX_SIGNAL_SECONDS} seconds."
             raise _bad("signal_seconds", self.signal_seconds, "is more than Slurm supports", fix)
         self._check_lists()
+
+    @property
+    def lead_seconds(self) -> int:
+        """Seconds between the signal and the time limit: for the steps in flight and a save, at least two minutes."""
+        if self.signal_seconds is not None:
+            return self.signal_seconds
+        return min(max(LEAD_SECONDS, STEPS_SECONDS + (self.save_seconds or 0)), _MAX_SIGNAL_SECONDS)
 
     @property
     def ranks_per_node(self) -> int:
@@ -86,7 +102,7 @@ class SlurmJob:
 
     def _require_number(self, name: str, *, least: int) -> None:
         value = getattr(self, name)
-        unset = value is None and name in ("tasks_per_node", "cpus_per_task", "max_restarts")
+        unset = value is None and name in _OPTIONAL_NUMBERS
         if not unset and (type(value) is not int or value < least):
             raise _bad(name, value, f"is not a whole number of at least {least}", "Set such a number.")
 
@@ -122,6 +138,7 @@ class SlurmJob:
 
 
 _MAX_SIGNAL_SECONDS = 65_535
+_OPTIONAL_NUMBERS = ("tasks_per_node", "cpus_per_task", "signal_seconds", "save_seconds", "max_restarts")
 _PATTERNS = {
     "partition": _LIST,
     "account": _NAME,

@@ -22,7 +22,12 @@ _OPTIONS: Mapping[str, tuple[type, str, str]] = {
         "--gpu",
         "GPUs of the nodes, such as h100, for the check before the launch and their environment.",
     ),
-    "signal_seconds": (int, "--signal-seconds", "Save so long before the limit; default 120."),
+    "signal_seconds": (
+        int,
+        "--signal-seconds",
+        "Save so long before the limit; default 120, more for long saves.",
+    ),
+    "save_seconds": (int, "--save-seconds", "Time until a checkpoint is complete; default: as predicted."),
     "requeue": (bool, "--requeue/--no-requeue", "Queue again after a preemption; default: yes."),
     "chain": (int, "--chain", "Jobs to queue; each resumes the run. Default 1."),
     "ft_launcher": (

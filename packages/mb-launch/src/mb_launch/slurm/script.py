@@ -42,8 +42,8 @@ address=$(scontrol show node --oneliner "$head" | grep -o "NodeAddr=[^ ]*" | cut
 port=$((20000 + SLURM_JOB_ID % 20000))
 """
 DEFAULT_RESTARTS = 3
-SECTION_TIMEOUTS = "setup:600,step:180,checkpointing:420"
-"""Seconds that the sections of a rank may take before ft_launcher restarts the ranks; those of Megatron-Bridge. A rank
+SETUP_SECONDS, STEP_SECONDS, CHECKPOINTING_SECONDS = 600, 180, 420
+"""Time limits of the sections of a rank, after which ft_launcher restarts the ranks; those of Megatron-Bridge. A rank
 that reports no sections is not limited."""
 TERM_TIMEOUT_SECONDS = 1800
 """Seconds that ft_launcher gives the ranks to save after a signal, before it kills them."""
@@ -62,9 +62,9 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
     exports = [f"export {name}={shlex.quote(text)}" for name, _, text in (s.partition("=") for s in settings)]
     exports += _gpu_exports(job)
     before = (
-        f"{job.signal_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
+        f"{job.lead_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
     )
-    stop = _STOP.format(when=before if job.signal_seconds else "On preemption Slurm sends TERM.")
+    stop = _STOP.format(when=before if job.lead_seconds else "On preemption Slurm sends TERM.")
     parts = ["\n".join(lines), "\n".join(exports), stop.rstrip(), f"{_srun(job, run)} &\n{_WAIT.rstrip()}"]
     # ft_launcher that is stopped by a signal does not exit with 0, although its ranks have saved
     ended = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
@@ -85,7 +85,7 @@ def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--dependency=singleton"
     yield "--requeue" if job.requeue else "--no-requeue"
-    yield from [f"--signal=B:USR1@{job.signal_seconds}"] if job.signal_seconds else []
+    yield from [f"--signal=B:USR1@{job.lead_seconds}"] if job.lead_seconds else []
     yield f"--export={','.join(['ALL', *passed_names(job)])}"
     yield from job.sbatch
 
@@ -129,6 +129,13 @@ def _launcher(job: SlurmJob) -> list[str]:
         '--rdzv-id="$SLURM_JOB_ID"',
         f"--max-restarts={DEFAULT_RESTARTS if job.max_restarts is None else job.max_restarts}",
         f"--term-timeout={TERM_TIMEOUT_SECONDS}",
-        f"--ft-param-rank_section_timeouts={SECTION_TIMEOUTS}",
+        f"--ft-param-rank_section_timeouts={_section_timeouts(job)}",
         "--no-python",
     ]
+
+
+def _section_timeouts(job: SlurmJob) -> str:
+    """Return the time limits of the sections: a save may take three times as long as predicted, and so may a load."""
+    more = 3 * (job.save_seconds or 0)
+    saving = max(CHECKPOINTING_SECONDS, more)
+    return f"setup:{SETUP_SECONDS + more},step:{STEP_SECONDS},checkpointing:{saving}"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import JsonlSink, Metrics, MetricsRow, read_jsonl
+from mb_metrics.errors import DamagedRunFileError
 
 
 def row(step, values=None, *, skipped=False, consumed_samples=None):
@@ -100,12 +101,12 @@ def test_a_complete_last_line_without_its_newline_is_kept(tmp_path):
     assert path.read_text() == '{"step": 1}\n'
 
 
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"loss": 1}', '{"step": "1"}'])
+@pytest.mark.parametrize("line", ["no json", "[1]", "[" * 100_000, '{"loss": 1}', '{"step": "1"}'])
 def test_a_file_that_is_not_a_metrics_file_is_not_modified(tmp_path, line):
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = path.read_text()
-    with pytest.raises(ValueError, match="line 2: not a JSON object with a step"):
+    with pytest.raises(DamagedRunFileError, match="line 2: not a JSON object with a step"):
         JsonlSink(path, resume_step=1)
     with pytest.raises(ValueError, match="line 2"):
         list(read_jsonl(path))

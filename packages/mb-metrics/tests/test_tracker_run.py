@@ -1,5 +1,6 @@
 import pytest
 
+from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 
 
@@ -34,8 +35,8 @@ def test_without_a_file_nothing_is_stored():
     assert file.read() is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", "[" * 100_000, '{"id": "a", "last_step": "x"}'])
 def test_a_damaged_file_is_an_error(tmp_path, text):
     (tmp_path / "x").write_text(text)
-    with pytest.raises(ValueError, match="contains no run id"):
+    with pytest.raises(DamagedRunFileError, match="contains no run id"):
         TrackerRunFile(tmp_path / "x").read()

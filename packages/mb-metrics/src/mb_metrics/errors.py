@@ -21,6 +21,12 @@ class RunFolderNameError(MetricsError, ValueError):
     bad_input = True
 
 
+class DamagedRunFileError(MetricsError, ValueError):
+    """Error raised when a file to which a resumed run appends, or which names its tracker's run, cannot be read."""
+
+    bad_input = True
+
+
 class SectionError(MetricsError, RuleError):
     """Error raised when a section violates rules; `problems` contains them, and the message has a line for each."""
 

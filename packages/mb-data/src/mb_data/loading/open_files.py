@@ -24,7 +24,8 @@ def allow_open_files(number: int, *, purpose: str) -> None:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise OpenFilesError(
-            f"{purpose}: {number:,} files stay open, and this process may open {hard:,} (ulimit -n), because each file "
-            "is mapped into memory. Merge the files into fewer pairs, or have the limit raised."
+            f"{purpose}: {number:,} files stay open, because each one is mapped into memory, in addition to up to "
+            f"{RESERVE} others, and this process may open {hard:,} (ulimit -n). Have the limit raised, or merge the "
+            "files into fewer pairs."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

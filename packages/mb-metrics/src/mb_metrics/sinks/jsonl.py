@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.sinks.append_file import AppendFile
@@ -51,7 +52,7 @@ class JsonlSink(Sink):
 
     Raises:
         TypeError: `resume_step` is not an integer.
-        ValueError: a line of the file, other than the last, is not a JSON object with a step.
+        DamagedRunFileError: a line of the file, other than the last, is not a JSON object with a step.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
     Marks of an end are omitted. An incomplete last line, from a file being written or from a killed run, is omitted.
 
     Raises:
-        ValueError: a line, other than the last, is not a JSON object with a step.
+        DamagedRunFileError: a line, other than the last, is not a JSON object with a step.
     """
     for _, row in _lines(Path(path)):
         if end_of_run(row) is None:
@@ -169,7 +170,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if row is not None:
                 yield line.rstrip(b"\n"), row
             elif line.endswith(b"\n"):
-                raise ValueError(
+                raise DamagedRunFileError(
                     f"{path}, line {number}: not a JSON object with a step ({line[:60]!r}). The file is not a metrics "
                     "file, or is damaged. Move the file or fix the line."
                 )

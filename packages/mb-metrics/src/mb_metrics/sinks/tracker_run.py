@@ -2,7 +2,10 @@
 
 import json
 from dataclasses import asdict, dataclass
+from operator import index
 from pathlib import Path
+
+from mb_metrics.errors import DamagedRunFileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +35,17 @@ class TrackerRunFile:
         """Return the run to continue, or None to start a new one.
 
         Raises:
-            ValueError: the file is damaged.
+            DamagedRunFileError: the file is damaged.
         """
         fresh = self._resume_step is not None and self._resume_step <= 0
         if self._path is None or fresh or not self._path.exists():
             return None
         try:
             values = json.loads(self._path.read_bytes())
-            return TrackerRun(id=str(values["id"]), last_step=values.get("last_step"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
+            last_step = values.get("last_step")
+            return TrackerRun(id=str(values["id"]), last_step=None if last_step is None else index(last_step))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedRunFileError(
                 f"{self._path}: contains no run id ({error!r}). The run cannot be continued at its tracker. Fix the "
                 'file ({"id": "..."}), or remove it to start a new run.'
             ) from error

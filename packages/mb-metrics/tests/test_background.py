@@ -2,6 +2,7 @@ import errno
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,16 @@ def test_files_and_a_failed_run_reach_a_sink_that_supports_them(recorder):
 def test_a_queue_needs_a_positive_capacity():
     with pytest.raises(ValueError, match="capacity=0"):
         BackgroundSink(Gate(), capacity=0)
+
+
+def test_a_queue_is_as_long_as_its_values_allow():
+    """Rows of three values: two of them fit a queue of seven."""
+    gate = Gate()
+    background = BackgroundSink(gate, capacity=7)
+    background.write_rows([row(1)])
+    gate.entered.wait(30)  # the first is in flight
+    for step in range(2, 8):
+        background.write_rows([replace(row(step), values={"a": 1.0, "b": 2.0, "c": 3.0})])
+    gate.opened.set()
+    background.close()
+    assert (gate.steps, background.failures[0].dropped) == ([1, 6, 7], 4)

@@ -157,3 +157,21 @@ def test_the_disk_is_waited_for_as_stated(tmp_path, monkeypatch, fsync):
     assert forced == ([size] if fsync else [])
     sink.close()
     assert forced[-1] == (tmp_path / "m.jsonl").stat().st_size > size
+
+
+def test_a_file_of_several_runs_keeps_the_rows_of_each(tmp_path):
+    path = tmp_path / "m.jsonl"
+    rows = [f'{{"step": {step}, "lm loss": 2.5}}\n' for step in (1, 2, 3, 1, 2, 3)]
+    path.write_text("".join(rows))
+    JsonlSink(path, resume_step=2, end_mark=False).close()
+    assert path.read_text().splitlines(keepends=True) == [rows[i] for i in (0, 1, 3, 4)]
+
+
+def test_the_rows_of_a_single_run_are_truncated_in_place(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(
+        "".join(f'{{"step": {step}, "lm loss": 2.5}}\n' for step in range(1, 6)) + '{"step": 6, "l'
+    )
+    file = path.stat().st_ino
+    JsonlSink(path, resume_step=3).close()
+    assert (steps(path), path.stat().st_ino) == ([1, 2, 3], file)

@@ -19,11 +19,17 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Errors of a disk that does not recover within seconds: the end of a run does not wait for it."""
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
+CAPACITY = 200_000
+"""Values that wait while a service is down: some 20 MB, 20,000 steps with ten metrics."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _QueuedWrite:
     action: Callable[[], None]
-    weight: int
+    records: int
+    """Steps, evaluations and files."""
+    values: int = 0
+    """Values of metrics, which the memory of a record is proportional to; at least one for each record."""
 
 
 class BackgroundSink:
@@ -40,7 +46,8 @@ class BackgroundSink:
 
     Args:
         sink: The wrapped sink; it is called from the thread only.
-        capacity: Maximum number of queued steps, evaluations and files; None: unbounded.
+        capacity: Maximum number of queued values, about 100 bytes each; a record without values counts as one. None:
+            unbounded.
         close_seconds: Timeout of `close`, in seconds.
         retry_seconds: Delay before the first retry, in seconds.
         longest_retry_seconds: Maximum delay between retries, in seconds.
@@ -55,7 +62,7 @@ class BackgroundSink:
         self,
         sink: Sink,
         *,
-        capacity: int | None = 10_000,
+        capacity: int | None = CAPACITY,
         close_seconds: float = 10.0,
         retry_seconds: float = 1.0,
         longest_retry_seconds: float = 30.0,
@@ -80,7 +87,7 @@ class BackgroundSink:
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
         self._jobs: deque[_QueuedWrite] = deque()
-        self._waiting = 0
+        self._waiting = 0  # values
         self._in_flight: _QueuedWrite | None = None
         self._retrying = False
         self._deadline: float | None = None
@@ -100,31 +107,33 @@ class BackgroundSink:
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Queue the next steps."""
-        self._queue(lambda: self._sink.write_rows(rows), weight=len(rows))
+        values = sum(max(1, len(row.values)) for row in rows)
+        self._queue(lambda: self._sink.write_rows(rows), records=len(rows), values=values)
 
     def write_interval(self, interval: LogInterval) -> None:
         """Queue the summary of a log interval."""
-        self._queue(lambda: self._sink.write_interval(interval), weight=0)
+        self._queue(lambda: self._sink.write_interval(interval), records=0)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Queue an evaluation."""
-        self._queue(lambda: self._sink.write_evaluation(evaluation), weight=1)
+        values = max(1, len(evaluation.values))
+        self._queue(lambda: self._sink.write_evaluation(evaluation), records=1, values=values)
 
     def write_file(self, path: Path, name: str) -> None:
         """Queue a file, if the sink stores files."""
         sink = self._sink
         if isinstance(sink, FileSink):
-            self._queue(lambda: sink.write_file(path, name), weight=1)
+            self._queue(lambda: sink.write_file(path, name), records=1, values=1)
 
     def fail(self) -> None:
         """Queue the notification that an error ended the run, if the sink supports it."""
         sink = self._sink
         if isinstance(sink, StatusSink):
-            self._queue(sink.fail, weight=0)
+            self._queue(sink.fail, records=0)
 
     def close(self) -> None:
         """Wait until all records are written and the sink is closed, for at most `close_seconds`."""
-        thread = self._queue(self._sink.close, weight=0)
+        thread = self._queue(self._sink.close, records=0)
         with self._changed:
             self._deadline = self._clock() + self._close_seconds
             is_down = self._retrying
@@ -141,15 +150,16 @@ class BackgroundSink:
         thread.join(self._close_seconds)
         with self._changed:
             if thread.is_alive():
-                self._dropped += self._waiting + (self._in_flight.weight if self._in_flight else 0)
+                abandoned = [*self._jobs, *([self._in_flight] if self._in_flight else [])]
+                self._dropped += sum(job.records for job in abandoned)
                 self._jobs.clear()
                 self._waiting = 0
                 self._in_flight = None
 
-    def _queue(self, action: Callable[[], None], *, weight: int) -> threading.Thread:
+    def _queue(self, action: Callable[[], None], *, records: int, values: int = 0) -> threading.Thread:
         with self._changed:
-            self._jobs.append(_QueuedWrite(action=action, weight=weight))
-            self._waiting += weight
+            self._jobs.append(_QueuedWrite(action=action, records=records, values=values))
+            self._waiting += values
             dropped = self._make_room()
             first_drop = dropped > 0 and not self._dropped
             self._dropped += dropped
@@ -173,12 +183,12 @@ class BackgroundSink:
         dropped = 0
         while self._capacity is not None and self._waiting > self._capacity and len(self._jobs) > 1:
             if self._retrying and self._in_flight is not None:
-                dropped += self._in_flight.weight
+                dropped += self._in_flight.records
                 self._in_flight = None
                 continue
             oldest = self._jobs.popleft()
-            self._waiting -= oldest.weight
-            dropped += oldest.weight
+            self._waiting -= oldest.values
+            dropped += oldest.records
         return dropped
 
     def _work(self) -> None:
@@ -193,7 +203,7 @@ class BackgroundSink:
                     return None
                 self._changed.wait()
             self._in_flight = self._jobs.popleft()
-            self._waiting -= self._in_flight.weight
+            self._waiting -= self._in_flight.values
             return self._in_flight
 
     def _execute(self, job: _QueuedWrite) -> None:
@@ -203,7 +213,7 @@ class BackgroundSink:
                 job.action()
             except Exception as error:  # noqa: BLE001 - counted and logged; metrics must not end a training run
                 transient = isinstance(error, OSError) and not isinstance(error, _PERMANENT)
-                self._count(error, lost=0 if transient else job.weight, retrying=transient)
+                self._count(error, lost=0 if transient else job.records, retrying=transient)
                 if not self._failing:
                     consequence = "records are queued and retried" if transient else "the record is lost"
                     self._warn(f"raised {hide_in_text(repr(error))}; {consequence}")
@@ -213,7 +223,9 @@ class BackgroundSink:
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
-                if self._failing and job.weight:  # a weight of 0 proves nothing: many sinks ignore summaries
+                if (
+                    self._failing and job.records
+                ):  # a write of no record proves nothing: many sinks ignore summaries
                     self._failing = False
                     self._warn("recovered; records are written again")
                 return
@@ -228,7 +240,7 @@ class BackgroundSink:
             if self._deadline is not None:
                 left = self._deadline - self._clock()
                 if left <= 0 or is_full:
-                    self._dropped += self._in_flight.weight if self._in_flight else 0
+                    self._dropped += self._in_flight.records if self._in_flight else 0
                     self._in_flight, self._retrying = None, False
                     return False
                 seconds = min(seconds, self._retry_seconds, left)

@@ -10,14 +10,13 @@ from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
 from mb_metrics.recorder.energy import EnergySampler
 from mb_metrics.recorder.memory_sampler import MemorySampler, memory_names
 from mb_metrics.recorder.recorded_steps import Reduction, Sampler
-from mb_metrics.sinks.background import BackgroundSink
+from mb_metrics.sinks.background import CAPACITY, BackgroundSink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.filter import FilterSink
 from mb_metrics.sinks.jsonl import JsonlSink
 from mb_metrics.sinks.sink import Sink
 from mb_metrics.sinks.terminal import StyledTerminal, TerminalSink
 
-QUEUE = 10_000
 CLOSE_SECONDS = 120.0
 """Seconds that queued uploads may take at the end of a run; without an outage they finish at once."""
 
@@ -160,7 +159,7 @@ def _trackers(
                 config=run_config,
                 **settings,
             )
-            yield QUEUE, opened
+            yield CAPACITY, opened
 
 
 def _tracker_settings(

@@ -53,6 +53,35 @@ def sweep(
     """Print the variations that pass, and the rules that reject the others. Return 1 if none passes.
 
     Args:
+        given: See `sweep_points`, also for the following.
+        targets: Machines.
+        limit: Maximum number of passing variations.
+        top: Number of the best points.
+        layouts: Sweep over parallel layouts.
+        chart: SVG file for a chart of memory and predicted time; needs a GPU.
+        as_json: Print one JSON object.
+    """
+    found = sweep_points(given, targets=targets, limit=limit, top=top, layouts=layouts)
+    if chart is not None:
+        write_sweep_chart(chart, found.points, title=f"{found.name}: memory and predicted step")
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_report(found)
+    return DONE if any(not point.rejected for point in found.points) else FAILURE
+
+
+def sweep_points(
+    given: CommandInput,
+    *,
+    targets: Sequence[TargetMachine],
+    limit: int | None = None,
+    top: int | None = None,
+    layouts: bool = False,
+) -> SweepReport:
+    """Check, resolve and plan every variation; progress is printed on stderr.
+
+    Args:
         given: Recipe or file, and overrides. A field with several values is swept over; so is a list in a file for a
             field that takes none.
         targets: Machines to sweep over, which differ in their number of processes.
@@ -60,8 +89,6 @@ def sweep(
             With one, all are, and the best are shown first (`best_points`).
         top: Number of the best points to show (`best_points`), of those that are resolved; None: as `limit` states.
         layouts: Sweep over the parallel layouts of the model (`layout_axes`), too.
-        chart: SVG file for a chart of memory and predicted time; needs a GPU.
-        as_json: Print one JSON object.
     """
     swept = read_swept(given)
     request, config = swept.request, swept.request.config
@@ -98,14 +125,9 @@ def sweep(
     shown: Sequence[SweptPoint] = points
     if sort or top is not None:
         shown = best_points(points, limit if top is None else top)
-    found = SweepReport(result=result, variations=swept.variations, points=points, shown=shown)
-    if chart is not None:
-        write_sweep_chart(chart, points, title=f"{request.name}: memory and predicted step")
-    if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
-        print_report(found)
-    return DONE if any(not point.rejected for point in points) else FAILURE
+    return SweepReport(
+        name=request.name, result=result, variations=swept.variations, points=points, shown=shown
+    )
 
 
 def _resolve_points(

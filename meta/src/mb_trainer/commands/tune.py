@@ -1,9 +1,11 @@
 """`mb tune`: the fastest settings of a run on this machine, measured one after another, as a file for `--config`."""
 
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,9 +21,12 @@ from mb_metrics.bench.result import BenchResult
 from mb_metrics.bench.tuning import Overrides, Search, Switch, Trial, override_file, search, table
 from mb_trainer.commands.bench import bench_command
 from mb_trainer.commands.errors import reported
+from mb_trainer.commands.sweep import sweep_points
 from mb_trainer.requests import examine_request
 
 PERF = ("perf=auto",)
+LAYOUTS = 3
+"""Parallel layouts that are measured on several GPUs."""
 
 
 def tune(
@@ -78,7 +83,9 @@ def _search(
 
     examined = read(())
     fixed: Overrides = ()
-    if _has_fast_settings(examined.facts) and examined.request.config.perf is None:
+    # GPU of this machine for which perf=auto has settings
+    gpu = None if examined.facts.get("cpu") else gpu_of(PerfName(AUTO, ""), examined.facts.get("gpu"))
+    if gpu is not None and examined.request.config.perf is None:
         fixed = PERF
         examined = read(fixed)
     config = examined.request.config
@@ -93,8 +100,14 @@ def _search(
         cpus=os.cpu_count() or 1,
         replicas=max(1, (processes or 1) // ranks),
     )
+    given = CommandInput(arguments=[*arguments, *fixed], files=files)
     switches = [
-        Switch(name=each.name, alternatives=each.values, ordered=each.ordered) for each in alternatives
+        *(
+            [layout_switch(given, target=replace(machine, gpu=gpu))]
+            if gpu and machine.world_size != 1
+            else []
+        ),
+        *(Switch(name=each.name, alternatives=each.values, ordered=each.ordered) for each in alternatives),
     ]
 
     def rejected(overrides: Overrides) -> str | None:
@@ -117,9 +130,22 @@ def _search(
     return found, fixed, f"{device} with {os.cpu_count()} CPUs" if device == "cpu" else device
 
 
-def _has_fast_settings(facts: Mapping[str, object]) -> bool:
-    """Return whether this machine has a GPU for which `perf=auto` has settings."""
-    return not facts.get("cpu") and gpu_of(PerfName(AUTO, ""), facts.get("gpu")) is not None
+def layout_switch(given: CommandInput, *, target: TargetMachine) -> Switch:
+    """Return the parallel layouts with the best predicted throughput, which are tried before other settings.
+
+    Args:
+        given: Recipe or file, and overrides; sizes that they set are kept.
+        target: Number of processes, and GPU.
+    """
+    points = sweep_points(given, targets=[target], top=LAYOUTS, layouts=True).shown
+    return Switch(
+        name="layout",
+        alternatives=tuple(
+            tuple(f"{path}={json.dumps(value)}" for path, value in point.values.items())
+            for point in points
+            if not point.verdict
+        ),
+    )
 
 
 def _options(files: Sequence[Path], processes: int | None) -> list[str]:

@@ -84,6 +84,8 @@ def values_as_written(
 class SweepReport:
     """Result of a sweep, with the points that were resolved."""
 
+    name: str
+    """Name of the run, such as its recipe."""
     result: SweepResult
     variations: Sequence[AxisLike]
     points: Sequence[SweptPoint]

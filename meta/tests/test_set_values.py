@@ -13,7 +13,7 @@ from mb_config.preflight.run import preflight
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.recipes import RECIPES
 from mb_trainer.requests import READER
-from mb_trainer.run.completion import complete_for_any_start
+from mb_trainer.run.completion import complete
 from mb_trainer.run.preflight import all_checks
 
 PERF = (None, "h100", "h100_fp8", "gb200", "gb200_nvfp4")
@@ -107,7 +107,7 @@ def from_overrides(name, settings):
 
 def outcome(config, provenance, *, folder):
     """Return the resolved configuration and its problems."""
-    complete_for_any_start(config, RunFolder.named(folder, name="run"), provenance)
+    complete(config, RunFolder.named(folder, name="run"), provenance, for_any_start=True)
     result = preflight(config, all_checks(), facts=facts(config), provenance=provenance)
     return config.to_dict(), sorted((problem.id, *problem.fields) for problem in result.problems)
 
@@ -190,5 +190,5 @@ def test_a_program_that_modifies_a_recipe_keeps_what_it_set(tmp_path):
         runtime_config_update(config, world_size=8)
     config = RECIPES["gpt_tiny"].build()
     config.checkpoint.save = None
-    complete_for_any_start(config, RunFolder.named(tmp_path, name="run"), Provenance.of(config))
+    complete(config, RunFolder.named(tmp_path, name="run"), Provenance.of(config), for_any_start=True)
     assert config.checkpoint.save is None

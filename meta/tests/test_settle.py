@@ -11,8 +11,8 @@ from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError
 from mb_trainer.recipes import gpt_tiny
+from mb_trainer.run.completion import set_run_paths
 from mb_trainer.run.preflight import resolve_and_check
-from mb_trainer.run.run_folder import set_run_paths
 from mb_trainer.run.settle import RunOptions, settle_job
 
 

@@ -11,7 +11,7 @@ from mb_data import load_tokenizer, save_tokenizer, train_bpe
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.requests import read_request
-from mb_trainer.run.completion import complete_for_any_start
+from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import read_tokenizer_facts
 from mb_trainer.run.run_folder import saved_settings
 from mb_trainer.run.tokenizer_assets import kept_by_run, where_tokenizer
@@ -35,7 +35,7 @@ def newest_of(base):
 
 def placed(*words, out):
     request = read_request(words)
-    complete_for_any_start(request.config, RunFolder(out), request.provenance)
+    complete(request.config, RunFolder(out), request.provenance, for_any_start=True)
     return request
 
 

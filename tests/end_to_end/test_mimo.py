@@ -10,7 +10,7 @@ from mb_models import MimoModelConfig
 from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import mimo_tiny
 from mb_trainer.requests import examine_request
-from mb_trainer.run.data_checks import verify_data
+from mb_trainer.run.settle import RunOptions, settle_job
 from mb_verify import Recorder, compare, read_record
 
 WORDS = [
@@ -60,9 +60,8 @@ def test_its_configuration_comes_back_from_a_file(runs):
     assert (type(config.model), type(config.dataset)) == (MimoModelConfig, DrawnShapesConfig)
 
 
-def test_the_section_of_the_data_is_settled_before_two_runs_are_compared():
-    config = mimo_tiny()
-    verify_data(config)
+def test_the_section_of_the_data_is_settled_before_two_runs_are_compared(tmp_path):
+    config = settle_job(mimo_tiny(), RunOptions(out=tmp_path)).config
     assert (config.dataset.num_workers, config.dataset.persistent_workers) == (0, False)
 
 

@@ -97,9 +97,11 @@ def loaded_model(saved: SavedRun, *, tokenizer_vocab_size: int) -> Iterator[Any]
     config, world = saved.config, read_world(os.environ)
     device = pick_device(world)
     with model_groups(world, config, device=device) as groups:
+        layers = layers_of(config, device)
+        config.model.transformer_impl = layers.implementation
         provider = family_of(config.model).provider(
             config.model,
-            layer_spec=layers_of(config, device).spec,
+            layer_spec=layers.spec,
             device=device,
             tokenizer_vocab_size=tokenizer_vocab_size,
         )

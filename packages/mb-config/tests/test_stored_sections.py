@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from mb_config import Provenance
 from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.megatron_lm.script import read_words
-from mb_config.overrides.stored_sections import adopt_tokenizer, sections_of_arguments, sections_of_file
+from mb_config.overrides.stored_sections import sections_of_arguments, sections_of_file, stored_tokenizer
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer
@@ -49,12 +49,7 @@ def test_a_tokenizer_is_taken_unless_the_user_has_set_one():
         {"tokenizer_type": "NullTokenizer", "vocab_size": 8},
         SimpleNamespace(tokenizer_type=None),
     )
-    adopt_tokenizer(
-        section, stored, origins=Provenance({"tokenizer.tokenizer_type": "run.yaml:1"}), source="there"
-    )
-    adopt_tokenizer(section, {}, origins=Provenance(), source="there")
-    assert section.tokenizer_type is None
-    origins = Provenance()
-    adopt_tokenizer(section, stored, origins=origins, source="there")
-    assert section.tokenizer_type == "NullTokenizer"
-    assert origins.origin("tokenizer.tokenizer_type") == "resolve: settings of there"
+    by_user = Provenance({"tokenizer.tokenizer_type": "run.yaml:1"})
+    assert stored_tokenizer(section, stored, origins=by_user) == {}
+    assert stored_tokenizer(section, {}, origins=Provenance()) == {}
+    assert stored_tokenizer(section, stored, origins=Provenance()) == {"tokenizer_type": "NullTokenizer"}

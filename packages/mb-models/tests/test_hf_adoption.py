@@ -25,13 +25,10 @@ class Origins:
     """Origins of values, of which the user has set some."""
 
     def __init__(self, *paths):
-        self.paths, self.notes = paths, {}
+        self.paths = paths
 
     def by_user(self, path):
         return path in self.paths
-
-    def note(self, path, origin):
-        self.notes[path] = origin
 
 
 def section(**values):
@@ -42,7 +39,8 @@ def test_layout_lengths_and_settings_of_the_user_are_kept(tmp_path):
     make("qwen3", tmp_path)
     origins = Origins("model.rotary_base")
     ours = section(tensor_model_parallel_size=2, rotary_base=500, bf16=True, recompute_granularity="full")
-    adopted = adopt_architecture(ours, str(tmp_path), origins=origins)
+    found = adopt_architecture(ours, str(tmp_path), origins=origins)
+    adopted = found.section
     kept = (
         adopted.tensor_model_parallel_size,
         adopted.seq_length,
@@ -59,17 +57,16 @@ def test_layout_lengths_and_settings_of_the_user_are_kept(tmp_path):
     )
     assert shape == (SMALL["num_hidden_layers"], SMALL["hidden_size"], 16, True, 500)
     assert adopted.vocab_size == 128  # 96 tokens and padding
-    assert origins.notes["model.num_layers"] == "resolve: config.json of checkpoint.pretrained_checkpoint"
-    assert "model.seq_length" not in origins.notes
-    again = Origins("model.rotary_base")
-    assert adopt_architecture(adopted, str(tmp_path), origins=again) == adopted
-    assert again.notes == {}
+    assert "num_layers" in found.fields
+    assert "seq_length" not in found.fields
+    again = adopt_architecture(adopted, str(tmp_path), origins=origins)
+    assert (again.section, again.fields) == (adopted, [])
 
 
 def test_further_fields_are_those_of_the_weights_and_of_the_user(tmp_path):
     make("gpt-oss", tmp_path)
     ours = section(transformer={"glu_linear_offset": 5.0, "test_mode": True})
-    adopted = adopt_architecture(ours, str(tmp_path), origins=Origins("model.transformer.test_mode"))
+    adopted = adopt_architecture(ours, str(tmp_path), origins=Origins("model.transformer.test_mode")).section
     assert adopted.transformer == {
         "glu_linear_offset": 1.0,
         "activation_func_clamp_value": 7.0,
@@ -80,7 +77,7 @@ def test_further_fields_are_those_of_the_weights_and_of_the_user(tmp_path):
 @pytest.mark.parametrize("weights", [None, "runs/gpt_tiny/checkpoints"])
 def test_without_a_hugging_face_folder_nothing_changes(weights):
     ours = section()
-    assert adopt_architecture(ours, weights, origins=Origins()) is ours
+    assert adopt_architecture(ours, weights, origins=Origins()).section is ours
 
 
 def test_another_kind_of_model_is_rejected(tmp_path):

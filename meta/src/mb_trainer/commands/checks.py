@@ -84,6 +84,7 @@ def machine_notes(found: Examination) -> Iterator[str]:
 def data_problem(config: ConfigContainer) -> str | None:
     """Return why the data or the tokenizer of a configuration cannot be used on this machine; None if they can."""
     try:
+        config.dataset.finalize()
         verify_data(config)
     except (OSError, DataError, VocabularyError) as error:
         return truncate(str(error), MAX_MESSAGE_LENGTH)

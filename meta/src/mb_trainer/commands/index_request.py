@@ -34,6 +34,7 @@ def read_index_request(
         given = CommandInput(arguments=settings, files=files)
         request = examine_sections(given, sections=SECTIONS, world_size=world_size)
         config = request.config
+        config.dataset.finalize()
         verify_data(config)
         if "megatron.core" not in sys.modules:
             mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch

@@ -219,6 +219,7 @@ def wrapped_model(
     """Build the model and its optimizer, with what overlap and CUDA graphs need before."""
     config = job.config
     layers = layers_of(config, device)
+    config.model.transformer_impl = layers.implementation
     start_user_buffers(config.model, micro_batch_size=config.train.micro_batch_size or 1)
     with wrapping_stream(config.model):
         return build_model(

@@ -14,14 +14,13 @@ from mb_trainer.run.tokenizer_assets import kept_by_run
 
 
 def verify_data(config: ConfigContainer) -> None:
-    """Finalize the dataset section and check every file that it names, before anything is built.
+    """Check every file that the dataset section names, before anything is built. The section must be finalized.
 
     Raises:
         DataPathError, IndexedFormatError, CorpusError: as `mb_data.data_checks.verify_dataset_files`.
         TokenizerError: the tokenizer cannot be read.
         VocabularyError: the model's embedding has no row for some of its tokens.
     """
-    config.dataset.finalize()
     entries = tokenizer_size(config.tokenizer, config.dataset, saved=kept_by_run(config))
     model = config.model
     if model.vocab_size is not None:

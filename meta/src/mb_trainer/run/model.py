@@ -56,12 +56,10 @@ def model_groups(
 
 
 def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
-    """Choose the layers of the model, and set `model.transformer_impl` accordingly."""
+    """Choose the layers of the model."""
     model = config.model
     available = AvailableLayers(host=HOST_LAYERS)
-    layers = choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
-    model.transformer_impl = layers.implementation
-    return layers
+    return choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
 
 
 def optimizer_overrides(config: ConfigContainer, chunks: list[Any]) -> dict[Any, Any]:

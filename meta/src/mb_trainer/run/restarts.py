@@ -15,7 +15,7 @@ from mb_metrics.run.rank_console import RankConsole
 from mb_resilience import InProcessRestartConfig, RestartAttempt
 from mb_resilience.restarts.nvrx import run_with_restarts
 from mb_trainer.config import ConfigContainer
-from mb_trainer.run.completion import complete_for_any_start
+from mb_trainer.run.completion import complete
 from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import all_checks
 from mb_trainer.run.settle import Job, settle_job
@@ -28,7 +28,7 @@ def train_with_restarts(
 
     `given` is the configuration before the job was settled.
     """
-    complete_for_any_start(given, job.folder, Provenance.of(given))
+    complete(given, job.folder, Provenance.of(given), for_any_start=True)
     section = given.inprocess_restart or InProcessRestartConfig()
     facts = target_facts(TargetMachine(), given.env_vars)
     environment = torchrun_environment(job.options.environment)

@@ -1,8 +1,14 @@
 """Settled run: checked configuration, run folder, and the checkpoint to resume from. Nothing is written to disk.
 
-The configuration changes in three places, in this order: `complete` takes values from the run folder and from
-checkpoints, `resolve_and_check` computes fields that follow from others, and `settle_job` lets the current schedule
-replace that of the checkpoint if settings of a resumed run have changed.
+The steps of `settle_job`:
+
+1. `complete` takes values from the run folder and from checkpoints; `completion.py` lists its steps.
+2. `resolve_and_check` computes fields that follow from others, and applies the rules of all packages.
+3. The dataset section is finalized and its files are checked, then code of the user, the monitor and the folders.
+4. `resume_status` tells where the run resumes from; `changed_settings` compares it with the run in the folder.
+5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
+
+The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field).
 """
 
 import os
@@ -90,6 +96,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         provenance=known,
         local_world_size=read_local_world_size(options.environment),
     )
+    config.dataset.finalize()
     verify_data(config)
     if options.code.process_non_loss_data is not None and config.logger.tensorboard_dir is None:
         raise UserCodeError(

@@ -6,6 +6,7 @@ queued again, would start from there every time, and make all steps again.
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mb_checkpoint.config import CheckpointConfig
@@ -34,23 +35,41 @@ def release_ckpt_step(section: CheckpointConfig, *, events: Iterable[Mapping[str
         events: events of the run, oldest first: mappings with "event" ("start", "resume", "save", ...) and "step"; the
             first one of each process has the fields of `start_fields`.
     """
+    released = released_start(section, events=events)
+    if released is None:
+        return None
+    section.ckpt_step, section.load = None, released.load
+    return released.message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedStart:
+    """Folder from which a run resumes in place of the configured step and folder."""
+
+    load: str | None
+    message: str
+
+
+def released_start(section: CheckpointConfig, *, events: Iterable[Mapping[str, Any]]) -> ReleasedStart | None:
+    """Return what replaces the configured step and folder, or None; arguments as `release_ckpt_step`."""
     start = start_fields(section)
     newer = _saved_since(start, events) if start else None
     if newer is None:
         return None
     step, load = section.ckpt_step, section.load
-    section.ckpt_step = None
-    section.load = section.save or section.load
+    own = section.save or section.load
     if step is None:
-        return (
+        message = (
             f"checkpoint.load={load}: this run started from there and has saved step {newer} since, so it resumes from "
             f"its newest checkpoint. To start from {load} again, use another folder: --out=NEW."
         )
-    return (
+        return ReleasedStart(load=own, message=message)
+    message = (
         f"checkpoint.ckpt_step={step}: this run started from that step and has saved step {newer} since, so it resumes "
         f"from its newest checkpoint. To start from step {step} again, use another folder: --out=NEW "
         f"checkpoint.load={load}."
     )
+    return ReleasedStart(load=own, message=message)
 
 
 def _saved_since(start: Mapping[str, object], events: Iterable[Mapping[str, Any]]) -> int | None:

@@ -20,5 +20,6 @@ def expand_home_in(config: Any, fields: Iterable[str]) -> None:
     for path in fields:
         name, _, leaf = path.partition(".")
         section = getattr(config, name, None)
-        if hasattr(section, leaf):
-            setattr(section, leaf, expand_home(getattr(section, leaf)))
+        given = getattr(section, leaf, None)
+        if (expanded := expand_home(given)) != given:
+            setattr(section, leaf, expanded)

@@ -26,14 +26,15 @@ def stored_sections(file: Path | None, arguments: Mapping[str, Any] | None) -> d
     return sections_of_arguments(arguments or {}) if file is None else sections_of_file(file)
 
 
-def adopt_tokenizer(section: Any, stored: Mapping[str, Any], *, origins: Provenance, source: str) -> None:
-    """Set the tokenizer of a checkpoint, if it names one and the user has set no field of the section."""
+def stored_tokenizer(section: Any, stored: Mapping[str, Any], *, origins: Provenance) -> dict[str, Any]:
+    """Return the settings of the tokenizer of a checkpoint that the section takes.
+
+    There are none if the checkpoint names no tokenizer, or if the user has set a field of the section.
+    """
     by_user = any(origins.by_user(f"tokenizer.{name}") for name in vars(section))
     if by_user or not stored.get("tokenizer_type"):
-        return
-    for name in stored.keys() & vars(section).keys():
-        setattr(section, name, stored[name])
-        origins.note(f"tokenizer.{name}", f"resolve: settings of {source}")
+        return {}
+    return {name: stored[name] for name in stored.keys() & vars(section).keys()}
 
 
 def sections_of_file(file: Path) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The architecture of a Hugging Face folder in the model section of a run that starts from its weights. No torch."""
 
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,11 +37,19 @@ class OriginsLike(Protocol):
     def by_user(self, path: str) -> bool:
         """Return whether the user has set a value, such as "model.num_layers"."""
 
-    def note(self, path: str, origin: str) -> None:
-        """Record the origin of a value."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedArchitecture:
+    """Model section with the architecture of weights."""
+
+    section: Any
+    fields: Sequence[str] = ()
+    """Fields whose values come from the weights."""
+    conflicts: Sequence[str] = ()
+    """A line for each field of the user that differs from the weights."""
 
 
-def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLike) -> Any:
+def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLike) -> AdoptedArchitecture:
     """Return the model section with the architecture of the initial weights, if these are a Hugging Face folder.
 
     Layout, precision, kernels and `seq_length` are kept, and so is each field that the user has set. The embedding is
@@ -49,13 +58,13 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
     Args:
         section: section of a GPT or of a hybrid model; not modified.
         weights: value of `checkpoint.pretrained_checkpoint`.
-        origins: origins of the values; receives those of the fields that change.
+        origins: origins of the values.
 
     Raises:
         HuggingFaceError: Megatron would compute a different result, or the section is that of another kind of model.
     """
     if weights is None or not is_model_folder(Path(weights)):
-        return section
+        return AdoptedArchitecture(section=section)
     folder = Path(weights)
     found = section_of(read_config(folder), dtype="float32")
     if type(section) not in CONVERTIBLE:
@@ -77,7 +86,9 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
     }
     kept["transformer"] = {**adopted.transformer, **further}
     adopted = replace(adopted, **kept)
-    for item in fields(adopted):
-        if item.name not in names or getattr(adopted, item.name) != getattr(section, item.name):
-            origins.note(f"model.{item.name}", "resolve: config.json of checkpoint.pretrained_checkpoint")
-    return adopted
+    changed = [
+        item.name
+        for item in fields(adopted)
+        if item.name not in names or getattr(adopted, item.name) != getattr(section, item.name)
+    ]
+    return AdoptedArchitecture(section=adopted, fields=changed)

@@ -5,7 +5,6 @@ Shapes: B sequences of a microbatch, S tokens of a sequence (of this rank's part
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -17,15 +16,6 @@ FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
 PACKED_KEYS = ("cu_seqlens", "max_seqlen")
 PADDING_KEY = "padding_mask"
-_FIELDS = {
-    "tokens": "tokens_BS",
-    "labels": "labels_BS",
-    "loss_mask": "loss_mask_BS",
-    "position_ids": "position_ids_BS",
-    "attention_mask": "attention_mask_B1SS",
-    PADDING_KEY: "padding_mask_BS",
-}
-"""Key of a microbatch to the field of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +31,21 @@ class Batch:
     """True for padding, which routers of experts leave out; required on every stage if there is any."""
     packed_seq_params: PackedSeqParams | None = None
     """Boundaries of packed sequences; required on every stage."""
+
+    @classmethod
+    def of(
+        cls, tensors: Mapping[str, torch.Tensor | None], packed_seq_params: PackedSeqParams | None = None
+    ) -> "Batch":
+        """Return the batch of the tensors of a microbatch, by their keys; other keys are ignored."""
+        return cls(
+            tokens_BS=tensors.get("tokens"),
+            labels_BS=tensors.get("labels"),
+            loss_mask_BS=tensors.get("loss_mask"),
+            position_ids_BS=tensors.get("position_ids"),
+            attention_mask_B1SS=tensors.get("attention_mask"),
+            padding_mask_BS=tensors.get(PADDING_KEY),
+            packed_seq_params=packed_seq_params,
+        )
 
 
 def get_batch(
@@ -101,8 +106,7 @@ def get_batch(
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
         whole = {**parts, "cu_seqlens": None}
         parts = get_batch_on_this_cp_rank(whole, is_hybrid_cp=False, cp_group=cp_group)
-    known: dict[str, Any] = {_FIELDS[key]: value for key, value in parts.items() if key in _FIELDS}
-    return Batch(**known)
+    return Batch.of(parts)
 
 
 def next_microbatch(
@@ -171,8 +175,7 @@ def _packed(
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )
-    known: dict[str, Any] = {_FIELDS[key]: value for key, value in parts.items() if key in _FIELDS}
-    return Batch(**known, packed_seq_params=packing)
+    return Batch.of(parts, packing)
 
 
 def _check(microbatch: Mapping[str, torch.Tensor], *, only_stage: bool, packed: bool) -> None:

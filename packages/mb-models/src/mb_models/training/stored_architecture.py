@@ -6,7 +6,7 @@ from typing import Any
 
 from mb_models.config import ParallelFields
 from mb_models.errors import ModelsError
-from mb_models.hf.adoption import OF_THE_RUN, OriginsLike
+from mb_models.hf.adoption import OF_THE_RUN, AdoptedArchitecture, OriginsLike
 from mb_models.training.weight_shapes import SHAPE_FIELDS
 
 _PARALLEL = frozenset(item.name for item in fields(ParallelFields))
@@ -29,8 +29,8 @@ class StoredArchitectureError(ModelsError, ValueError):
 
 def adopt_stored_architecture(
     section: Any, stored: Mapping[str, Any], *, origins: OriginsLike, source: str, parallel: bool = False
-) -> tuple[Any, list[str]]:
-    """Return the model section with the architecture of a checkpoint, and a line for each conflict.
+) -> AdoptedArchitecture:
+    """Return the model section with the architecture of a checkpoint.
 
     Layout, precision, kernels and `seq_length` are kept, and so is each field that the user has set. A conflict is such
     a field whose value differs from the stored one.
@@ -38,7 +38,7 @@ def adopt_stored_architecture(
     Args:
         section: section of the run; not modified.
         stored: values by field, as the settings in the checkpoint have them; unknown names are ignored.
-        origins: origins of the values; receives those of the fields that change.
+        origins: origins of the values.
         source: the checkpoint, for messages.
         parallel: take the parallel layout as well.
 
@@ -65,13 +65,12 @@ def adopt_stored_architecture(
         )
     adopted = {name: value for name, value in taken.items() if not origins.by_user(f"model.{name}")}
     result = replace(section, **adopted, transformer=_transformer(section, stored, origins))
-    for name in adopted:
-        if getattr(result, name) != getattr(section, name):
-            origins.note(f"model.{name}", f"resolve: settings of {source}")
-    return result, [
+    lines = [
         f"{path}: {own} was set and applies; the checkpoint has {other}"
         for path, (own, other) in conflicts.items()
     ]
+    changed = [name for name in adopted if getattr(result, name) != getattr(section, name)]
+    return AdoptedArchitecture(section=result, fields=changed, conflicts=lines)
 
 
 def _transformer(section: Any, stored: Mapping[str, Any], origins: OriginsLike) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,11 @@ def build_model(config: Config, groups: Any, *, vocab_size: int, device: Any) ->
         ddp=mb_models.DataParallelSetup(config=mb_config.to_megatron(config.ddp)),
         optimizer=mb_models.OptimizerSetup(
             config=mb_config.to_megatron(config.optimizer),
-            scheduler=lambda optimizer: mb_config.build_scheduler(
-                optimizer, scheduler=config.scheduler, optimizer_config=config.optimizer, steps=steps
+            scheduler=partial(
+                mb_config.build_scheduler,
+                scheduler=config.scheduler,
+                optimizer_config=config.optimizer,
+                steps=steps,
             ),
         ),
         device=device,
@@ -153,7 +157,6 @@ def main(
         # A checkpoint holds model, optimizer, scheduler, random states, callbacks with a state, and the counters in
         # `state`. The data are opened after it is loaded: their position is the number of samples in these counters.
         state = mb_loop.LoopState(cfg=config)
-        counters = state.train_state
         checkpointer = mb_checkpoint.RunCheckpointer(
             mb_checkpoint.create_checkpoint_manager(config.checkpoint, log_outcomes=False),
             state=state,
@@ -165,18 +168,16 @@ def main(
             log=log,
         )
         checkpointer.load()
-        data = loaders.iterators(
-            consumed_train_samples=counters.consumed_train_samples,
-            consumed_valid_samples=counters.consumed_valid_samples,
-        )
+        data = loaders.resume(state.train_state)
         stack.callback(data.close)
-        counters.do_valid, counters.do_test = data.has_valid, data.has_test
 
         # Loss, throughput and MFU: to the console, and to metrics.jsonl in the folder. Rows after the loaded step are
         # dropped, so that a run that was killed leaves no row twice.
         output = mb_metrics.MetricsOutput(folder=folder) if world.is_logging_rank else None
         recorders = stack.enter_context(
-            mb_metrics.record_run(config, training, output=output, start_step=counters.step, print_line=log)
+            mb_metrics.record_run(
+                config, training, output=output, start_step=state.train_state.step, print_line=log
+            )
         )
         # A signal to any rank stops all of them after the same step, with a checkpoint.
         stops = stack.enter_context(

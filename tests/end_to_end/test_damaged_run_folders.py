@@ -24,8 +24,9 @@ from measured_mb import MeasuredCommands
 from runs import train_here
 from safetensors import safe_open
 
-from mb_checkpoint import open_storage, upload_checkpoint
+from mb_checkpoint import upload_checkpoint
 from mb_checkpoint.formats.manifest import FileEntry, encode_manifest, hash_file, read_manifest
+from mb_checkpoint.storage.storage import open_storage
 
 COUNT = int(os.environ.get("MB_MUTATIONS", "6"))
 SEED = int(os.environ.get("MB_SEED", "0"))

@@ -7,7 +7,8 @@ import torch
 from runs import train_here
 
 from mb_loop import Callback
-from mb_verify import ALL_RANKS, Recorder, compare, read_record
+from mb_verify import Recorder, compare, read_record
+from mb_verify.record.run_record import ALL_RANKS
 
 SHAPE = ["train.train_iters=9", "train.micro_batch_size=4", "validation.eval_interval=3"]
 SHAPE += ["model.hidden_dropout=0.1", "checkpoint.save_interval=null", "checkpoint.verify_integrity=false"]

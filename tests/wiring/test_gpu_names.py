@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import mb_config
 import mb_overlap
+from mb_config import UnknownGpuError
+from mb_config.rules.hardware import gpu_short_name
 from mb_launch import GpuSources
 from mb_metrics import peak_tflops
 from mb_overlap.env_vars import generation
@@ -38,7 +39,7 @@ def test_all_packages_parse_the_output_of_nvidia_smi_equally(
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "information").write_text(f"Model: \t\t {printed}\nGPU UUID: GPU-0-a100-0\n")
     read = first_gpu({}, sources=GpuSources(driver=tmp_path))
-    assert (mb_config.gpu_short_name(printed), read) == (short, short)
+    assert (gpu_short_name(printed), read) == (short, short)
     assert (capability(printed), generation(printed)) == (capability(short), generation(short))
     assert (capability(short) or ())[:1] == (generation(short),)
     assert peak_tflops(printed) is not None
@@ -46,8 +47,8 @@ def test_all_packages_parse_the_output_of_nvidia_smi_equally(
 
 @pytest.mark.parametrize("name", ["h1000", "abacus", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_unknown_names_are_read_by_no_package(name: str) -> None:
-    with pytest.raises(mb_config.UnknownGpuError, match="is not a known GPU"):
-        mb_config.gpu_short_name(name)
+    with pytest.raises(UnknownGpuError, match="is not a known GPU"):
+        gpu_short_name(name)
     assert (capability(name), generation(name), peak_tflops(name)) == (None, None, None)
     with pytest.raises(mb_overlap.UnknownGpuError):
         mb_overlap.recommended_env_vars(gpu=name)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
     from mb_data.loading.batch_padding import PaddedModel
+    from mb_data.run_data import DataCounters
     from mb_host.megatron.families import HOST_LAYERS
     from mb_host.megatron.layers import host_block_spec
     from mb_host.megatron.t5 import host_t5_spec
@@ -145,6 +146,9 @@ if TYPE_CHECKING:
 
     def _(conflict: Conflict) -> ViolationLike:
         return conflict
+
+    def _(counters: TrainState) -> DataCounters:
+        return counters
 
     def _(recipe: Recipe) -> RecipeLike:
         return recipe

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from mb_checkpoint import StorageError, fetch_checkpoint, open_storage, upload_checkpoint, verify_checkpoint
-from mb_checkpoint.errors import IncompleteCheckpointError, ManifestError
+from mb_checkpoint import fetch_checkpoint, upload_checkpoint, verify_checkpoint
+from mb_checkpoint.errors import IncompleteCheckpointError, ManifestError, StorageError
 from mb_checkpoint.formats.manifest import (
     LARGEST,
     FileEntry,
@@ -25,6 +25,7 @@ from mb_checkpoint.formats.manifest import (
 )
 from mb_checkpoint.load.select import find_problems, read_tensor_index
 from mb_checkpoint.storage.checkpoints import find_stored, list_stored
+from mb_checkpoint.storage.storage import open_storage
 from mb_schema.file_names import FileNameError, path_inside
 
 NO_FILES = [

@@ -19,15 +19,13 @@ from torch import nn
 from mb_checkpoint import (
     CheckpointConfig,
     CheckpointNotFoundError,
-    StorageError,
     TorchCheckpointer,
     fetch_checkpoint,
-    open_storage,
     select_checkpoint,
     upload_checkpoint,
     verify_checkpoint,
 )
-from mb_checkpoint.errors import NoIntactCheckpointError
+from mb_checkpoint.errors import NoIntactCheckpointError, StorageError
 from mb_checkpoint.storage.checkpoints import (
     check_storage_writable,
     find_stored,
@@ -35,6 +33,7 @@ from mb_checkpoint.storage.checkpoints import (
     read_latest,
     set_latest,
 )
+from mb_checkpoint.storage.storage import open_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2_loop.py"

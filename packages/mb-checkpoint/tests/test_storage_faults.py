@@ -11,12 +11,12 @@ import pytest
 
 from mb_checkpoint import (
     CheckpointNotFoundError,
-    StorageError,
     fetch_checkpoint,
-    open_storage,
     upload_checkpoint,
     verify_checkpoint,
 )
+from mb_checkpoint.errors import StorageError
+from mb_checkpoint.storage.storage import open_storage
 
 
 class FaultyStorage:

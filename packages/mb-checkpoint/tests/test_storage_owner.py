@@ -10,7 +10,8 @@ import complete_checkpoint
 import pytest
 import torch
 
-from mb_checkpoint import StorageError, TorchCheckpointer, fetch_checkpoint, open_storage, upload_checkpoint
+from mb_checkpoint import TorchCheckpointer, fetch_checkpoint, upload_checkpoint
+from mb_checkpoint.errors import StorageError
 from mb_checkpoint.storage.checkpoints import find_stored, list_stored, set_latest
 from mb_checkpoint.storage.owner import (
     StorageOwner,
@@ -21,6 +22,7 @@ from mb_checkpoint.storage.owner import (
     require_owner,
     run_of_folder,
 )
+from mb_checkpoint.storage.storage import open_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader
 
 BELONGS = (

@@ -6,12 +6,11 @@ from mb_config import (
     ConfigContainer,
     OptimizerConfig,
     SavedSettings,
-    SavedSettingsError,
     SchedulerConfig,
     TrainingConfig,
     difference_lines,
 )
-from mb_config.overrides.saved_settings import changed_settings_message
+from mb_config.overrides.saved_settings import SavedSettingsError, changed_settings_message
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.variations import to_hydra_text
+from mb_config.overrides.variations import to_hydra_text
 
 
 @dataclass(kw_only=True)

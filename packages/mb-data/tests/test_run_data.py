@@ -3,6 +3,7 @@
 import multiprocessing
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,3 +218,13 @@ def test_ranks_of_process_groups():
 @pytest.mark.parametrize(("stage", "reads"), [(0, True), (1, False), (2, True)])
 def test_ranks_that_read(stage, reads):
     assert DataRanks(pipeline_rank=stage, pipeline_size=3).reads_data is reads
+
+
+def test_a_resume_reads_from_the_counters_and_sets_the_evaluations():
+    counters = SimpleNamespace(
+        consumed_train_samples=16, consumed_valid_samples=4, do_valid=False, do_test=True
+    )
+    loaders = build_run_datasets(Numbers(), CONTEXT).loaders(SIZES, gather=lambda mine: [mine, (True, False)])
+    data = loaders.resume(counters)
+    assert (counters.do_valid, counters.do_test) == (data.has_valid, data.has_test) == (True, True)
+    assert next(data.train).tolist()[0] == 16

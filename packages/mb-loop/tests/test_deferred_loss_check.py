@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import mb_loop
 from mb_loop import CallbackContext, NonFiniteLossError, TrainState
+from mb_loop.step.deferred_loss_check import DeferredLossCheck
 
 torch = pytest.importorskip("torch")
 
@@ -31,18 +31,18 @@ def train(check, losses: list[list[float]]) -> int:
 
 @pytest.mark.parametrize("wrong", [NAN, INFINITY, -INFINITY])
 def test_a_wrong_loss_ends_the_next_step(wrong):
-    assert train(mb_loop.DeferredLossCheck(), [[2.0], [2.0, wrong, 2.0], [2.0], [2.0]]) == 2
+    assert train(DeferredLossCheck(), [[2.0], [2.0, wrong, 2.0], [2.0], [2.0]]) == 2
 
 
 def test_finite_losses_never_raise():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     assert train(check, [[2.0, -3.0], [1e30, 0.0]]) == 2
     for event in (check.on_checkpoint_start, check.on_eval_end, check.on_train_end):
         event(context(2, checkpoint_work="save", outcome=object()))
 
 
 def test_the_error_names_the_step_and_what_to_do():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     with pytest.raises(
         NonFiniteLossError, match=r"NaN or infinite at step 3 or the one before.*lower learning rate"
@@ -51,7 +51,7 @@ def test_the_error_names_the_step_and_what_to_do():
 
 
 def test_no_checkpoint_is_written_after_a_wrong_loss():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     check.on_checkpoint_start(context(2, checkpoint_work="finalize"))  # of a step before
     with pytest.raises(NonFiniteLossError):
@@ -59,7 +59,7 @@ def test_no_checkpoint_is_written_after_a_wrong_loss():
 
 
 def test_an_evaluation_and_the_end_of_training_read_the_flag():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     with pytest.raises(NonFiniteLossError):
         check.on_eval_end(context(2))
@@ -68,13 +68,13 @@ def test_an_evaluation_and_the_end_of_training_read_the_flag():
 
 
 def test_another_error_at_the_end_of_training_is_not_replaced():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     train(check, [[2.0], [NAN]])
     check.on_train_end(context(2, outcome=None))
 
 
 def test_a_check_without_losses_reads_nothing():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     check.on_train_step_end(context(1))
     check.on_checkpoint_start(context(1, checkpoint_work="save"))
 
@@ -91,7 +91,7 @@ def test_a_step_reads_no_tensor_on_the_host_but_the_copy_of_the_one_before():
             self.count += function is torch.ops.aten._local_scalar_dense.default
             return function(*args, **(kwargs or {}))
 
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     with Reads() as reads:
         for _ in range(16):
             check.inspect(torch.tensor(2.0))
@@ -99,7 +99,7 @@ def test_a_step_reads_no_tensor_on_the_host_but_the_copy_of_the_one_before():
 
 
 def test_the_flag_is_changed_in_place_so_that_a_replayed_graph_changes_it():
-    check = mb_loop.DeferredLossCheck()
+    check = DeferredLossCheck()
     check.inspect(torch.tensor(2.0))  # the warm-up of a graph
     flag = check._flag
     check.inspect(torch.tensor(NAN))

@@ -12,6 +12,7 @@ mb_host = pytest.importorskip("mb_host")
 
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
+from mb_loop.step.deferred_loss_check import DeferredLossCheck  # noqa: E402
 
 
 @dataclass
@@ -219,4 +220,4 @@ def test_a_loss_is_read_one_step_later_unless_requested_at_once():
     at_once = loss_inspection(Section(rerun_mode="disabled", check_loss_immediately=True), None)
     assert (at_once.inspect, at_once.callbacks) == (mb_loop.require_finite_loss, ())
     deferred = loss_inspection(Section(rerun_mode="disabled"), None)
-    assert [type(each) for each in deferred.callbacks] == [mb_loop.DeferredLossCheck]
+    assert [type(each) for each in deferred.callbacks] == [DeferredLossCheck]

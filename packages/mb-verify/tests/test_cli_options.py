@@ -9,7 +9,7 @@ typer = pytest.importorskip("typer", reason="typer is not installed")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from mb_verify import Interruption, VerificationError  # noqa: E402
+from mb_verify import Interruption  # noqa: E402
 from mb_verify.cli.options import (  # noqa: E402
     Cut,
     Kill,
@@ -19,6 +19,7 @@ from mb_verify.cli.options import (  # noqa: E402
     Steps,
     read_interruption,
 )
+from mb_verify.errors import VerificationError  # noqa: E402
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -11,13 +11,12 @@ from mb_verify import (
     Interruption,
     RecordFile,
     RecordPosition,
-    VerificationError,
     compare,
     read_record,
-    verdict_as_data,
-    verdict_as_text,
 )
 from mb_verify.comparison.diagnosis import condition_lines
+from mb_verify.comparison.verdict_text import verdict_as_data, verdict_as_text
+from mb_verify.errors import VerificationError
 
 
 def test_equal_records_are_equal(tmp_path):

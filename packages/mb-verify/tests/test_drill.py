@@ -9,13 +9,12 @@ import pytest
 
 from mb_verify import (
     FAULTS,
-    DrillError,
     DrillPlan,
-    VerificationError,
     drill_as_data,
     drill_as_text,
     run_drill,
 )
+from mb_verify.errors import DrillError, VerificationError
 
 TRAINER = str(Path(__file__).parent / "drilled_trainer.py")
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")

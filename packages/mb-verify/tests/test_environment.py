@@ -9,11 +9,11 @@ from mb_verify import (
     Recorder,
     RecordFile,
     RecordingRequest,
-    RecordingRequestError,
     RunStart,
     callbacks_from_environment,
     record_file_from_environment,
 )
+from mb_verify.errors import RecordingRequestError
 
 RECORD = {"MB_VERIFY_RECORD": "records/a"}
 KILL = {**RECORD, "MB_VERIFY_KILL_AFTER": "3", "MB_VERIFY_TRACKER": "run/latest.txt"}

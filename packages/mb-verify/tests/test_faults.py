@@ -7,17 +7,15 @@ import pytest
 
 from mb_verify import (
     FAULTS,
-    DrillError,
     FaultRequest,
     InjectedFault,
-    InjectedFaultError,
-    RecordingRequestError,
     callbacks_from_environment,
     plan_faults,
-    read_kinds,
 )
 from mb_verify.drill.fault_callback import with_nan
 from mb_verify.drill.fault_injectors import change_byte, delete, newest_checkpoint, why_not_mounted
+from mb_verify.drill.plan import read_kinds
+from mb_verify.errors import DrillError, InjectedFaultError, RecordingRequestError
 
 
 def test_kinds_are_read_by_name():

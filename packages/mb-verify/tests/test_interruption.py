@@ -6,12 +6,11 @@ from written_records import STATE, compared, written
 from mb_verify import (
     EXIT_CODES,
     Interruption,
-    InterruptionError,
-    VerificationError,
     proof_as_data,
     proof_as_text,
     prove,
 )
+from mb_verify.errors import InterruptionError, VerificationError
 from mb_verify.resume.interruption import require_complete_runs, starts_of_cut_run
 
 SHUFFLED = {**STATE, "random streams: torch": "shuffled"}

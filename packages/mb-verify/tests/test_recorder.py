@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_verify import Recorder, RecordFile, VerificationError, compare, read_record
+from mb_verify import Recorder, RecordFile, compare, read_record
+from mb_verify.errors import VerificationError
 
 
 class CounterReader:

@@ -7,13 +7,12 @@ import pytest
 
 from mb_verify import (
     MetricDifference,
-    ReplayRequestError,
-    VerificationError,
     plan_replay,
     replay_as_data,
     replay_as_text,
     run_replay,
 )
+from mb_verify.errors import ReplayRequestError, VerificationError
 
 TRAINER = """
 import json, sys

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mb_verify import RunStart, VerificationError, run_start_command
+from mb_verify import RunStart, run_start_command
+from mb_verify.errors import VerificationError
 
 START = {"run": Path("runs/interrupted"), "record": Path("records/interrupted"), "number": 1, "processes": 1}
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

@@ -16,10 +16,10 @@ from mb_config.container.yaml_file import dump_yaml, read_yaml
 from mb_config.overrides.apply import apply_overrides
 from mb_config.overrides.base_recipe import BASE, base_of, without_base
 from mb_config.overrides.request import ConfigRequest
+from mb_config.overrides.variations import Variation, read_variations, split_yaml, to_axes
 from mb_config.preflight.facts import TargetMachine
 from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
 from mb_config.preflight.run import effective_dist
-from mb_config.variations import Variation, read_variations, split_yaml, to_axes
 from mb_plan.cli.sweep_report import print_report, with_progress, write_sweep_chart
 from mb_plan.errors import PlanError
 from mb_plan.memory.resource_plan import make_plan

@@ -27,7 +27,7 @@ from mb_checkpoint import (
 from mb_checkpoint.state.dataloader import warn_without_position
 from mb_config import non_default_values
 from mb_config.megatron_lm.arguments import megatron_arguments
-from mb_data import DataRanks, RunData, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
+from mb_data import DataRanks, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
 from mb_data.loading.changed_files import changed_data_files
 from mb_host.cpu.reproducibility import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
@@ -151,7 +151,7 @@ def build(
         console=console,
         training_model=training_model,
         profilers=profilers,
-        data=data_iterators(loaders, state),
+        data=loaders.resume(state.train_state),
         state=state,
         checkpointer=checkpointer,
         loaded=loaded,
@@ -304,17 +304,6 @@ def run_checkpointer(
         ),
         log=console.print,
     )
-
-
-def data_iterators(loaders: RunLoaders, state: GlobalState) -> RunData:
-    """Return the data iterators from the loaded position on, and set `do_valid` and `do_test` of the state."""
-    counters = state.train_state
-    data = loaders.iterators(
-        consumed_train_samples=counters.consumed_train_samples,
-        consumed_valid_samples=counters.consumed_valid_samples,
-    )
-    counters.do_valid, counters.do_test = data.has_valid, data.has_test
-    return data
 
 
 def open_folder(job: Job, console: RankConsole) -> None:

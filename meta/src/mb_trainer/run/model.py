@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,9 +89,9 @@ def build_model(
         groups=groups,
         optimizer=OptimizerSetup(
             config=to_megatron(config.optimizer),
-            config_overrides=lambda chunks: optimizer_overrides(config, chunks),
-            scheduler=lambda optimizer: build_scheduler(
-                optimizer,
+            config_overrides=partial(optimizer_overrides, config),
+            scheduler=partial(
+                build_scheduler,
                 scheduler=config.scheduler,
                 optimizer_config=config.optimizer,
                 steps=scheduler_steps(

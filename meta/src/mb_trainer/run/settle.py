@@ -166,7 +166,7 @@ def changed_settings(
 
     Raises:
         RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
-        mb_config.SavedSettingsError: the settings in the folder cannot be read.
+        mb_config.overrides.saved_settings.SavedSettingsError: the settings in the folder cannot be read.
     """
     changed = saved.differences(config) | changed_code(folder.events, options.code.names)
     if changed and not options.resume_with_changes:

@@ -73,7 +73,7 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
         FileNotFoundError, ValueError: a data file is missing or malformed.
         mb_trainer.errors.RunFolderError: the run folder belongs to a run with another configuration.
         mb_metrics.errors.RunFolderNameError: `out` is a URL.
-        mb_config.SavedSettingsError: the configuration saved in the run folder cannot be read.
+        mb_config.overrides.saved_settings.SavedSettingsError: the configuration saved in the run folder cannot be read.
         mb_trainer.errors.NoCheckpointError: only an evaluation is requested, and there is no checkpoint.
         mb_checkpoint.CheckpointNotFoundError: every checkpoint is damaged.
         mb_trainer.errors.UserCodeError: non-loss data would be processed without TensorBoard.

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from mb_checkpoint.errors import LocalStoreError as LocalStoreError
     from mb_checkpoint.errors import ManagerStateError as ManagerStateError
     from mb_checkpoint.errors import ManifestError as ManifestError
-    from mb_checkpoint.errors import StorageError as StorageError
     from mb_checkpoint.errors import TrainStateError as TrainStateError
     from mb_checkpoint.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from mb_checkpoint.factory import create_checkpoint_manager as create_checkpoint_manager
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from mb_checkpoint.formats.manifest import Manifest as Manifest
     from mb_checkpoint.formats.manifest import read_manifest as read_manifest
     from mb_checkpoint.formats.trust import trusted as trusted
-    from mb_checkpoint.inspect.best import BestCheckpoint as BestCheckpoint
     from mb_checkpoint.inspect.best import best_checkpoint as best_checkpoint
     from mb_checkpoint.inspect.difference import CheckpointDifference as CheckpointDifference
     from mb_checkpoint.inspect.difference import diff_checkpoints as diff_checkpoints
@@ -93,11 +91,9 @@ if TYPE_CHECKING:
     from mb_checkpoint.storage.checkpoints import upload_checkpoint as upload_checkpoint
     from mb_checkpoint.storage.fetch import fetch_checkpoint as fetch_checkpoint
     from mb_checkpoint.storage.storage import Storage as Storage
-    from mb_checkpoint.storage.storage import open_storage as open_storage
     from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
 _HOMES = {
-    "BestCheckpoint": "inspect.best",
     "stateful_callbacks": "state.callback_states",
     "best_checkpoint": "inspect.best",
     "CheckpointConfig": "config",
@@ -136,7 +132,6 @@ _HOMES = {
     "SelectedCheckpoint": "load.select",
     "SkippedCheckpoint": "load.select",
     "Storage": "storage.storage",
-    "StorageError": "errors",
     "StoredTensor": "inspect.inspection",
     "TorchCheckpointer": "torch.checkpointer",
     "TrainStateError": "errors",
@@ -151,7 +146,6 @@ _HOMES = {
     "list_checkpoints": "inspect.inspection",
     "load_checkpoint": "load.load",
     "load_model_weights": "load.load",
-    "open_storage": "storage.storage",
     "position_callbacks": "state.position_copies",
     "prune": "save.retention",
     "read_dataloader_state": "state.dataloader",

@@ -45,8 +45,11 @@ if TYPE_CHECKING:
     from mb_config.overrides.apply import apply_yaml as apply_yaml
     from mb_config.overrides.provenance import Provenance as Provenance
     from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
-    from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
     from mb_config.overrides.saved_settings import difference_lines as difference_lines
+    from mb_config.overrides.variations import Variation as Variation
+    from mb_config.overrides.variations import read_variations as read_variations
+    from mb_config.overrides.variations import split_yaml as split_yaml
+    from mb_config.overrides.variations import to_axes as to_axes
     from mb_config.preflight.module_layouts import smallest_world as smallest_world
     from mb_config.preflight.problems import ConfigError as ConfigError
     from mb_config.preflight.problems import RuleLike as RuleLike
@@ -58,7 +61,6 @@ if TYPE_CHECKING:
     from mb_config.resolve.resolver import mimo_runtime_config_update as mimo_runtime_config_update
     from mb_config.resolve.resolver import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
-    from mb_config.rules.hardware import gpu_short_name as gpu_short_name
     from mb_config.schedules.learning_rate import SchedulerSteps as SchedulerSteps
     from mb_config.schedules.learning_rate import learning_rate as learning_rate
     from mb_config.schedules.learning_rate import scheduler_steps as scheduler_steps
@@ -76,10 +78,6 @@ if TYPE_CHECKING:
     from mb_config.sections.startup import RNGConfig as RNGConfig
     from mb_config.sections.training import TrainingConfig as TrainingConfig
     from mb_config.sections.training import ValidationConfig as ValidationConfig
-    from mb_config.variations import Variation as Variation
-    from mb_config.variations import read_variations as read_variations
-    from mb_config.variations import split_yaml as split_yaml
-    from mb_config.variations import to_axes as to_axes
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Problem as Problem
     from mb_schema.rules import Rule as Rule
@@ -112,7 +110,6 @@ _HOMES = {
     "Rule": "mb_schema.rules",
     "RuleLike": "preflight.problems",
     "SavedSettings": "overrides.saved_settings",
-    "SavedSettingsError": "overrides.saved_settings",
     "SchedulerConfig": "sections.scheduler",
     "SchedulerSteps": "schedules.learning_rate",
     "Section": "container.section",
@@ -123,7 +120,7 @@ _HOMES = {
     "UnknownMegatronError": "megatron_defaults",
     "UnknownPrecisionError": "resolve.precision_recipes",
     "ValidationConfig": "sections.training",
-    "Variation": "variations",
+    "Variation": "overrides.variations",
     "WrongTypeError": "errors",
     "apply_overrides": "overrides.apply",
     "apply_yaml": "overrides.apply",
@@ -133,19 +130,18 @@ _HOMES = {
     "from_dict": "container.codec",
     "get_mixed_precision_config": "resolve.precision_recipes",
     "given_fields": "container.section",
-    "gpu_short_name": "rules.hardware",
     "learning_rate": "schedules.learning_rate",
     "megatron_fields": "megatron_defaults",
     "mimo_runtime_config_update": "resolve.resolver",
     "non_default_values": "container.non_defaults",
-    "read_variations": "variations",
+    "read_variations": "overrides.variations",
     "runtime_config_update": "resolve.resolver",
     "scheduler_steps": "schedules.learning_rate",
     "settings_differences": "container.settings_diff",
     "show": "container.display",
     "smallest_world": "preflight.module_layouts",
-    "split_yaml": "variations",
-    "to_axes": "variations",
+    "split_yaml": "overrides.variations",
+    "to_axes": "overrides.variations",
     "to_dict": "container.codec",
 }
 

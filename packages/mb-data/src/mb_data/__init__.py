@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mb_data.errors import NotEnoughSamplesError as NotEnoughSamplesError
     from mb_data.errors import NothingToIndexError as NothingToIndexError
     from mb_data.errors import TokenizerError as TokenizerError
-    from mb_data.errors import UnknownStepError as UnknownStepError
     from mb_data.errors import ValidationDataError as ValidationDataError
     from mb_data.fim.build import build_fim_datasets as build_fim_datasets
     from mb_data.fim.config import FIMTextCorpusConfig as FIMTextCorpusConfig
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
     from mb_data.run_data import build_run_datasets as build_run_datasets
     from mb_data.run_settings import run_batch_settings as run_batch_settings
     from mb_data.run_settings import run_sample_counts as run_sample_counts
-    from mb_data.run_settings import validation_set_options as validation_set_options
     from mb_data.streaming.config import HuggingFaceStreamConfig as HuggingFaceStreamConfig
     from mb_data.t5.build import build_t5_datasets as build_t5_datasets
     from mb_data.t5.config import T5DatasetConfig as T5DatasetConfig
@@ -126,7 +124,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "run_batch_settings": "run_settings",
     "run_sample_counts": "run_settings",
-    "validation_set_options": "run_settings",
     "BadDocumentError": "errors",
     "BatchIterators": "loading.batch_iterators",
     "BatchPadding": "loading.batch_padding",
@@ -206,7 +203,6 @@ _HOMES = {
     "find_fim_tokens": "fim.dataset",
     "find_saved_tokenizer": "tokenizers.saved_tokenizer",
     "PackIndex": "finetuning.first_fit",
-    "UnknownStepError": "errors",
     "first_fit_decreasing": "finetuning.first_fit",
     "pack_lengths": "finetuning.first_fit",
     "fit_span_sizes": "t5.span_corruption",

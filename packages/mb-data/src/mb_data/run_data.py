@@ -6,7 +6,7 @@ built after a checkpoint is loaded, because its counters are their position.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from mb_data.collectives import Gather, gather_from_all_ranks
 from mb_data.dataset_provider import DatasetBuildContext, DatasetProvider
@@ -99,6 +99,23 @@ class RunDatasets:
         return RunLoaders(datasets=self, batches=batches, external=external, gather=gather)
 
 
+class DataCounters(Protocol):
+    """Counters of a run that its data concern, such as `mb_loop.TrainState`."""
+
+    do_valid: bool
+    """Whether there is a validation set, on any rank."""
+    do_test: bool
+    """Whether there is a test set, on any rank."""
+
+    @property
+    def consumed_train_samples(self) -> int:
+        """Training samples consumed by all ranks."""
+
+    @property
+    def consumed_valid_samples(self) -> int:
+        """Validation samples consumed by all ranks, over all sets."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLoaders:
     """Loaders of the datasets of a run on one rank, built before the position in the data is known."""
@@ -113,6 +130,18 @@ class RunLoaders:
     """
 
     gather: Gather
+
+    def resume(self, counters: DataCounters) -> RunData:
+        """Return this rank's iterators at the counters of a run, and set which evaluations it has in these.
+
+        Collective over the world. For a new run the counters are 0. Errors as `iterators`.
+        """
+        data = self.iterators(
+            consumed_train_samples=counters.consumed_train_samples,
+            consumed_valid_samples=counters.consumed_valid_samples,
+        )
+        counters.do_valid, counters.do_test = data.has_valid, data.has_test
+        return data
 
     def iterators(self, *, consumed_train_samples: int = 0, consumed_valid_samples: int = 0) -> RunData:
         """Return this rank's iterators, positioned at the counters of the run. Collective over the world.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mb_launch.cloudai.outcome import metric_of_run as metric_of_run
     from mb_launch.cloudai.outcome import was_run_successful as was_run_successful
     from mb_launch.cloudai.outcome import write_report as write_report
-    from mb_launch.errors import LauncherError as LauncherError
     from mb_launch.groups.default_group import barrier as barrier
     from mb_launch.groups.default_group import default_process_group as default_process_group
     from mb_launch.groups.default_group import default_store as default_store
@@ -98,7 +97,6 @@ _HOMES = {
     "JobStatusResult": "cloudai.outcome",
     "LaunchRequest": "cloudai.constraints",
     "LaunchResult": "ranks.local_ranks",
-    "LauncherError": "errors",
     "NumaBinding": "hardware.numa",
     "ParallelDegrees": "settings",
     "ParallelSizes": "settings",

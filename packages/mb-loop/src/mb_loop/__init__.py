@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from mb_loop.state import TrainStateError as TrainStateError
     from mb_loop.step.attention_logits import AttentionLogits as AttentionLogits
     from mb_loop.step.attention_logits import build_attention_logits as build_attention_logits
-    from mb_loop.step.deferred_loss_check import DeferredLossCheck as DeferredLossCheck
     from mb_loop.step.hooks import disable_forward_pre_hook as disable_forward_pre_hook
     from mb_loop.step.hooks import enable_forward_pre_hook as enable_forward_pre_hook
     from mb_loop.step.hooks import should_disable_forward_pre_hook as should_disable_forward_pre_hook
@@ -101,7 +100,6 @@ _HOMES = {
     "CudaGraphs": "graphs.capture_schedule",
     "DataExhaustedError": "errors",
     "DataIteratorError": "errors",
-    "DeferredLossCheck": "step.deferred_loss_check",
     "EarlyStopping": "exits.early_stopping",
     "EarlyStoppingStateError": "exits.early_stopping",
     "ForwardStepError": "errors",

@@ -74,11 +74,9 @@ if TYPE_CHECKING:
     userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
     userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
-    from mb_overlap.errors import OverlapError as OverlapError
     from mb_overlap.transformer_engine.user_buffers import start_user_buffers as start_user_buffers
 
 _HOMES = {
-    "OverlapError": "errors",
     "start_user_buffers": "transformer_engine.user_buffers",
     "BulkOverlapCfg": "config",
     "CommOverlapConfig": "config",

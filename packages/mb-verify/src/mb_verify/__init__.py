@@ -22,43 +22,30 @@ if TYPE_CHECKING:
     from mb_verify.comparison.diagnosis import EXIT_CODES as EXIT_CODES
     from mb_verify.comparison.diagnosis import ResumeProof as ResumeProof
     from mb_verify.comparison.diagnosis import diagnosis_lines as diagnosis_lines
-    from mb_verify.comparison.records import CATEGORIES as CATEGORIES
     from mb_verify.comparison.records import CategoryCount as CategoryCount
     from mb_verify.comparison.records import Difference as Difference
     from mb_verify.comparison.records import Verdict as Verdict
     from mb_verify.comparison.records import compare as compare
     from mb_verify.comparison.verdict_text import proof_as_data as proof_as_data
     from mb_verify.comparison.verdict_text import proof_as_text as proof_as_text
-    from mb_verify.comparison.verdict_text import verdict_as_data as verdict_as_data
-    from mb_verify.comparison.verdict_text import verdict_as_text as verdict_as_text
     from mb_verify.comparison.verdict_text import verdict_table as verdict_table
     from mb_verify.drill.fault_callback import FaultRequest as FaultRequest
     from mb_verify.drill.fault_callback import InjectedFault as InjectedFault
     from mb_verify.drill.plan import FAULTS as FAULTS
     from mb_verify.drill.plan import DrillPlan as DrillPlan
-    from mb_verify.drill.plan import FaultKind as FaultKind
     from mb_verify.drill.plan import PlannedFault as PlannedFault
     from mb_verify.drill.plan import plan_faults as plan_faults
-    from mb_verify.drill.plan import read_kinds as read_kinds
     from mb_verify.drill.report import DRILL_EXIT_CODES as DRILL_EXIT_CODES
     from mb_verify.drill.report import DrillReport as DrillReport
     from mb_verify.drill.report import FaultOutcome as FaultOutcome
-    from mb_verify.drill.run import MakeCommand as MakeCommand
     from mb_verify.drill.run import run_drill as run_drill
     from mb_verify.drill.text import drill_as_data as drill_as_data
     from mb_verify.drill.text import drill_as_text as drill_as_text
-    from mb_verify.errors import DrillError as DrillError
-    from mb_verify.errors import InjectedFaultError as InjectedFaultError
-    from mb_verify.errors import InterruptionError as InterruptionError
-    from mb_verify.errors import RecordingRequestError as RecordingRequestError
-    from mb_verify.errors import ReplayRequestError as ReplayRequestError
-    from mb_verify.errors import VerificationError as VerificationError
     from mb_verify.record.environment import RecordingRequest as RecordingRequest
     from mb_verify.record.environment import callbacks_from_environment as callbacks_from_environment
     from mb_verify.record.environment import record_file_from_environment as record_file_from_environment
     from mb_verify.record.recorder import Recorder as Recorder
     from mb_verify.record.recorder import StateReader as StateReader
-    from mb_verify.record.run_record import ALL_RANKS as ALL_RANKS
     from mb_verify.record.run_record import RecordFile as RecordFile
     from mb_verify.record.run_record import RecordPosition as RecordPosition
     from mb_verify.record.run_record import RecordRow as RecordRow
@@ -81,25 +68,18 @@ if TYPE_CHECKING:
     from mb_verify.resume.start_command import run_start_command as run_start_command
 
 _HOMES = {
-    "ALL_RANKS": "record.run_record",
-    "CATEGORIES": "comparison.records",
     "CategoryCount": "comparison.records",
     "DRILL_EXIT_CODES": "drill.report",
     "Difference": "comparison.records",
-    "DrillError": "errors",
     "DrillPlan": "drill.plan",
     "DrillReport": "drill.report",
     "EXIT_CODES": "comparison.diagnosis",
     "FAULTS": "drill.plan",
-    "FaultKind": "drill.plan",
     "FaultOutcome": "drill.report",
     "FaultRequest": "drill.fault_callback",
     "InjectedFault": "drill.fault_callback",
-    "InjectedFaultError": "errors",
     "Interruption": "resume.interruption",
-    "InterruptionError": "errors",
     "KillAfterCheckpoint": "resume.kill",
-    "MakeCommand": "drill.run",
     "MetricDifference": "replay.step",
     "PlannedFault": "drill.plan",
     "RecordFile": "record.run_record",
@@ -107,17 +87,14 @@ _HOMES = {
     "RecordRow": "record.run_record",
     "Recorder": "record.recorder",
     "RecordingRequest": "record.environment",
-    "RecordingRequestError": "errors",
     "Replay": "replay.step",
     "ReplayPlan": "replay.step",
-    "ReplayRequestError": "errors",
     "ResumeProof": "comparison.diagnosis",
     "RunRecord": "record.run_record",
     "RunStart": "resume.interruption",
     "StateReader": "record.recorder",
     "StepResultReader": "record.step_results",
     "Verdict": "comparison.records",
-    "VerificationError": "errors",
     "callbacks_from_environment": "record.environment",
     "compare": "comparison.records",
     "diagnosis_lines": "comparison.diagnosis",
@@ -128,7 +105,6 @@ _HOMES = {
     "proof_as_data": "comparison.verdict_text",
     "proof_as_text": "comparison.verdict_text",
     "prove": "resume.interruption",
-    "read_kinds": "drill.plan",
     "read_record": "record.run_record",
     "read_torch_state": "record.torch_state",
     "read_torch_step": "record.torch_state",
@@ -138,8 +114,6 @@ _HOMES = {
     "run_drill": "drill.run",
     "run_replay": "replay.step",
     "run_start_command": "resume.start_command",
-    "verdict_as_data": "comparison.verdict_text",
-    "verdict_as_text": "comparison.verdict_text",
     "verdict_table": "comparison.verdict_text",
 }
 

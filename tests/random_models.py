@@ -36,7 +36,7 @@ from mb_config import (
 from mb_host.megatron.families import HOST_LAYERS
 from mb_models import GPTModelConfig, MambaModelConfig, MimoModelConfig, T5ModelConfig
 from mb_models.families import family_of
-from mb_trainer.run.preflight import RULES
+from mb_trainer.run.rules import RULES
 
 CP = "context_parallel_size"
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from rule_pages import rule_link
 import mb_config
 from mb_data import PackedSequenceSpecs
 from mb_trainer.config import ConfigContainer
-from mb_trainer.run.preflight import RULES_BY_PACKAGE
+from mb_trainer.run.rules import RULES_BY_PACKAGE
 
 NESTED = {"dataset.packed_sequence_specs": PackedSequenceSpecs}
 """Dataclasses that are values of fields."""

@@ -2,7 +2,7 @@
 
 from mb_config import explain
 from mb_config.preflight.problems import RuleLike
-from mb_trainer.run.preflight import RULES_BY_PACKAGE
+from mb_trainer.run.rules import RULES_BY_PACKAGE
 
 
 def rule_pages() -> dict[str, str]:

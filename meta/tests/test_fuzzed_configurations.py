@@ -27,7 +27,8 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import RECIPES
 from mb_trainer.requests import ALL_SECTION_FACTORIES, embedding_rows
 from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS, RULES
+from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.rules import RULES
 
 CASES = int(os.environ.get("MB_FUZZ_CASES", "150"))
 SEED = int(os.environ.get("MB_FUZZ_SEED", "1"))

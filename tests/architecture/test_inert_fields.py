@@ -12,7 +12,7 @@ import pytest
 from house import PACKAGES
 
 from mb_trainer.config import ConfigContainer
-from mb_trainer.run.preflight import RULES
+from mb_trainer.run.rules import RULES
 
 TYPES = get_type_hints(ConfigContainer)
 CASES = [

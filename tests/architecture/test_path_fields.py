@@ -8,7 +8,7 @@ import pytest
 
 from mb_config import check
 from mb_trainer.config import ConfigContainer
-from mb_trainer.run.preflight import RULES
+from mb_trainer.run.rules import RULES
 from mb_trainer.run.run_folder import PATH_FIELDS
 
 NO_PATHS = {

@@ -2,7 +2,7 @@
 
 import re
 
-from mb_trainer.run.preflight import RULES
+from mb_trainer.run.rules import RULES
 
 NUMBERED = [
     *range(1, 4),

@@ -2,7 +2,7 @@
 
 from recorded import differences
 
-from mb_trainer.run.preflight import RULES
+from mb_trainer.run.rules import RULES
 
 
 def test_rules_have_the_same_ids_severities_and_fields():

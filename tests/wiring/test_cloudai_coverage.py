@@ -7,7 +7,7 @@ from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
 from mb_launch.cloudai.definition import MegatronBridgeCmdArgs, MegatronBridgeTestDefinition
 from mb_launch.cloudai.slurm_run import COMMANDS, FIELDS, PRECISIONS, trainer_arguments
 from mb_trainer.requests import read_request
-from mb_trainer.run.preflight import RULES as ALL_RULES
+from mb_trainer.run.rules import RULES as ALL_RULES
 
 SAME = {
     "C01": ["V030"], "C02": ["P05"], "C03": ["V030"], "C04": ["V242"], "C07": ["P09"], "C08": ["P05"],

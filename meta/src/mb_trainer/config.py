@@ -99,7 +99,9 @@ class ConfigContainer(mb_config.ConfigContainer):
 
     def installed_rules(self) -> Iterable[RuleLike]:
         """Return the rules of every package."""
-        rules: Iterable[RuleLike] = import_module("mb_trainer.run.preflight").RULES  # avoids an import cycle
+        rules: Iterable[RuleLike] = import_module(
+            "mb_trainer.run.rules"
+        ).RULES  # rules of all packages take time to load
         return rules
 
     def planned_facts(

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 from importlib import import_module
+from runpy import run_module
 
 import mb_guard
 import mb_host
@@ -40,5 +41,5 @@ def preload() -> None:
 
 
 def run_mb() -> None:
-    """Run the command line in `sys.argv`."""
-    import_module("mb_trainer.cli.app").main()
+    """Run the command line in `sys.argv`, as `python -m mb_trainer` does."""
+    run_module("mb_trainer", run_name="__main__")

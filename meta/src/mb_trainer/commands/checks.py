@@ -19,7 +19,8 @@ from mb_schema.exit_codes import DONE
 from mb_trainer.config import ConfigContainer
 from mb_trainer.requests import embedding_rows, examine_request
 from mb_trainer.run.data_checks import verify_data
-from mb_trainer.run.preflight import RULES, all_rules
+from mb_trainer.run.preflight import all_rules
+from mb_trainer.run.rules import RULES
 
 PROGRAM = "mb"
 

@@ -26,8 +26,9 @@ from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
 from mb_trainer.requests import read_request
+from mb_trainer.run.complete_run import outcome_if_complete
 from mb_trainer.run.settle import RunOptions, settle_job
-from mb_trainer.run.trainer import outcome_if_complete, train_job
+from mb_trainer.run.trainer import train_job
 from mb_trainer.run.user_code import NO_CODE
 from mb_verify import callbacks_from_environment
 

@@ -47,6 +47,7 @@ from mb_resilience import IgnoreSignals
 from mb_resilience.monitors import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RankLeftError
+from mb_trainer.run.complete_run import report_complete
 from mb_trainer.run.data import batch_settings, build_datasets
 from mb_trainer.run.folder_locks import locked_folders
 from mb_trainer.run.model import build_model, layers_of, model_groups
@@ -55,7 +56,6 @@ from mb_trainer.run.settle import Job
 from mb_trainer.run.state import GlobalState
 from mb_trainer.run.tokenizer_assets import kept_by_run
 from mb_trainer.run.train import Run
-from mb_trainer.run.trainer import report_complete
 
 
 def run(job: Job, *, console: RankConsole) -> TrainOutcome:

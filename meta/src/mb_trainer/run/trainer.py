@@ -12,19 +12,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-import mb_checkpoint
 import mb_guard
 import mb_host
 import mb_overlap
 from mb_checkpoint.formats.converted_weights import convert_once
 from mb_checkpoint.load.initial_weights import require_weights
-from mb_checkpoint.load.run_status import complete_message
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
 from mb_metrics.run.rank_console import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
+from mb_trainer.run.complete_run import outcome_if_complete
 from mb_trainer.run.machine import first_gpu
 from mb_trainer.run.pretrained import IMPORT
 from mb_trainer.run.settle import Job, RunOptions, settle_job
@@ -173,25 +172,3 @@ def set_overlap_variables(job: Job, environment: Mapping[str, str], console: Ran
         env=os.environ,
     )
     set_unset_variables(variables, log=console.print)
-
-
-def outcome_if_complete(job: Job, console: RankConsole) -> TrainOutcome | None:
-    """Return the outcome of a complete run after verifying its last checkpoint; None if that is damaged or missing.
-
-    For a single process. Imports torch, and raises the errors of loading a checkpoint.
-    """
-    with console.progress("verifying the last checkpoint", 1) as bar:
-        chosen = mb_checkpoint.verify_last_checkpoint(
-            job.config.checkpoint,
-            train_iters=job.config.train.train_iters or 0,
-            progress=lambda done, total: bar.update(done, total=total),
-        )
-    return None if chosen is None else report_complete(job, chosen.path, console)
-
-
-def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
-    """Print that all steps are done, with the checkpoint of the last one, and return the outcome."""
-    steps = job.config.train.train_iters or 0
-    message, advice = complete_message(job.config.checkpoint, last, run=job.folder.path, train_iters=steps)
-    console.print(f"{message} {advice}")
-    return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)

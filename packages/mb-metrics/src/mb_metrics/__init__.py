@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mb_metrics.integrations.torchtitan import TorchtitanLogger as TorchtitanLogger
     from mb_metrics.integrations.transformers import TransformersCallback as TransformersCallback
     from mb_metrics.names import BRIDGE_ALIASES as BRIDGE_ALIASES
+    from mb_metrics.names import MEMORY_KEYS as MEMORY_KEYS
     from mb_metrics.names import mlflow_name as mlflow_name
     from mb_metrics.norms.gradients import GradientNorms as GradientNorms
     from mb_metrics.norms.gradients import WeightNorms as WeightNorms
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
         reduce_max_memory_across_pp_group as reduce_max_memory_across_pp_group,
     )
     from mb_metrics.recorder.memory import report_memory as report_memory
-    from mb_metrics.recorder.memory_sampler import MEMORY_KEYS as MEMORY_KEYS
     from mb_metrics.recorder.memory_sampler import MemorySampler as MemorySampler
     from mb_metrics.recorder.metrics import Metrics as Metrics
     from mb_metrics.recorder.progress import report_runtime as report_runtime
@@ -159,7 +159,7 @@ _HOMES = {
     "LogFormatError": "parse.log",
     "LogInterval": "recorder.record",
     "LoggerConfig": "config",
-    "MEMORY_KEYS": "recorder.memory_sampler",
+    "MEMORY_KEYS": "names",
     "MemoryReport": "run.memory_report",
     "MemorySampler": "recorder.memory_sampler",
     "MemorySnapshot": "profiling.window",

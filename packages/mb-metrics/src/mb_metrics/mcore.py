@@ -1,10 +1,15 @@
 """Adapter for Megatron Core: its process-wide trackers and process groups."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from mb_metrics.recorder.auxiliary_losses import ExpertTracker, PredictionTracker
+if TYPE_CHECKING:
+    from mb_metrics.recorder.auxiliary_losses import ExpertTracker, PredictionTracker
 
 
 def megatron_expert_tracker() -> ExpertTracker:

@@ -6,17 +6,19 @@ import json
 import resource
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from mb_metrics.bench.device_calls import LAUNCHES, READS, CallCounter
 from mb_metrics.bench.kernels import WAITS
-from mb_metrics.bench.request import BenchRequest
 from mb_metrics.bench.result import BenchResult
 from mb_metrics.run.training import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
+
+if TYPE_CHECKING:
+    from mb_metrics.bench.request import BenchRequest
 
 _KIB, _GIB = 2**10, 2**30
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mb_metrics.flops.model_shape import FlopsModelShape
-from mb_metrics.recorder.memory_sampler import MEMORY_KEYS
+from mb_metrics.names import MEMORY_KEYS
 from mb_metrics.recorder.reductions import device_of, is_alone
 
 _DIGITS = 5

@@ -1,29 +1,16 @@
 """Sampler of the memory of a GPU, the names of its metrics, and their values per pipeline stage.
 
-torch is imported at the first sample, because `MEMORY_KEYS` and the names are also needed where it is not installed.
+torch is imported at the first sample, because the names are also needed where it is not installed.
 """
 
 import logging
 from collections.abc import Mapping
 from importlib import import_module
 
+from mb_metrics.names import MEMORY_KEYS
 from mb_metrics.recorder.recorded_steps import Reduction, Sampler, Value
 
 _logger = logging.getLogger(__name__)
-
-MEMORY_KEYS: dict[str, str] = {
-    "allocated_bytes.all.current": "mem-allocated-bytes",
-    "active_bytes.all.current": "mem-active-bytes",
-    "inactive_split_bytes.all.current": "mem-inactive-bytes",
-    "reserved_bytes.all.current": "mem-reserved-bytes",
-    "allocated_bytes.all.peak": "mem-max-allocated-bytes",
-    "active_bytes.all.peak": "mem-max-active-bytes",
-    "inactive_split_bytes.all.peak": "mem-max-inactive-bytes",
-    "reserved_bytes.all.peak": "mem-max-reserved-bytes",
-    "num_alloc_retries": "mem-alloc-retries",
-    "allocation.all.current": "mem-allocated-count",
-}
-"""Reported entries of torch.cuda.memory_stats() and their names; "bytes" in a name becomes "gigabytes"."""
 
 _PREFIX = "memory/"
 _DEVICE_USED = "mem-device-used-gigabytes"

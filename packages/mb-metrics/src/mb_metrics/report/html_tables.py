@@ -1,14 +1,19 @@
 """Statistics and settings as HTML: tiles for one run, tables for several runs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from mb_metrics.report.anomalies import Anomaly, data_command
 from mb_metrics.report.formatting import duration, percent, short
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
-from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
+
+if TYPE_CHECKING:
+    from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
 
 MOST_ANOMALIES = 12
 """Anomalies that are shown at once."""

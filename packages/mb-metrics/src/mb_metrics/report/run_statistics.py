@@ -107,7 +107,7 @@ class RunStatistics:
 
     def _repr_html_(self) -> str:
         """Return the statistics and anomalies as tables for a notebook."""
-        tables = import_module("mb_metrics.report.html_tables")  # which imports this module
+        tables = import_module("mb_metrics.report.html_tables")  # of notebooks only
         html: str = tables.notebook_html(self)
         return html
 

@@ -4,9 +4,11 @@ The class of a layer is replaced in place, so that its own parameters keep their
 stay loadable); adapters are below `<layer>.adapter.`. Shape letters: I inputs and O outputs on this rank.
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
@@ -14,8 +16,10 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from mb_models.peft.adapter import Adapter, set_parallel_attributes
-from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.targets import MAIN
+
+if TYPE_CHECKING:
+    from mb_models.peft.config import LoRA
 
 
 class AdaptedLinear:
@@ -34,7 +38,7 @@ class AdaptedLinear:
             }
         )
         self.glu_adapter = self.glu_halves and MAIN in parts
-        if isinstance(section, DoRA):
+        if section.has_magnitudes:
             magnitude = torch.nn.Parameter(row_norms(self, self.weight.detach()))
             set_parallel_attributes(magnitude, self, sharded=None if self.partition.row else 0)
             self.adapter.register_parameter("magnitude", magnitude)

@@ -1,9 +1,11 @@
 """Low-rank adapter of one linear layer. Shape letters: R rank of the adapter, I inputs and O outputs on this rank."""
 
+from __future__ import annotations
+
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,8 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
-from mb_models.peft.config import LoRA
+if TYPE_CHECKING:
+    from mb_models.peft.config import LoRA
 
 
 class Adapter(torch.nn.Module):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mb_models.peft.errors import PeftError
 from mb_schema.sections import StrictFields
@@ -22,12 +22,6 @@ CANONICAL_TARGETS = (
     "linear_fc2",
 )
 """The same, with separate names for the layers that Megatron fuses."""
-
-CANONICAL_NAMES = {
-    "linear_qkv": {"q": "linear_q", "k": "linear_k", "v": "linear_v"},
-    "linear_fc1": {"gate": "linear_fc1_gate", "up": "linear_fc1_up"},
-}
-"""Fused layer -> part -> name of the part in canonical LoRA."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +58,11 @@ class LoRA(PEFT):
 
     Each of Megatron's layers has one pair, including layers that fuse query, key and value, or gate and up projection.
     """
+
+    splits_fused_layers: ClassVar[bool] = False
+    """Whether the parts of a fused layer have a pair each."""
+    has_magnitudes: ClassVar[bool] = False
+    """Whether the sum is scaled to trained magnitudes."""
 
     dim: int = 32
     """Rank of the product B A."""
@@ -113,6 +112,8 @@ class CanonicalLoRA(LoRA):
     all parts.
     """
 
+    splits_fused_layers: ClassVar[bool] = True
+
     target_modules: list[str] = field(default_factory=lambda: list(CANONICAL_TARGETS))
     """As in LoRA."""
 
@@ -123,6 +124,8 @@ class DoRA(LoRA):
 
     The norm is treated as a constant in the backward pass, as in section 4.3 of arXiv 2402.09353.
     """
+
+    has_magnitudes: ClassVar[bool] = True
 
     alpha: float = 64.0
     """Numerator of the product's scale, alpha / dim."""

@@ -1,16 +1,20 @@
 """LoRA, canonical LoRA and DoRA: installation in a model, initialisation and merging."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mb_models.peft.adapted_linear import adapted_class, adapted_layers, row_norms, weight_delta
-from mb_models.peft.config import CanonicalLoRA, LoRA
 from mb_models.peft.errors import PeftError
 from mb_models.peft.linears import partition_of
 from mb_models.peft.selection import select_layers, validate_on_all_ranks
+
+if TYPE_CHECKING:
+    from mb_models.peft.config import LoRA
 
 
 def install(chunks: Sequence[Any], section: LoRA) -> None:
@@ -27,7 +31,7 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
         raise PeftError(
             f"peft.dim: must be 1 or more, is {section.dim}, because it is a rank. Set it higher."
         )
-    canonical = isinstance(section, CanonicalLoRA)
+    canonical = section.splits_fused_layers
     targets, exclude = list(section.target_modules), list(section.exclude_modules)
     found = [select_layers(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks]
     uneven = validate_on_all_ranks(found, section)

@@ -1,17 +1,21 @@
 """Selection of the layers that get adapters, agreed by all ranks."""
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from mb_models.peft.config import CANONICAL_NAMES, LoRA
 from mb_models.peft.errors import PeftError
 from mb_models.peft.linears import is_parallel, partition_of
-from mb_models.peft.targets import MAIN, CandidateLayer, numbered, require_matches, select
+from mb_models.peft.targets import CANONICAL_NAMES, MAIN, CandidateLayer, numbered, require_matches, select
+
+if TYPE_CHECKING:
+    from mb_models.peft.config import LoRA
 
 logger = logging.getLogger(__name__)
 

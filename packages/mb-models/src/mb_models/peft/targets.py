@@ -13,6 +13,12 @@ from dataclasses import dataclass
 
 from mb_models.peft.errors import PeftError
 
+CANONICAL_NAMES = {
+    "linear_qkv": {"q": "linear_q", "k": "linear_k", "v": "linear_v"},
+    "linear_fc1": {"gate": "linear_fc1_gate", "up": "linear_fc1_up"},
+}
+"""Fused layer -> part -> name of the part in canonical LoRA."""
+
 MAIN = "main"
 """Key of the adapter of a layer that is adapted as one."""
 

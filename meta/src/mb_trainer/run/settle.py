@@ -5,7 +5,7 @@ The steps of `settle_job`:
 1. `complete` takes values from the run folder and from checkpoints; `completion.py` lists its steps.
 2. `resolve_and_check` computes fields that follow from others, and applies the rules of all packages.
 3. The dataset section is finalized and its files are checked, then code of the user, the monitor and the folders.
-4. `resume_status` tells where the run resumes from; `changed_settings` compares it with the run in the folder.
+4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares it with the run in the folder.
 5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
 
 The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field).

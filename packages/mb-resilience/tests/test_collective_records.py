@@ -5,9 +5,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mb_resilience import GroupCollectives, missing_collectives, parse_record, read_dump_files
 from mb_resilience.hangs.collective_records import as_text, from_text
@@ -62,6 +65,37 @@ def test_the_newest_collective_of_a_group_is_read():
     assert parse_record(RECORD, group_ranks={"3": (0, 1)})[0].ranks == (0, 1)
     assert parse_record({}) == ()
     assert from_text(as_text([NEWEST])) == (NEWEST,)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), max_size=3),
+    st.lists(st.integers(0, 99), unique=True, max_size=8),
+)
+def test_ranks_of_regular_and_other_groups_survive_the_store(grid, others):
+    regular = [0]
+    for number, distance in grid:
+        regular = [rank + index * distance for index in range(number) for rank in regular]
+    for ranks in (regular, others, [*regular, *others]):
+        record = replace(NEWEST, ranks=tuple(ranks))
+        assert from_text(as_text([record])) == (record,)
+
+
+def test_a_regular_group_of_any_size_takes_the_same_space():
+    small, large = (
+        replace(NEWEST, ranks=tuple(64 * node + 8 * rank for node in range(n) for rank in range(4)))
+        for n in (10, 99)
+    )
+    assert len(as_text([small])) == len(as_text([large]))
+
+
+def test_ranks_with_the_same_last_collective_are_named_together():
+    waiting = replace(NEWEST, ranks=tuple(range(6)), pending=True)
+    behind = replace(waiting, number=waiting.number - 1)
+    records = {0: [waiting], 1: [behind], 2: [behind], 3: [behind], 5: [behind]}
+    (line,) = missing_collectives(records, ranks=range(6))
+    assert line.endswith(
+        f"not called by ranks 1-3,5 (last: {behind.operation}, number {behind.number}), rank 4 (no record)"
+    )
 
 
 def test_files_of_the_flight_recorder_are_read_as_plain_data(tmp_path):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mb_resilience import HangReporter
+from mb_resilience.hangs.rank_status_store import RankStatusStore, StatusRecord
+from mb_resilience.hangs.report import RankStatus
 
 
 class Shared:
@@ -22,6 +24,14 @@ class Shared:
     def check(self, keys):
         return all(key in self.values for key in keys)
 
+    def multi_get(self, keys):
+        return [self.values[key] for key in keys]
+
+    def compare_set(self, key, expected, desired):
+        if self.values.setdefault(key, desired.encode() if not expected else b"") == expected.encode():
+            self.values[key] = desired.encode()
+        return self.values[key]
+
 
 class UnresponsiveStore(Shared):
     """Store that does not respond."""
@@ -30,6 +40,9 @@ class UnresponsiveStore(Shared):
         raise RuntimeError("Connection reset by peer\nstack of C++")
 
     def check(self, keys):
+        raise RuntimeError("Connection reset by peer\nstack of C++")
+
+    def compare_set(self, key, expected, desired):
         raise RuntimeError("Connection reset by peer\nstack of C++")
 
 
@@ -109,45 +122,143 @@ def test_the_first_step_may_take_longer():
     assert reporter.seconds == 5
 
 
-class HeartbeatStore(Shared):
-    """Store in which all ranks send a heartbeat before each read."""
+class Ranks:
+    """Reporters of several ranks, without threads: each `beat` is a heartbeat of each of them, one second later."""
 
-    ranks = ()
+    def __init__(self, world_size, *, folder, reporting_rank=0, store=None):
+        self.now, self.logged, self.store = 0.0, [], Shared() if store is None else store
+        self.reporters = [
+            HangReporter(
+                seconds=10,
+                store=self.store,
+                rank=rank,
+                world_size=world_size,
+                reporting_rank=reporting_rank,
+                folder=folder,
+                log=self.logged.append,
+                clock=lambda: self.now,
+            )
+            for rank in range(world_size)
+        ]
 
-    def check(self, keys):
-        for rank in self.ranks:
-            rank._publish_status(rank._status(9.0))
-        return super().check(keys)
+    def note(self, *steps):
+        for reporter, step in zip(self.reporters, steps, strict=True):
+            reporter.note("step", step)
+
+    def beat(self, times=1, *, silent=()):
+        for _ in range(times):
+            self.now += 1
+            for rank, reporter in enumerate(self.reporters):
+                if rank not in silent:
+                    reporter._beat()
 
 
 @pytest.mark.parametrize("reporting_rank", [0, 1, 2])
 def test_one_of_several_ranks_reports_the_rank_that_is_behind(reporting_rank, tmp_path):
-    logged, store = [], HeartbeatStore()
-    store.ranks = [
-        HangReporter(
-            seconds=0.1,
-            store=store,
-            rank=rank,
-            world_size=3,
-            reporting_rank=reporting_rank,
-            folder=tmp_path,
-            log=logged.append,
-        )
-        for rank in range(3)
+    ranks = Ranks(3, folder=tmp_path, reporting_rank=reporting_rank)
+    ranks.note(9, 8, 9)
+    ranks.beat(60)
+    (report,) = ranks.logged
+    assert report.startswith(
+        "no progress for 13 s: check rank 1, which is in step 8 while others are in step 9"
+    )
+    assert "sends no heartbeats" not in report
+    assert [reporter._has_reported for reporter in ranks.reporters] == [
+        rank == reporting_rank for rank in range(3)
     ]
-    for reporter, step in zip(store.ranks, (9, 8, 9), strict=True):
-        reporter.note("step", step)
-    reported = [reporter._report(9.0, seen=1) for reporter in store.ranks]
-    assert reported == [rank == reporting_rank for rank in range(3)]
-    assert "check rank 1, which is in step 8 while others are in step 9" in logged[0]
     assert len(list(tmp_path.glob("hang_stack_*.txt"))) == 3
 
 
+def test_each_hang_of_several_ranks_is_reported_and_its_end(tmp_path):
+    ranks = Ranks(3, folder=tmp_path)
+    for step in (1, 2):
+        ranks.note(step, step, step)
+        ranks.beat(60)
+    assert [text.partition(" for ")[0].partition(" after ")[0] for text in ranks.logged] == [
+        "no progress",
+        "rank 0 resumed",
+        "no progress",
+    ]
+
+
+def test_another_rank_reports_if_the_reporting_rank_does_not_respond(tmp_path):
+    ranks = Ranks(3, folder=tmp_path)
+    ranks.beat(5)
+    ranks.beat(60, silent=[0])
+    (report,) = ranks.logged
+    assert "check rank 0, which sends no heartbeats" in report
+
+
+def test_another_rank_takes_over_a_report_whose_rank_stops_in_the_meantime(tmp_path):
+    ranks = Ranks(4, folder=tmp_path)
+    ranks.beat(12)  # rank 0 has claimed the report, and read the statuses once
+    assert (ranks.store.values["mb_resilience/hang/0/reporter"], ranks.logged) == (b"0 claimed", [])
+    ranks.beat(60, silent=[0])
+    (report,) = ranks.logged
+    assert "check rank 0, which sends no heartbeats" in report
+
+
+def test_a_report_of_a_rank_that_has_left_is_not_the_report_of_a_later_hang(tmp_path):
+    ranks = Ranks(2, folder=tmp_path)
+    ranks.beat(30)
+    ranks.reporters[1].note("step", 1)
+    ranks.beat(60, silent=[0])
+    first, second = ranks.logged
+    assert "check" not in first
+    assert "check rank 0, which sends no heartbeats" in second
+
+
+def test_the_claim_of_a_rank_that_exits_is_taken_at_once(tmp_path):
+    ranks = Ranks(2, folder=tmp_path)
+    ranks.beat(11)
+    leaving = ranks.reporters[0]
+    leaving._publish_status(leaving._status(0.0, exit_reason="KeyError"))
+    ranks.beat(7, silent=[0])
+    (report,) = ranks.logged
+    assert "check rank 0, which left the run (KeyError)" in report
+
+
 def test_rank_that_resumed_meanwhile_reports_nothing(tmp_path):
-    logged = []
-    reporter = HangReporter(seconds=0.1, folder=tmp_path, log=logged.append)
-    reporter.note("step", 1)
-    assert (reporter._report(9.0, seen=0), logged) == (False, [])
+    ranks = Ranks(2, folder=tmp_path)
+    ranks.beat(12)
+    ranks.note(1, 1)
+    ranks.beat(5)
+    assert ranks.logged == []
+    assert ranks.store.values["mb_resilience/hang/0/reporter"] == b"0 released"
+
+
+def test_a_rank_that_makes_progress_while_it_reads_reports_nothing(tmp_path):
+    class ResumingStore(Shared):
+        def multi_get(self, keys):
+            if len(keys) > 1:
+                ranks.note(1, 1)
+            return super().multi_get(keys)
+
+    ranks = Ranks(2, folder=tmp_path, store=ResumingStore())
+    ranks.beat(19)
+    assert ranks.logged == []
+
+
+def test_many_ranks_are_read_in_requests_of_1000_keys():
+    class Requests(Shared):
+        sizes = ()
+
+        def multi_get(self, keys):
+            self.sizes += (len(keys),)
+            return super().multi_get(keys)
+
+    store = Requests()
+    statuses = RankStatusStore(store, rank=0, world_size=2500, attempt="0")
+    missing = {7, 1203, 1204}
+    status = RankStatus(section="step", step=3)
+    for rank in set(range(2500)) - missing:
+        RankStatusStore(store, rank=rank, world_size=2500, attempt="0").write(
+            StatusRecord(heartbeat=1, heartbeat_seconds=1.0, status=status)
+        )
+    found = statuses.read()
+    assert set(range(2500)) - set(found) == missing
+    assert {record.status for record in found.values()} == {status}
+    assert store.sizes == (999, 998, 500)
 
 
 def test_rank_that_never_reported_is_a_suspect(tmp_path):

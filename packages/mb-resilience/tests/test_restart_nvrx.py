@@ -130,17 +130,49 @@ def test_a_single_process_is_restarted_without_a_launcher(monkeypatch):
         run_with_restarts(train, last)
 
 
-def test_a_rank_that_died_is_the_first_cause_although_its_record_came_too_late():
-    """NVRx locks the records of an attempt once a rank has raised; the ranks that died are kept apart."""
-    meeting = Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=2)
-    server = serve_store(meeting)
-    run = RestartedRun(
+def make_run(server, *, rank, world_size):
+    return RestartedRun(
         lambda _attempt: None,
-        replace(meeting, port=server.port),
+        Rendezvous(host="127.0.0.1", port=server.port, rank=rank, world_size=world_size),
         section=InProcessRestartConfig(enabled=True),
         signals=HeldSignals([]),
         is_final=lambda _error: False,
     )
+
+
+@pytest.mark.parametrize("raising", [5, 70])
+def test_one_rank_reads_the_faults_for_all(raising, monkeypatch):
+    server = serve_store(Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=5))
+    runs = [make_run(server, rank=rank, world_size=5) for rank in range(5)]
+    records = AttemptStore(0, PrefixStore(NVRX, runs[0].store))
+    for rank in range(raising):
+        records.record_interrupted([InterruptionRecord(rank, Interruption.EXCEPTION)])
+        runs[0].store.set(f"error/0/{rank}", f"ValueError: {rank}")
+    read, read_one = [], RestartedRun._fault
+
+    def count(run, store, number, rank, kind):
+        read.append((run.meeting.rank, rank))
+        return read_one(run, store, number, rank, kind)
+
+    monkeypatch.setattr(RestartedRun, "_fault", count)
+    found = [[*map(str, run.faults(0))] for run in [*reversed(runs), *runs]]
+    assert found == [[f"rank {rank} raised ValueError: {rank}" for rank in range(min(raising, 64))]] * 10
+    assert read == [(4, rank) for rank in range(raising)]
+
+
+def test_the_faults_are_read_again_if_the_rank_that_reads_them_dies(monkeypatch):
+    server = serve_store(Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=2))
+    run = make_run(server, rank=1, world_size=2)
+    AttemptStore(0, PrefixStore(NVRX, run.store)).record_terminated_ranks([0])
+    run.store.add("faults/0/readers", 1)
+    monkeypatch.setattr("mb_resilience.restarts.nvrx.READER_SECONDS", 0.1)
+    assert [*map(str, run.faults(0))] == ["rank 0 was killed, or its process ended"]
+
+
+def test_a_rank_that_died_is_the_first_cause_although_its_record_came_too_late():
+    """NVRx locks the records of an attempt once a rank has raised; the ranks that died are kept apart."""
+    server = serve_store(Rendezvous(host="127.0.0.1", port=0, rank=0, world_size=2))
+    run = make_run(server, rank=0, world_size=2)
     records = AttemptStore(0, PrefixStore(NVRX, run.store))
     records.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
     run.store.set("error/0/0", "RuntimeError: Connection reset by peer")

@@ -6,6 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mb_resilience import StragglerTimer  # noqa: E402
 from mb_resilience.stragglers.detection import HostStopwatch  # noqa: E402
@@ -15,6 +17,7 @@ from mb_resilience.stragglers.torch_timing import (  # noqa: E402
     CudaStopwatch,
     RowAllGather,
     _query,
+    gather_locations,
     gpu_telemetry,
     make_stopwatch,
 )
@@ -92,3 +95,32 @@ def test_events_are_reused_and_a_restarted_section_counts_from_the_second_start(
         torch.cuda.synchronize()
     assert watch.read() < 0.05
     assert watch.read() == 0.0
+
+
+class CountTensors(TorchDispatchMode):
+    """Mode that counts the tensors of all operations, and those that are read on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: RowAllGather()([1.0, 2.0]), lambda: gather_locations(torch.device("cpu"))]
+)
+def test_the_operations_of_a_gather_do_not_grow_with_the_ranks(call):
+    counted = {}
+    for world_size in (16, 256):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+        try:
+            with CountTensors() as counter:
+                rows = call()
+        finally:
+            dist.destroy_process_group()
+        assert len(rows) == world_size
+        counted[world_size] = counter.operations
+    assert counted[16] == counted[256] < 10

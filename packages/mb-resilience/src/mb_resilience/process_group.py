@@ -5,10 +5,11 @@ Imports torch only in a process that has imported it: a run of one rank needs ne
 
 import sys
 from datetime import timedelta
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from mb_resilience.stops.decision_exchange import KeyValueStore
 
+StoreKind = TypeVar("StoreKind", bound=KeyValueStore)
 THREAD_TIMEOUT_SECONDS = 10.0
 """Timeout of the hang-reporting thread for store operations: the process that serves the store may hang."""
 
@@ -62,7 +63,7 @@ def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
     return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "store": store}
 
 
-def new_connection(store: KeyValueStore, *, timeout_seconds: float = THREAD_TIMEOUT_SECONDS) -> KeyValueStore:
+def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_SECONDS) -> StoreKind:
     """Return a new connection to the server of a TCPStore, for use by one thread; other kinds of stores unchanged.
 
     A connection of torch holds a lock while it waits, so that a thread that shares one with the main thread would wait
@@ -72,8 +73,10 @@ def new_connection(store: KeyValueStore, *, timeout_seconds: float = THREAD_TIME
         return store
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 (as above)
 
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        return store
-    return TCPStore(store.host, store.port, None, False, timedelta(seconds=timeout_seconds))
+    server: Any = store
+    while isinstance(server, PrefixStore):
+        server = server.underlying_store
+    if isinstance(server, TCPStore):
+        server = TCPStore(server.host, server.port, None, False, timedelta(seconds=timeout_seconds))
+    connection: StoreKind = server
+    return connection

@@ -11,6 +11,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,49 @@ def parse_record(
 
 
 def as_text(collectives: Sequence[GroupCollectives]) -> str:
-    """Return collectives as JSON, for a store."""
-    return json.dumps([asdict(each) for each in collectives])
+    """Return collectives as JSON, for a store. Its length does not grow with the size of regular groups."""
+    return json.dumps([{**asdict(each), "ranks": _encode_ranks(each.ranks)} for each in collectives])
 
 
 def from_text(text: str | bytes) -> tuple[GroupCollectives, ...]:
     """Return the collectives of a text made by `as_text`."""
-    return tuple(GroupCollectives(**{**each, "ranks": tuple(each["ranks"])}) for each in json.loads(text))
+    return tuple(
+        GroupCollectives(**{**each, "ranks": _decode_ranks(json.dumps(each["ranks"]))})
+        for each in json.loads(text)
+    )
+
+
+def _encode_ranks(ranks: Sequence[int]) -> list[int] | dict[str, Any]:
+    """Return ranks as nested arithmetic progressions, which the groups of a grid of ranks are; else as a list.
+
+    The ranks 0-3 and 16-19 are {"start": 0, "progressions": [[4, 1], [2, 16]]}: a number of terms and their distance,
+    the innermost first.
+    """
+    starts, progressions = list(ranks), []
+    while len(starts) > 1:
+        distance = starts[1] - starts[0]
+        number = next(
+            (index for index in range(2, len(starts)) if starts[index] - starts[index - 1] != distance),
+            len(starts),
+        )
+        outer = starts[::number]
+        if [start + index * distance for start in outer for index in range(number)] != starts:
+            return list(ranks)
+        progressions.append([number, distance])
+        starts = outer
+    return {"start": starts[0], "progressions": progressions} if progressions else list(ranks)
+
+
+@lru_cache(maxsize=4096)
+def _decode_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks; the members of a group share one tuple."""
+    encoded = json.loads(text)
+    if isinstance(encoded, list):
+        return tuple(encoded)
+    ranks = [encoded["start"]]
+    for number, distance in encoded["progressions"]:
+        ranks = [rank + index * distance for index in range(number) for rank in ranks]
+    return tuple(ranks)
 
 
 def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> list[str]:
@@ -114,17 +151,25 @@ def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> li
             size = f" of {last.size}" if last.size else ""
             lines.append(
                 f"{_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {last.operation}{size}, number {number} "
-                f"of {group}; not called by {', '.join(_last_of(rank, by_rank, records) for rank in missing)}"
+                f"of {group}; not called by {_by_last(missing, by_rank, records)}"
             )
     return lines[:MAX_LINES]
 
 
-def _last_of(rank: int, by_rank: Mapping[int, GroupCollectives], records: RankCollectives) -> str:
-    if rank not in records:
-        return f"rank {rank} (no record)"
-    if rank not in by_rank:
-        return f"rank {rank} (none yet)"
-    return f"rank {rank} (last: {by_rank[rank].operation}, number {by_rank[rank].number})"
+def _by_last(
+    missing: Sequence[int], by_rank: Mapping[int, GroupCollectives], records: RankCollectives
+) -> str:
+    """Return the missing ranks, those with the same last collective together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank in missing:
+        if rank not in records:
+            last = "no record"
+        elif rank not in by_rank:
+            last = "none yet"
+        else:
+            last = f"last: {by_rank[rank].operation}, number {by_rank[rank].number}"
+        groups[last].append(rank)
+    return ", ".join(f"{_ranks(ranks)} ({last})" for last, ranks in groups.items())
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 
 from mb_resilience.hangs.collective_records import GroupCollectives, as_text, from_text
 from mb_resilience.hangs.report import RankStatus
-from mb_resilience.stops.decision_exchange import KeyValueStore
+from mb_resilience.hangs.report_claim import HangStore, ReportClaim
+
+KEYS_PER_READ = 1000
+"""Keys in one request: a TCPStore serves no other rank meanwhile, for a time that grows with their square."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +34,12 @@ class RankStatusStore:
         attempt: name of this start of the run; records of other attempts are ignored.
     """
 
-    def __init__(self, store: KeyValueStore | None, *, rank: int, world_size: int, attempt: str) -> None:
+    def __init__(self, store: HangStore | None, *, rank: int, world_size: int, attempt: str) -> None:
         self._store = store
         self._rank = rank
         self._prefix = f"mb_resilience/hang/{attempt}"
+        self.claim = ReportClaim(store, key=f"{self._prefix}/reporter", rank=rank)
+        """Claim to the report on a hang."""
         self.ranks = range(world_size) if store is not None else range(rank, rank + 1)
         """Ranks whose records are read; only this rank without a store."""
 
@@ -48,24 +53,44 @@ class RankStatusStore:
             fields = [record.heartbeat, record.heartbeat_seconds, asdict(record.status)]
             self._store.set(f"{self._prefix}/{self._rank}", json.dumps(fields))
 
-    def read(self) -> dict[int, StatusRecord]:
+    def read(self, ranks: Sequence[int] | None = None) -> dict[int, StatusRecord]:
         """Return the record of each rank that has written one.
+
+        Args:
+            ranks: ranks whose records are read; None: all.
 
         Raises:
             OSError, RuntimeError: the store does not respond.
         """
         records: dict[int, StatusRecord] = {}
-        if self._store is None:
-            return records
-        for rank in self.ranks:
-            key = f"{self._prefix}/{rank}"
-            if self._store.check([key]):
-                heartbeat, heartbeat_seconds, reported = json.loads(self._store.get(key))
-                status = RankStatus(**{**reported, "frames": tuple(reported["frames"])})
-                records[rank] = StatusRecord(
-                    heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
-                )
+        ranks = self.ranks if ranks is None else ranks
+        for rank, value in self._read({rank: f"{self._prefix}/{rank}" for rank in ranks}).items():
+            heartbeat, heartbeat_seconds, reported = json.loads(value)
+            status = RankStatus(**{**reported, "frames": tuple(reported["frames"])})
+            records[rank] = StatusRecord(
+                heartbeat=heartbeat, heartbeat_seconds=heartbeat_seconds, status=status
+            )
         return records
+
+    def _read(self, keys: dict[int, str]) -> dict[int, bytes]:
+        """Return the values of the keys that exist."""
+        found: dict[int, bytes] = {}
+        ranks = list(keys)
+        for begin in range(0, len(ranks), KEYS_PER_READ):
+            existing = self._existing({rank: keys[rank] for rank in ranks[begin : begin + KEYS_PER_READ]})
+            if existing and self._store is not None:
+                found |= zip(existing, self._store.multi_get(list(existing.values())), strict=True)
+        return found
+
+    def _existing(self, keys: dict[int, str]) -> dict[int, str]:
+        """Return the keys that exist, in few requests if nearly all do: reading a missing one would block."""
+        if self._store is None or not keys or self._store.check(list(keys.values())):
+            return {} if self._store is None else keys
+        if len(keys) == 1:
+            return {}
+        items = list(keys.items())
+        half = len(items) // 2
+        return self._existing(dict(items[:half])) | self._existing(dict(items[half:]))
 
     def write_collectives(self, collectives: Sequence[GroupCollectives] | None) -> None:
         """Replace the collectives of this rank; None: it has no record."""
@@ -80,12 +105,8 @@ class RankStatusStore:
         Raises:
             OSError, RuntimeError: the store does not respond.
         """
-        if self._store is None:
-            return {}
         keys = {rank: self._collectives_key(rank) for rank in self.ranks}
-        return {
-            rank: from_text(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])
-        }
+        return {rank: from_text(value) for rank, value in self._read(keys).items()}
 
     def _collectives_key(self, rank: int) -> str:
         return f"{self._prefix}/collectives/{rank}"

@@ -3,8 +3,8 @@
 The training loop only notes its position, which costs a fraction of a microsecond. The thread writes the position to
 the store with every heartbeat, together with a counter, which distinguishes a rank whose process is stopped or dead
 from one that waits. No rank reads the positions of others until there has been no progress for too long. Then each rank
-dumps its stacks, and the first of the stuck ranks that still respond reads the statuses of all ranks, twice, and
-reports.
+dumps its stacks, and one of the stuck ranks claims the report (`report_claim`), reads the statuses of all ranks, twice,
+and reports. The others wait for it, and one of them takes the claim over if that rank no longer responds.
 """
 
 import faulthandler
@@ -12,8 +12,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,14 +21,16 @@ from types import TracebackType
 from mb_resilience.hangs.collective_records import GroupCollectives, missing_collectives, read_dump_files
 from mb_resilience.hangs.rank_status_store import RankStatusStore, StatusRecord
 from mb_resilience.hangs.report import REPORT_HEAD, RankStatus, format_report, innermost_frames
+from mb_resilience.hangs.report_claim import Claim, HangStore
 from mb_resilience.loop_events import CheckpointContext, StepContext
-from mb_resilience.stops.decision_exchange import KeyValueStore
 
 HEARTBEATS_PER_REPORT = 10
 """Heartbeats in the time after which a report is due."""
 MAX_HEARTBEAT_SECONDS = 10.0
 RESPONSE_HEARTBEATS = 3
 """Heartbeats within which a responsive rank sends at least one."""
+LOST_CLAIM_HEARTBEATS = 2 * RESPONSE_HEARTBEATS
+"""Heartbeats without one of the rank that has claimed a report, after which another rank takes the claim over."""
 REPORT_FILE = "hang_report.txt"
 """Name of the report in its folder."""
 RESUMED = "resumed after"
@@ -69,7 +71,7 @@ class HangReporter:
         world_size: number of ranks.
         attempt: name of this start of the run, identical on all ranks and different after each restart.
         folder: folder of the reports; used once it exists.
-        reporting_rank: rank that reports if it is stuck and responsive; otherwise the next such rank, cyclically.
+        reporting_rank: rank that reports if it is stuck and responsive; otherwise another such rank does.
         read_collectives: returns the collectives that this rank has called, such as
             `mb_resilience.hangs.flight_record_reader.read_collectives`; None: the report does not compare them.
         log: receives the report; called from the thread.
@@ -84,7 +86,7 @@ class HangReporter:
         *,
         seconds: float,
         seconds_after_first_step: float | None = None,
-        store: KeyValueStore | None = None,
+        store: HangStore | None = None,
         rank: int = 0,
         world_size: int = 1,
         attempt: str = "0",
@@ -112,7 +114,10 @@ class HangReporter:
         self._clock = clock
         self._position: tuple[str, int | None] = ("setup", None)
         self._before_checkpoint: tuple[str, int | None] = self._position
-        self._notes = 0
+        self._notes = self._seen = 0
+        self._since = clock()
+        self._is_due, self._has_reported = True, False
+        self._investigation: Iterator[None] | None = None
         self._heartbeats = 0
         self._heartbeat_seconds = self._target_heartbeat_seconds
         self._main = threading.main_thread().ident
@@ -204,24 +209,39 @@ class HangReporter:
         self._stopped.set()
         self._thread.join(MAX_HEARTBEAT_SECONDS)  # it may block in a store that does not respond
         if not self._thread.is_alive():
+            self._release_claim()
             self._publish_status(
                 self._status(0.0, exit_reason="finished" if error is None else type(error).__name__)
             )
 
     def _monitor(self) -> None:
         """Send heartbeats, and report when there is no progress for too long."""
-        seen, since = self._notes, self._clock()
-        is_due, has_reported, is_stopped = True, False, False
+        self._since = self._clock()
+        is_stopped = False
         while not is_stopped:
             is_stopped = self._stopped.wait(self._heartbeat_seconds)
-            now = self._clock()
-            if self._notes != seen:
-                if has_reported:
-                    self._publish(f"rank {self._rank} {RESUMED} {now - since:.0f} s")
-                seen, since, is_due, has_reported = self._notes, now, True, False
-            self._publish_status(self._status(now - since))
-            if is_due and not is_stopped and now - since >= self.seconds:
-                is_due, has_reported = False, self._report(now - since, seen=seen)
+            self._beat()
+
+    def _beat(self) -> None:
+        """Send a heartbeat, and do the next part of a report if there is no progress for too long."""
+        now = self._clock()
+        if self._notes != self._seen:
+            if self._has_reported:
+                self._publish(f"rank {self._rank} {RESUMED} {now - self._since:.0f} s")
+            self._release_claim()
+            self._seen, self._since = self._notes, now
+            self._is_due, self._has_reported, self._investigation = True, False, None
+        self._publish_status(self._status(now - self._since))
+        if self._stopped.is_set():
+            return
+        if self._is_due and now - self._since >= self.seconds:
+            self._is_due, self._investigation = False, self._investigate()
+        if self._investigation is not None:
+            next(self._investigation, None)
+
+    def _release_claim(self) -> None:
+        with suppress(OSError, RuntimeError):  # as for the statuses
+            self._statuses.claim.set_state("released")
 
     @property
     def _folder(self) -> Path | None:
@@ -237,31 +257,68 @@ class HangReporter:
         frames = innermost_frames(sys._current_frames().get(self._main or 0))
         return RankStatus(section=section, step=step, seconds=seconds, frames=frames, exit_reason=exit_reason)
 
-    def _report(self, seconds: float, *, seen: int) -> bool:
-        """Dump the stacks of this rank, report on all ranks if this rank has to, and return whether it did.
+    def _investigate(self) -> Iterator[None]:
+        """Dump the stacks of this rank, and report on all ranks if this rank has to. Yields until the next heartbeat.
 
         Stacks go to a file at once, or without a folder to stderr after the report.
         """
         folder = self._folder
         if folder is not None:
             self._write_stacks(folder)
-        if (
-            self._read_collectives is not None
-        ):  # each rank does so; the one that reports reads all of them below
+        if self._read_collectives is not None:  # each rank does so; the one that reports reads all of them
             self._statuses.write_collectives(self._read_collectives())
-        statuses = self._read_all()
-        if self._notes != seen or self._stopped.is_set():  # progress, or the end of the run, in the meantime
-            return False
-        statuses[self._rank] = self._status(seconds)
-        stuck = [rank for rank, status in statuses.items() if self._is_stuck(status)]
-        reports = min(stuck, key=lambda rank: (rank - self._reporting_rank) % len(statuses)) == self._rank
-        if reports:
+        statuses: dict[int, RankStatus | None] | None = {}
+        try:
+            statuses = (yield from self._read_all()) if (yield from self._claim_report()) else None
+        except (OSError, RuntimeError) as error:  # the rank that serves the store may be the one that hangs
+            why = str(error).partition("\n")[0]
+            self._log_text(
+                f"rank {self._rank}: the store does not respond, so other ranks are not visible: {why}"
+            )
+        if self._notes != self._seen or self._stopped.is_set():  # progress, or the end of the run, meanwhile
+            return
+        if statuses is not None:
+            seconds = self._clock() - self._since
+            statuses[self._rank] = self._status(seconds)
             stacks = None if folder is None else f"{folder}/hang_stack_*.txt"
             missing = [] if self._read_collectives is None else self._compare_collectives()
             self._publish(format_report(statuses, seconds=seconds, collectives=missing, stacks=stacks))
+            self._has_reported = True
+            with suppress(OSError, RuntimeError):  # as for the statuses
+                self._statuses.claim.set_state("reported")
         if folder is None:
             self._write_stacks(None)
-        return reports
+
+    def _claim_report(self) -> Generator[None, None, bool]:
+        """Claim the report, and return whether this rank has to make it. Yields until the next heartbeat."""
+        if self._rank != self._reporting_rank:
+            for _ in range(RESPONSE_HEARTBEATS):  # the reporting rank comes first if it is stuck
+                yield
+        own = Claim(self._rank, "claimed")
+        heartbeat, beats = None, 0
+        claim = holder = self._statuses.claim.take()
+        while claim != own:
+            record = self._statuses.read([claim.rank]).get(claim.rank)
+            if claim.rank != holder.rank:
+                heartbeat, beats, holder = None, 0, claim
+            responds = record is not None and heartbeat is not None and record.heartbeat != heartbeat
+            if responds and claim.state == "reported":
+                return False
+            beats = 0 if responds else beats + 1
+            heartbeat = None if record is None else record.heartbeat
+            if claim.rank == self._rank or self._is_lost(record, beats):
+                claim = self._statuses.claim.take_over(claim)
+            else:
+                yield
+                claim = self._statuses.claim.take()
+        return True
+
+    def _is_lost(self, record: StatusRecord | None, beats: int) -> bool:
+        """Return whether a rank can no longer report, after so many heartbeats of this rank without one of it."""
+        if record is None or record.status.exit_reason is not None:
+            return True
+        longest = max(record.heartbeat_seconds, self._heartbeat_seconds)
+        return beats * self._heartbeat_seconds > LOST_CLAIM_HEARTBEATS * longest
 
     def _compare_collectives(self) -> list[str]:
         """Return the lines on collectives that some ranks have not called."""
@@ -277,33 +334,19 @@ class HangReporter:
         except (OSError, RuntimeError, ValueError) as error:
             return [f"cannot be compared: {str(error).partition(chr(10))[0]}"]
 
-    def _is_stuck(self, status: RankStatus | None) -> bool:
-        """Return whether a rank reports or has reported: it responds, and has made no progress for a similar time."""
-        if status is None or status.unresponsive or status.exit_reason is not None:
-            return False
-        return 2 * status.seconds >= self.seconds
-
-    def _read_all(self) -> dict[int, RankStatus | None]:
-        """Poll every rank's heartbeat twice; a rank whose counter did not advance in between is unresponsive.
+    def _read_all(self) -> Generator[None, None, dict[int, RankStatus | None]]:
+        """Read every rank's heartbeat twice; a rank whose counter did not advance in between is unresponsive.
 
         Without a store no other rank is visible. Heartbeat intervals may differ between ranks: a rank in its first step
-        still has the long interval. The wait between the two polls therefore covers several of the longest intervals.
+        still has the long interval. The wait between the two reads therefore covers several of the longest intervals.
+        Yields until the next heartbeat, because other ranks read this one in the meantime.
         """
-        try:
-            first = self._statuses.read()
-            own = self._heartbeat_seconds
-            longest = max([own, *(note.heartbeat_seconds for note in first.values())])
-            for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
-                if not self._stopped.wait(own):
-                    # other ranks poll this one in the meantime
-                    self._publish_status(self._status(self.seconds))
-            second = self._statuses.read()
-        except (OSError, RuntimeError) as error:  # the rank that serves the store may be the one that hangs
-            why = str(error).partition("\n")[0]
-            self._log_text(
-                f"rank {self._rank}: the store does not respond, so other ranks are not visible: {why}"
-            )
-            return {}
+        first = self._statuses.read()
+        own = self._heartbeat_seconds
+        longest = max([own, *(note.heartbeat_seconds for note in first.values())])
+        for _ in range(math.ceil(RESPONSE_HEARTBEATS * longest / own)):
+            yield
+        second = self._statuses.read()
         statuses: dict[int, RankStatus | None] = {}
         for rank in self._statuses.ranks:
             before, now = first.get(rank), second.get(rank)

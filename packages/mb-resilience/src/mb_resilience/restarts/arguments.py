@@ -95,7 +95,7 @@ class RestartAttempt:
     store: Any
     """`torch.distributed.Store` of this attempt, for initializing the process group."""
     faults: tuple[RankFault, ...] = ()
-    """Reasons why the previous attempt ended, the first cause first; empty in the first attempt."""
+    """Reasons why the previous attempt ended, the first cause first, at most 64; empty in the first attempt."""
 
     @property
     def variables(self) -> dict[str, str]:

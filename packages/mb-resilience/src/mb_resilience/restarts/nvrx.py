@@ -6,16 +6,18 @@ store; a thread of every rank then aborts its collectives and raises in the main
 reset (`finalize`), dead ranks are replaced by spare ones, and the next attempt begins.
 """
 
+import json
 import logging
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
 import nvidia_resiliency_ext.inprocess as inprocess
@@ -39,13 +41,17 @@ from mb_resilience.restarts.arguments import (
     wrapper_times,
 )
 from mb_resilience.restarts.native_sockets import open_sockets, shut_down_connections
-from mb_resilience.restarts.nvrx_store import NVRX, SharedStore
+from mb_resilience.restarts.nvrx_store import NVRX, POLL_SECONDS, SharedStore
 from mb_resilience.restarts.signals import HeldSignals
 from mb_resilience.restarts.store import ENDED, connect, serve_store
 
 Returned = TypeVar("Returned")
 logger = logging.getLogger(__name__)
 
+MAX_FAULTS = 64
+"""Number of faults of an attempt that are reported, the likely first causes."""
+READER_SECONDS = 10.0
+"""Wait for the rank that reads the faults, after which another one reads them."""
 FINAL = "final"
 """Key of the error that ended the run, after which no rank starts another attempt."""
 
@@ -181,6 +187,7 @@ class RestartedRun(Generic[Returned]):
         self._signals = signals
         self._is_final = is_final
         self._error: Exception | None = None
+        self._faults: dict[int, tuple[RankFault, ...]] = {}
         self._opened_before: dict[int, int] | None = None
 
     def attempt(self, call: inprocess.CallWrapper) -> Returned:
@@ -223,9 +230,28 @@ class RestartedRun(Generic[Returned]):
         return AttemptError(text)
 
     def faults(self, number: int) -> tuple[RankFault, ...]:
-        """Return why an attempt was interrupted, the likely first cause first; empty for a negative number."""
+        """Return why an attempt was interrupted, the likely first cause first; empty for a negative number.
+
+        One rank reads the records of all ranks, and the others its result: all ranks may have one, and reading them on
+        all ranks would load the store with the square of their number.
+        """
         if number < 0:
             return ()
+        if number not in self._faults:
+            self._faults[number] = self._shared_faults(f"faults/{number}", number)
+        return self._faults[number]
+
+    def _shared_faults(self, key: str, number: int) -> tuple[RankFault, ...]:
+        is_reader, deadline = self.store.add(f"{key}/readers", 1) == 1, time.monotonic() + READER_SECONDS
+        while not is_reader and time.monotonic() < deadline:
+            if self.store.check([key]):
+                return tuple(RankFault(**fault) for fault in json.loads(self.store.get(key)))
+            time.sleep(POLL_SECONDS)
+        faults = self._read_faults(number)[:MAX_FAULTS]
+        self.store.set(key, json.dumps([asdict(fault) for fault in faults]))
+        return faults
+
+    def _read_faults(self, number: int) -> tuple[RankFault, ...]:
         store = AttemptStore(number, PrefixStore(NVRX, self.store))
         dead = store.get_terminated_ranks()
         kinds = [(record.rank, record.interruption.name) for record in store.get_interruption_records()]

@@ -1,6 +1,7 @@
 """Agreement of all ranks on the step after which to stop, over a key-value store. No collective, no torch.
 
-Protocol. Rank 0 decides and the other ranks follow. Only certain steps count, the *rounds*: every step, or every n-th.
+Protocol. Rank 0 decides and the other ranks follow. Only certain steps count, the *rounds*: every step, or every n-th,
+and each call of `between_steps`.
 At the end of round p, rank 0 checks whether any rank has a stop request. If so, it fixes the next round, p + 1, as the
 last one. Only then does it publish "round p is decided" together with that decision.
 
@@ -34,12 +35,22 @@ class Watcher(Protocol):
         """Reason of the stop request, such as the name of a signal; None without a request."""
 
 
+def require_watcher(watcher: object) -> None:
+    """Raise `StopSetupError` if an object is not a watcher."""
+    # not read: it may be a property that reads a clock
+    if isinstance(watcher, type) or getattr_static(watcher, "received", ...) is ...:
+        raise StopSetupError(
+            f"AgreedStop: {watcher!r:.60} is not a watcher (it has no attribute `received`), so no signal would "
+            "stop the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."
+        )
+
+
 class AgreedStop:
     """Callable that returns the reason to stop after a step, or None. Identical on all ranks.
 
     Every rank must call it with the number of every step, in order, after the step. The reason names the signal and the
     rank that received it, such as "SIGTERM on rank 1". With several ranks, the first round of a run is never the last
-    one.
+    one. An evaluation calls `between_steps`, on all ranks equally often.
 
     The store must outlive the last call on every rank: end a run with an operation in which all ranks participate.
 
@@ -79,12 +90,7 @@ class AgreedStop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        # not read: it may be a property that reads a clock
-        if isinstance(watcher, type) or getattr_static(watcher, "received", ...) is ...:
-            raise StopSetupError(
-                f"AgreedStop: {watcher!r:.60} is not a watcher (it has no attribute `received`), so no signal would "
-                "stop the run. Pass an object, such as the one that `with SignalWatcher() as watcher` returns."
-            )
+        require_watcher(watcher)
         if not 0 <= rank < world_size or every < 1:
             raise StopSetupError(
                 f"AgreedStop: rank={rank}, world_size={world_size}, every={every}; the rank must be in the range of "
@@ -111,7 +117,9 @@ class AgreedStop:
             self._exchange = BackgroundExchange(direct) if in_background else direct
         self._request_sent = False
         self._step: int | None = None
-        self._round: int | None = None
+        self._stop_step: int | None = None
+        self._round = 0
+        self._label = ""
         self._last: tuple[int, str] | None = None
 
     def __call__(self, step: int) -> str | None:
@@ -133,15 +141,29 @@ class AgreedStop:
                 f"AgreedStop: called with step {step} after step {self._step}. A stop is agreed for the round that "
                 "follows, so no step may be skipped. Create a new AgreedStop, with another attempt, for another run."
             )
+        if self._stop_step is not None and self._last is not None:
+            raise StopOrderError(
+                f"AgreedStop: called with step {step}, but all ranks agreed to stop after step {self._stop_step} "
+                f"({self._last[1]}). Leave the loop when a reason is returned."
+            )
         self._step = step
-        if self._exchange is None:
-            return self._local_request()
-        if self._rank != 0:
-            self._send_request(self._exchange)
-        if step % self._every:
-            return None
-        decide = self._decide if self._rank == 0 else self._follow
-        return decide(self._exchange, step // self._every)
+        reason = self._poll(f"step {step}", is_round=step % self._every == 0)
+        if reason is not None and self._exchange is not None:
+            self._stop_step = step
+        return reason
+
+    def between_steps(self) -> str | None:
+        """Return the reason why all ranks stop, or None; one round, such as before a batch of an evaluation.
+
+        All ranks must call it equally often between the same steps. A reason is returned again by each further call,
+        and by the call after the next step.
+
+        Raises:
+            StopSetupError: the watcher is a `SignalWatcher` that was never entered.
+            Rank0TimeoutError: rank 0 has not ended the previous round in time.
+        """
+        after = "" if self._step is None else f" after step {self._step}"
+        return self._poll(f"a round of its evaluation{after}", is_round=True)
 
     def close(self) -> None:
         """Publish the last decision, and end the thread of `in_background`. Call it on each rank at the end."""
@@ -158,36 +180,39 @@ class AgreedStop:
             exchange.send_request(request)
             self._request_sent = True
 
-    def _decide(self, exchange: Exchange, now: int) -> str | None:
+    def _poll(self, label: str, *, is_round: bool) -> str | None:
+        if self._exchange is None:
+            return self._local_request()
+        if self._last is not None and self._round >= self._last[0]:
+            return self._last[1]
+        if self._rank != 0:
+            self._send_request(self._exchange)
+        if not is_round:
+            return None
+        self._round += 1
+        if self._rank == 0:
+            self._decide(self._exchange)
+        else:
+            self._follow(self._exchange, label)
+        self._label = label
+        return None if self._last is None or self._round < self._last[0] else self._last[1]
+
+    def _decide(self, exchange: Exchange) -> None:
         """Publish this round, and the last round as soon as there is a stop request. For rank 0."""
         if self._last is None:
             request = self._local_request() or exchange.remote_request()
-            self._last = None if request is None else (now + 1, request)
-            exchange.publish(now, self._last)
-            return None
-        return self._stop_at(now)
+            self._last = None if request is None else (self._round + 1, request)
+            exchange.publish(self._round, self._last)
 
-    def _follow(self, exchange: Exchange, now: int) -> str | None:
+    def _follow(self, exchange: Exchange, label: str) -> None:
         """Read the decision of the previous round, if there is one. For all ranks except 0."""
-        before, self._round = self._round, now
-        if before is not None and self._last is None:
+        if self._round > 1 and self._last is None:
             try:
-                self._last = exchange.read(before)
+                self._last = exchange.read(self._round - 1)
             except TimeoutError as error:
                 raise Rank0TimeoutError(
-                    f"AgreedStop: rank {self._rank} has ended step {self._step}, but rank 0 has not ended step "
-                    f"{before * self._every} within {self._timeout_seconds} s; it hangs or has died. Check its log."
+                    f"AgreedStop: rank {self._rank} has ended {label}, but rank 0 has not ended {self._label} within "
+                    f"{self._timeout_seconds} s; it hangs or has died. Check its log."
                 ) from error
         if self._last is None:
-            exchange.expect(now)
-        return None if before is None else self._stop_at(now)
-
-    def _stop_at(self, now: int) -> str | None:
-        if self._last is None or now < self._last[0]:
-            return None
-        if now > self._last[0]:
-            raise StopOrderError(
-                f"AgreedStop: called with step {self._step}, but all ranks agreed to stop after step "
-                f"{self._last[0] * self._every} ({self._last[1]}). Leave the loop when a reason is returned."
-            )
-        return self._last[1]
+            exchange.expect(self._round)

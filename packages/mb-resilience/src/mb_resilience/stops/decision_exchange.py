@@ -204,10 +204,14 @@ class BackgroundExchange:
         self._thread.start()
 
     def _run(self, work: Callable[[], bool]) -> None:
-        pause, done = 0.0, time.monotonic()
+        pause, done, awaited_pause = 0.0, time.monotonic(), FIRST_PAUSE_SECONDS
         try:
             while True:
-                closing = self._closing.wait(FIRST_PAUSE_SECONDS if self._is_awaited else pause)
+                # the pauses of a call that waits grow: all ranks may wait for rank 0, and each read loads the store
+                closing = self._closing.wait(awaited_pause if self._is_awaited else pause)
+                awaited_pause = (
+                    min(2 * awaited_pause, LONGEST_PAUSE_SECONDS) if self._is_awaited else FIRST_PAUSE_SECONDS
+                )
                 if work():
                     now = time.monotonic()
                     pause = min(max((now - done) / 5, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)

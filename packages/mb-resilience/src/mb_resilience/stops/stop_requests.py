@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from mb_resilience.process_group import RankInfo, new_connection
-from mb_resilience.stops.agreed_stop import AgreedStop, Watcher
+from mb_resilience.stops.agreed_stop import AgreedStop, Watcher, require_watcher
 from mb_resilience.stops.decision_exchange import KeyValueStore
 from mb_resilience.stops.signals import announce_stop, watch_run_signals
 from mb_resilience.stops.watchers import CombinedWatcher, DeadlineWatcher
@@ -31,7 +31,8 @@ class StopSettings(Protocol):
 class StopRequests:
     """Stop requests that a loop polls after each step and during evaluations. Identical on all ranks.
 
-    Every rank has one. The ranks agree through the store, so that no step waits for a collective; see `AgreedStop`.
+    Every rank has one. The ranks agree through the store, so that no step waits for a collective; see `AgreedStop`. One
+    agreement, with one connection and one thread, serves signals, the duration limit and evaluations.
 
     Args:
         watcher: source of stop requests on this rank, such as `SignalWatcher`.
@@ -40,8 +41,8 @@ class StopRequests:
         rank: rank of this process.
         world_size: number of ranks.
         attempt: name of this start of the run, identical on all ranks and different after each restart.
-        connect: function that returns a connection to the store for one thread, on all ranks or on none. Requests
-            after each step are then exchanged in the background, until `close`. None: in the calls.
+        connect: function that returns a connection to the store for one thread, on all ranks or on none. Requests are
+            then exchanged in the background, until `close`. None: in the calls.
 
     Raises:
         StopSetupError: several ranks without a store, or invalid numbers.
@@ -58,42 +59,71 @@ class StopRequests:
         attempt: str = "0",
         connect: Callable[[], KeyValueStore] | None = None,
     ) -> None:
-        def agreed(source: Watcher, about: str, *, each_step: bool = True) -> AgreedStop:
-            threaded = connect is not None and world_size > 1 and each_step
-            return AgreedStop(
-                source,
-                store=connect() if connect is not None and threaded else store,
-                rank=rank,
-                world_size=world_size,
-                attempt=f"{attempt}/{about}",
-                in_background=threaded,
-            )
-
-        # Three agreements with keys of their own: the loop reports signals and the duration limit as different
-        # outcomes, and the batches of evaluations are other rounds than the steps. An evaluation accesses the store
-        # directly, at a round trip per batch: a thread would remain until the end of the run, for rare calls.
-        watchers = [watcher] if deadline is None else [watcher, deadline]
-        self.stop_requested = agreed(watcher, "signals")
-        """Called with the number of each step after it: the signal for which all ranks stop after it, or None."""
-        self.duration_stop_requested = None if deadline is None else agreed(deadline, "time")
-        """The same for the duration limit; None without a limit."""
-        self._in_evaluations = agreed(CombinedWatcher(*watchers), "evaluations", each_step=False)
-        self._batches = 0
+        threaded = connect is not None and world_size > 1
+        sources = [_Source(watcher, _SIGNAL), *([] if deadline is None else [_Source(deadline, _TIME)])]
+        self._agreed = AgreedStop(
+            CombinedWatcher(*sources),
+            store=connect() if connect is not None and threaded else store,
+            rank=rank,
+            world_size=world_size,
+            attempt=attempt,
+            in_background=threaded,
+        )
+        self._step: int | None = None
+        self._request: tuple[str, str] | None = None
+        self._has_deadline = deadline is not None
         self.evaluation_stopped = False
         """Whether an evaluation was stopped early."""
+
+    def stop_requested(self, step: int) -> str | None:
+        """Return the signal for which all ranks stop after this step, or None; called after each step.
+
+        Raises:
+            StopOrderError: the step does not follow the previous one, or comes after the agreed stop.
+            Rank0TimeoutError: rank 0 has not ended the previous step in time.
+        """
+        return self._reason(step, _SIGNAL)
+
+    @property
+    def duration_stop_requested(self) -> Callable[[int], str | None] | None:
+        """The same for the duration limit; None without a limit. A loop may call both after a step."""
+        return partial(self._reason, about=_TIME) if self._has_deadline else None
 
     def stop_evaluation(self) -> bool:
         """Return whether to stop an evaluation, for either reason; called before each of its batches."""
         if not self.evaluation_stopped:
-            self._batches += 1
-            self.evaluation_stopped = self._in_evaluations(self._batches) is not None
+            self.evaluation_stopped = self._agreed.between_steps() is not None
         return self.evaluation_stopped
 
     def close(self) -> None:
-        """Publish the last decisions, and end the threads."""
-        self.stop_requested.close()
-        if self.duration_stop_requested is not None:
-            self.duration_stop_requested.close()
+        """Publish the last decision, and end the thread."""
+        self._agreed.close()
+
+    def _reason(self, step: int, about: str) -> str | None:
+        if step != self._step:
+            reason = self._agreed(step)
+            source, _, text = (reason or "").partition(" ")
+            self._step, self._request = step, (source, text)
+        source, text = self._request or ("", "")
+        return text if source == about else None
+
+
+_SIGNAL, _TIME = "signal", "time"
+"""First word of a request in the store, because a loop reports signals and the duration limit as different outcomes."""
+
+
+class _Source:
+    """Watcher whose requests begin with a word for their kind."""
+
+    def __init__(self, watcher: Watcher, kind: str) -> None:
+        require_watcher(watcher)
+        self._watcher = watcher
+        self._kind = kind
+
+    @property
+    def received(self) -> str | None:
+        request = self._watcher.received
+        return None if request is None else f"{self._kind} {request}"
 
 
 @contextmanager
@@ -109,8 +139,8 @@ def watch_stop_requests(
 ) -> Iterator[StopRequests]:
     """Receive Ctrl-C and the exit signal while the block runs, and yield the stop requests of all ranks.
 
-    With several ranks, threads exchange the requests after each step (`AgreedStop(in_background=True)`). The logging
-    rank prints immediately that a signal has arrived.
+    With several ranks, a thread of each exchanges the requests (`AgreedStop(in_background=True)`). The logging rank
+    prints immediately that a signal has arrived.
 
     Args:
         train: section with the signal and the duration limit.

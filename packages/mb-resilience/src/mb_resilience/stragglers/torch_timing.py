@@ -4,7 +4,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ class RowAllGather:
     def __call__(self, row: Sequence[float]) -> Sequence[Sequence[float]]:
         """Return the rows of all ranks, by rank in the group. Synchronizes with the device."""
         own = torch.tensor(row, dtype=torch.float64, device=self._device)
-        rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(self._group))]
-        torch.distributed.all_gather(rows, own, group=self._group)
-        return [_numbers(each) for each in rows]
+        return cast("list[list[float]]", _gather(own, group=self._group).tolist())
 
 
 LOCATION_BYTES = 256
@@ -70,13 +68,16 @@ def gather_locations(device: torch.device) -> list[str]:
     # not all_gather_object, which needs numpy
     text = location.encode()[:LOCATION_BYTES].ljust(LOCATION_BYTES, b"\0")
     own = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    rows = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(rows, own)
-    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in rows]
+    rows = bytes(_gather(own).flatten().tolist())
+    texts = (rows[begin : begin + LOCATION_BYTES] for begin in range(0, len(rows), LOCATION_BYTES))
+    return [text.rstrip(b"\0").decode(errors="replace") for text in texts]
 
 
-def _numbers(row: Tensor) -> list[float]:
-    return [float(value) for value in row.tolist()]
+def _gather(row: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
+    """Return the rows of all ranks in one tensor, which one copy brings to the host."""
+    rows = row.new_empty(torch.distributed.get_world_size(group) * row.numel())
+    torch.distributed.all_gather_into_tensor(rows, row, group=group)
+    return rows.view(-1, row.numel())
 
 
 class CudaStopwatch:

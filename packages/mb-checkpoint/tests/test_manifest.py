@@ -5,6 +5,8 @@ import hashlib
 import complete_checkpoint
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mb_checkpoint import ManifestError
 from mb_checkpoint.formats.manifest import (
@@ -132,3 +134,18 @@ def test_several_readers_share_the_bytes():
     manifest = Manifest(step=1, files=tuple(entry(str(size), size) for size in (50, 30, 20, 10)))
     shares = [[each.size for each in files_of_rank(manifest, rank=rank, world_size=2)] for rank in range(2)]
     assert shares == [[50, 10], [30, 20]]
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.integers(1, 9))
+def test_each_file_goes_to_the_reader_with_the_fewest_bytes(sizes, world_size):
+    """As the obvious search over all readers finds it, the largest files first."""
+    files = [
+        FileEntry(name=f"{number:03}", size=size, checksum="xxh3_128:0") for number, size in enumerate(sizes)
+    ]
+    shares, filled = [[] for _ in range(world_size)], [0] * world_size
+    for file in sorted(files, key=lambda each: (-each.size, each.name)):
+        emptiest = filled.index(min(filled))
+        shares[emptiest].append(file)
+        filled[emptiest] += file.size
+    manifest = Manifest(step=1, files=tuple(files))
+    assert [files_of_rank(manifest, rank=rank, world_size=world_size) for rank in range(world_size)] == shares

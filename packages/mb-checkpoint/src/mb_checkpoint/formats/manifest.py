@@ -1,6 +1,7 @@
 """manifest.json: size and checksum of every file of a checkpoint, with its layout, content and versions."""
 
 import hashlib
+import heapq
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -258,13 +259,14 @@ def find_hash_mismatches(
 
 def files_of_rank(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
     """Return the files that one of several readers checks: about the same number of bytes for each reader."""
-    shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
-    filled = [0] * world_size
+    share: list[FileEntry] = []
+    filled = [(0, each) for each in range(world_size)]
     for entry in sorted(manifest.files, key=lambda each: (-each.size, each.name)):
-        emptiest = filled.index(min(filled))
-        shares[emptiest].append(entry)
-        filled[emptiest] += entry.size
-    return shares[rank]
+        size, emptiest = filled[0]
+        if emptiest == rank:
+            share.append(entry)
+        heapq.heapreplace(filled, (size + entry.size, emptiest))
+    return share
 
 
 def _rendered(body: Mapping[str, Any]) -> bytes:

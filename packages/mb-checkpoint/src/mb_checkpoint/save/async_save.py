@@ -15,6 +15,8 @@ from mb_checkpoint.save.retention import PruneResult
 from mb_checkpoint.save.worker import JobResult, WriterJob
 
 POLL_SECONDS = 0.01
+LONGEST_POLL_SECONDS = 1.0
+"""Pauses between two polls that block: of the local writer, and at most of the store, which all ranks read."""
 
 
 class AsyncWriterLike(Protocol):
@@ -72,14 +74,21 @@ class AsyncSave:
 
         Not a collective. With `blocking`, waits for the result.
         """
+        self._report()
+        outcome = self._wait() if blocking else self._barrier.decide(self._outcome())
+        return None if outcome is None else self._record(json.loads(outcome))
+
+    def _wait(self) -> str:
+        """Return the outcome. Reads the store only once this rank is done, in pauses that grow with the wait."""
+        pause = POLL_SECONDS
         while True:
+            if self._reported or self._is_rank_zero:
+                outcome = self._barrier.decide_now(self._outcome())
+                if outcome is not None:
+                    return outcome
+                pause = min(1.2 * pause, LONGEST_POLL_SECONDS)
+            self._sleep(pause if self._reported else POLL_SECONDS)
             self._report()
-            outcome = self._barrier.decide(self._outcome())
-            if outcome is not None:
-                return self._record(json.loads(outcome))
-            if not blocking:
-                return None
-            self._sleep(POLL_SECONDS)
 
     def _report(self) -> None:
         result = None if self._reported else self._writer.result()
@@ -98,10 +107,9 @@ class AsyncSave:
         return json.dumps({"failures": failures, "total_bytes": written})
 
     def _begin_commit(self) -> list[str] | None:
-        reports = self._barrier.reports()
-        if reports is None:
+        failures = self._barrier.failures()
+        if failures is None:
             return None
-        failures = [f"rank {rank}: {failure}" for rank, failure in enumerate(reports) if failure]
         if not failures:
             try:
                 self._writer.submit(self._job)

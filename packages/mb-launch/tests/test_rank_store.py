@@ -1,6 +1,7 @@
 """The store that rank 0 serves listens on the address of the rendezvous alone."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402
 
 from mb_launch import World, WorldError  # noqa: E402
-from mb_launch.ranks.rank_store import _listen, rank_store  # noqa: E402
+from mb_launch.ranks.rank_store import _allow_connections, _listen, rank_store  # noqa: E402
 
 RANK = """
 import os, socket, torch
@@ -130,3 +131,57 @@ def test_a_name_that_is_loopback_here_listens_everywhere_with_a_warning(monkeypa
     assert listener.getsockname() == ("0.0.0.0", port)
     listener.close()
     assert "resolves its name node to 127.0.1.1" in caplog.text
+
+
+def limits(monkeypatch, soft, hard):
+    """Replace the limits of open files of this process, and return the changes of them."""
+    changes = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, values: changes.append(values))
+    return changes
+
+
+def test_the_limit_of_open_files_is_raised_for_the_connections_of_all_ranks(monkeypatch, caplog):
+    changes = limits(monkeypatch, 1024, 524_288)
+    _allow_connections(64, serves=True)
+    assert changes == []
+    _allow_connections(1024, serves=True)
+    assert changes == [(4 * 1024 + 512, 524_288)]
+    assert caplog.text == ""
+
+
+def test_a_hard_limit_that_is_too_low_for_the_connections_is_reported(monkeypatch, caplog):
+    changes = limits(monkeypatch, 1024, 4096)
+    _allow_connections(1024, serves=True)
+    assert changes == [(4096, 4096)]
+    assert "this process may open 4096 files, and the store of 1024 ranks needs up to 4608" in caplog.text
+
+
+def test_a_low_limit_of_a_launcher_that_serves_the_store_is_reported(monkeypatch, caplog):
+    changes = limits(monkeypatch, 1024, resource.RLIM_INFINITY)
+    _allow_connections(1024, serves=False)
+    assert changes == []
+    assert "the launcher, which serves the store, may open 1024 files" in caplog.text
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+from mb_launch.ranks.rank_store import World, rank_store
+from torch.distributed import TCPStore
+import socket
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+store = rank_store(World(world_size=1, address=f"127.0.0.1:{port}"), {})
+held = [TCPStore("127.0.0.1", port, is_master=False) for _ in range(100)]
+print(len(held), held[-1].add("x", 1))
+"""
+
+
+def test_a_server_with_a_low_soft_limit_has_room_for_all_connections():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    shown = subprocess.run(
+        [sys.executable, "-c", FEW_FILES, str(hard)], capture_output=True, text=True, timeout=300
+    )
+    assert shown.stdout == "100 1\n", shown.stderr

@@ -218,3 +218,10 @@ def test_lines_of_a_log_that_is_deleted_are_written_again(tmp_path):
     log.close()
     assert path.read_text() == "of another run\n"
     assert len(warnings) == 2  # that its lines are kept, and at the end that one was not written
+
+
+def test_a_log_without_a_line_is_not_opened(tmp_path):
+    log = LineFile(tmp_path / "log.txt", warn=pytest.fail)
+    log.append()
+    log.close()
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ it can read and write every key. Here rank 0 listens on the address of the rende
 
 import ipaddress
 import logging
+import resource
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -47,10 +48,44 @@ def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedel
         )
     has_server = environment.get(_AGENT) == "True"
     serves = world.rank == 0 and not has_server
+    if world.rank == 0:
+        _allow_connections(world.world_size, serves=serves)
     store = _connection(host, int(port), world_size=world.world_size, serves=serves)
     store.set_timeout(timeout or default_pg_timeout)
     _groups[host, port] += 1
     return PrefixStore(f"mb_launch/{world.attempt}/{_groups[host, port]}", store)
+
+
+CONNECTIONS_PER_RANK = 4
+"""Connections of a rank to the store: its process groups, and threads that use the store while a group may wait."""
+RESERVED_FILES = 512
+"""Files that the process of the store opens otherwise: libraries, data, checkpoints, logs."""
+
+
+def _allow_connections(world_size: int, *, serves: bool) -> None:
+    """Raise the soft limit of open files of this process to one that the server needs, or warn that it is too low.
+
+    Without a free file the server accepts no connection: the ranks that connect next fail after their timeout, with
+    "Connection reset by peer", and the process of the server prints nothing.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = CONNECTIONS_PER_RANK * world_size + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if serves:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if not serves or possible < needed:
+        has, owner = (possible, "this process") if serves else (soft, "the launcher, which serves the store,")
+        logging.getLogger(__name__).warning(
+            "ulimit -n: %s may open %d files, and the store of %d ranks needs up to %d, because each rank has several "
+            "connections to it. Later connections would be reset. Raise the limit before the job starts%s.",
+            owner,
+            has,
+            world_size,
+            needed,
+            " (its hard limit)" if serves else "",
+        )
 
 
 _groups: Counter[tuple[str, str]] = Counter()

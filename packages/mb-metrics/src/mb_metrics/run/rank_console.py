@@ -133,12 +133,12 @@ class RankConsole:
 
     def log(self, text: str) -> None:
         """Write lines to the log file only, or buffer them until it is open."""
-        for line in text.splitlines():
-            prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
-            if self._log is not None:
-                self._log.append(f"{prefix}{line}")
-            else:
-                self._unlogged.append(f"{prefix}{line}")
+        prefix = "" if self.is_logging_rank else f"[rank {self.rank}] "
+        lines = [f"{prefix}{line}" for line in text.splitlines()]
+        if self._log is not None:
+            self._log.append(*lines)
+        else:
+            self._unlogged += lines
 
     @property
     def details(self) -> "DetailStream":

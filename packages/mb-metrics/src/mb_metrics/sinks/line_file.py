@@ -38,10 +38,13 @@ class LineFile:
             self._lost += len(self._kept) == MAX_KEPT
             self._kept.append(f"{piece}\n".encode())
         content = b"".join(self._kept)
+        if not content:  # most ranks of a run never write a line, and should not open the file
+            return
         try:
             if self._held is not None and restore_if_deleted(self._path, self._held.fileno()):
                 self._held.close()
                 self._held = None
+            # opened and closed for each piece: NFS writes lines of several machines over each other while it is open
             with self._path.open("ab", buffering=0) as file:
                 if self._held is None:
                     self._held = self._path.open("rb")

@@ -1,0 +1,224 @@
+"""Store traffic of a run with many simulated ranks, as counts: the ranks are the real classes, without threads.
+
+Prints the table for any number of ranks:
+
+    python tests/scale/laws.py 1024 4096
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from counting_store import CountingStore
+
+from mb_checkpoint.save.commit_barrier import CommitBarrier
+from mb_resilience import HangReporter, StopRequests
+from mb_resilience.hangs.collective_records import GroupCollectives
+
+IDLE = SimpleNamespace(received=None)
+"""Watcher without a request."""
+
+
+class Traffic(NamedTuple):
+    """Requests of all ranks together, and what they carry."""
+
+    messages: float
+    keys: float
+    bytes: float
+
+
+def traffic(store: CountingStore, *, per: int = 1) -> Traffic:
+    """Return the traffic of a store, for each of so many steps, and reset its counters."""
+    counted = Traffic(store.messages / per, store.keys / per, store.bytes / per)
+    store.__init__(store.data)  # type: ignore[misc]
+    return counted
+
+
+class StopRanks:
+    """Stop requests of all ranks, whose threads are run by hand.
+
+    Args:
+        world_size: Number of ranks.
+        deadline: Whether there is a duration limit, too.
+    """
+
+    def __init__(self, world_size: int, *, deadline: bool = False) -> None:
+        self.of_main_threads = CountingStore()
+        self.of_threads = self.of_main_threads.another_connection()
+        self.connections = 0
+        self.ranks = [
+            StopRequests(
+                IDLE,
+                deadline=IDLE if deadline else None,
+                store=self.of_main_threads,
+                rank=rank,
+                world_size=world_size,
+                connect=self._connect,
+            )
+            for rank in range(world_size)
+        ]
+        self._exchanges = [rank._agreed._exchange for rank in self.ranks]
+        for exchange in self._exchanges:
+            exchange._thread = self  # "started"
+        self._step = 0
+
+    def _connect(self) -> CountingStore:
+        self.connections += 1
+        return self.of_threads
+
+    def _run_threads(self) -> None:
+        for rank, exchange in enumerate(self._exchanges):
+            (exchange._read_wanted if rank else exchange._publish_newest)()
+
+    def step(self) -> None:
+        """End a step on all ranks."""
+        self._step += 1
+        for rank in self.ranks:
+            rank.stop_requested(self._step)
+            if rank.duration_stop_requested is not None:
+                rank.duration_stop_requested(self._step)
+        self._run_threads()
+
+    def batch(self) -> None:
+        """Begin a batch of an evaluation on all ranks."""
+        for rank in self.ranks:
+            rank.stop_evaluation()
+        self._run_threads()
+
+
+def of_steps(world_size: int, *, steps: int = 10) -> dict[str, Traffic]:
+    """Return the traffic of the agreed stop in a step, with a duration limit, and in a batch of an evaluation."""
+    ranks = StopRanks(world_size, deadline=True)
+    ranks.step()
+    traffic(ranks.of_threads)
+    for _ in range(steps):
+        ranks.step()
+    found = {"agreed stop, a step": traffic(ranks.of_threads, per=steps)}
+    for _ in range(steps):
+        ranks.batch()
+    found["agreed stop, a batch of an evaluation"] = traffic(ranks.of_threads, per=steps)
+    found["agreed stop, in the main thread"] = traffic(ranks.of_main_threads)
+    found["agreed stop, connections"] = Traffic(ranks.connections, 0, 0)
+    return found
+
+
+def of_save(world_size: int, *, steps: int = 100) -> dict[str, Traffic]:
+    """Return the traffic of the barrier while a save is in flight for so many steps, at its end, and at a wait."""
+    store = CountingStore()
+
+    def new(name: str) -> list[CommitBarrier]:
+        return [
+            CommitBarrier(store, rank=rank, world_size=world_size, name=name) for rank in range(world_size)
+        ]
+
+    barriers, found = new(".saving_iter_0001000.0a1b2c3d"), {}
+    for _ in range(steps):
+        assert barriers[0].failures() is None
+        for barrier in barriers:
+            assert barrier.decide(None) is None
+    found[f"save in flight, all of {steps} steps"] = traffic(store)
+    for barrier in barriers:
+        barrier.report("")
+    found["save, reports of all ranks"] = traffic(store)
+    assert barriers[0].failures() == []
+    found["save, reports read by rank 0"] = traffic(store)
+    waiting = new(".saving_iter_0002000.0a1b2c3d")
+    for barrier in waiting:
+        barrier.decide_now(None)
+    traffic(store)
+    for barrier in waiting:
+        barrier.decide_now(None)
+    found["save, one poll of all ranks that wait"] = traffic(store)
+    return found
+
+
+def groups_of(rank: int, world_size: int) -> tuple[GroupCollectives, ...]:
+    """Return collectives of a rank in groups as Megatron forms them: the world, TP 8, DP, CP with DP, PP 2."""
+    members = {
+        "world": range(world_size),
+        "tp": range(rank // 8 * 8, rank // 8 * 8 + 8),
+        "dp": range(rank % 8, world_size, 8),
+        "dp_cp": range(rank % 4, world_size, 4),
+        "pp": range(rank % (world_size // 2), world_size, world_size // 2),
+    }
+    return tuple(
+        GroupCollectives(
+            group=name, ranks=tuple(ranks), number=7, operation="all_reduce", size="1024x8192", pending=True
+        )
+        for name, ranks in members.items()
+    )
+
+
+def of_hang(world_size: int, *, silent: int | None = None) -> tuple[dict[str, Traffic], list[str]]:
+    """Return the traffic of heartbeats and of a report on a hang of all ranks, and the reports.
+
+    Args:
+        world_size: Number of ranks.
+        silent: Rank that sends no heartbeats; None: all send them.
+    """
+    store, now, logged = CountingStore(), [0.0], []
+    reporters = [
+        HangReporter(
+            seconds=100,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            reporting_rank=world_size - 1,
+            read_collectives=lambda rank=rank: groups_of(rank, world_size),
+            log=logged.append,
+            clock=lambda: now[0],
+        )
+        for rank in range(world_size)
+    ]
+    for reporter in reporters:
+        reporter._write_stacks = lambda folder: None
+        reporter.note("step", 7)
+
+    def beat() -> Iterator[None]:
+        now[0] += 10
+        for rank, reporter in enumerate(reporters):
+            if rank != silent:
+                reporter._beat()
+        yield
+
+    next(beat())
+    found = {"heartbeat of all ranks": traffic(store)}
+    beats = 0
+    while not logged or any(map(is_investigating, reporters)):
+        next(beat())
+        beats += 1
+        assert beats < 60
+    heartbeats = found["heartbeat of all ranks"]
+    every = traffic(store)
+    found["hang report, without the heartbeats"] = Traffic(
+        every.messages - beats * heartbeats.messages,
+        every.keys - beats * heartbeats.keys,
+        every.bytes - beats * heartbeats.bytes,
+    )
+    return found, logged
+
+
+def is_investigating(reporter: HangReporter) -> bool:
+    """Return whether a reporter has to do a further part of a report."""
+    investigation = reporter._investigation
+    return investigation is not None and investigation.gi_frame is not None
+
+
+LAWS: tuple[Callable[[int], dict[str, Traffic]], ...] = (of_steps, of_save, lambda n: of_hang(n)[0])
+
+
+def main() -> None:
+    """Print the traffic for numbers of ranks."""
+    for world_size in map(int, sys.argv[1:]):
+        for law in LAWS:
+            for name, counted in law(world_size).items():
+                print(
+                    f"{world_size:6} ranks  {name:40} {counted.messages:12,.1f} messages {counted.keys:12,.1f} keys "
+                    f"{counted.bytes:14,.0f} bytes",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

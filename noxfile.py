@@ -430,7 +430,7 @@ def kill_processes_of(session: subprocess.Popen) -> None:
 
 
 INTEGRATION = {
-    "architecture": ["tests/architecture", "tests/goldens", "tests/wiring", "tests/gpu"],
+    "architecture": ["tests/architecture", "tests/goldens", "tests/wiring", "tests/scale", "tests/gpu"],
     "end_to_end": ["tests/end_to_end"],
     "multi_process": ["tests/multi_process"],
     "trainer": ["meta/tests"],

@@ -1,6 +1,8 @@
 """Conversion to plain data and back, with an error for every mistake."""
 
 import json
+import typing
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, make_dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypedDict
@@ -343,6 +345,11 @@ class Containers:
     by_colour: dict[Colour, int] = field(default_factory=dict)
     by_any: dict = field(default_factory=dict)
     mixed: set[Any] = field(default_factory=set)
+    items: set = field(default_factory=set)
+    fixed_items: frozenset = frozenset()
+    read_only: AbstractSet = frozenset()
+    by_typing: typing.Set = field(default_factory=set)  # noqa: UP006
+    sequence: typing.Tuple = ()  # noqa: UP006
     named: Named = field(default_factory=lambda: {"name": "a"})
     fixed: Final[int] = 1
     sized: Unchecked | None = None
@@ -354,6 +361,11 @@ FULL = Containers(
     by_colour={Colour.RED: 3},
     by_any={1: "a", "1": "b"},
     mixed={1, "a", 2.5, None},
+    items={1, 2},
+    fixed_items=frozenset({"a"}),
+    read_only={1},
+    by_typing={"b"},
+    sequence=(1, 2),
     named={"name": "b", "sizes": [1]},
     fixed=5,
 )
@@ -379,6 +391,9 @@ def test_keys_survive_json_where_they_are_not_ambiguous():
         ({"named": {"name": "a", "other": 1}}, "named: expected Named, a mapping of name, sizes"),
         ({"named": {"name": "a", "sizes": ["b"]}}, r"named.sizes\[0\]: expected int, not 'b'"),
         ({"fixed": "x"}, "fixed: expected int, not 'x'"),
+        ({"items": [[1]]}, r"items: expected set, not \[\[1\]\]"),
+        ({"mixed": [{"a": 1}]}, "mixed: expected set of Any, not"),
+        ({"items": "ab"}, "items: expected set, not 'ab'"),
     ],
 )
 def test_what_does_not_fit_a_container_is_rejected(data, expected):

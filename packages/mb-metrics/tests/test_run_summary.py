@@ -15,19 +15,11 @@ def context(*, step=0, losses=None, tokens=None, samples=8):
     )
 
 
-def test_an_evaluation_that_was_aborted_has_validated_nothing():
-    def evaluated(losses):
-        summary = RunSummary()
-        summary.on_eval_end(context(step=7, losses=losses))
-        return summary
-
-    assert [evaluated(losses).validated for losses in ({"lm loss": 2.0}, {}, None)] == [7, 7, None]
-
-
 def test_the_lowest_validation_loss_and_the_losses_of_the_test_are_printed():
     summary = RunSummary(clock=lambda: 0.0)
     for step, loss in ((5, math.nan), (10, 3.0), (20, 2.0), (25, math.nan), (30, 2.5)):
         summary.on_eval_end(context(step=step, losses={"lm loss": loss}))
+    summary.on_eval_end(context(step=35, losses=None))  # was aborted
     summary.on_test_end(context(losses={"lm loss": 2.25}))
     assert list(summary.lines())[1:] == [
         "  best validation loss 2.0000 at step 20",

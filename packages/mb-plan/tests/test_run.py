@@ -1,6 +1,7 @@
 """Runs by model, GPUs and tokens: the layouts that are proposed, and the program."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -169,6 +170,8 @@ def test_a_run_that_does_not_fit_is_exit_code_one(program):
     [
         ((), "give a file, or sizes by hand"),
         (("nowhere.json",), "nowhere.json: cannot be used (No such file or directory)"),
+        (("--layers", 2), "the model: has not all sizes. Give --hidden, --heads, --vocab"),
+        (("sizes.yaml",), "sizes.yaml: has not all sizes. Give --vocab"),
         ((*BY_HAND, "--gpus", "8"), "is not a number and a known GPU"),
         ((*BY_HAND, "--precision", "int8"), "is none of bf16, fp8, fp4"),
         ((*BY_HAND, "--chart", "m.png"), "ends in .svg"),
@@ -176,13 +179,11 @@ def test_a_run_that_does_not_fit_is_exit_code_one(program):
 )
 def test_what_cannot_be_read_is_exit_code_two(program, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("sizes.yaml").write_text(
+        "model: {num_layers: 2, transformer: {hidden_size: 8, num_attention_heads: 2}}"
+    )
     done = program(*words)
     assert (done.exit_code, message in " ".join(done.stderr.replace("│", " ").split())) == (2, True)
-
-
-def test_a_size_that_is_missing_is_exit_code_one(program):
-    done = program("--layers", 2)
-    assert (done.exit_code, done.stderr.startswith("error: model.")) == (1, True)
 
 
 def test_the_version_is_printed(program):

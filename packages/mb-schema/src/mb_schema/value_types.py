@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -32,6 +33,8 @@ FIX = "Set a value of the expected type."
 _INTEGERS = range(-(2**63), 2**63)
 """Range that NumPy, torch and file formats support."""
 _SHOWN = 200
+_BUILT: dict[Any, Any] = {tuple: tuple, set: set, frozenset: frozenset, AbstractSet: frozenset}
+"""Types of collections that a file holds as a list, and how they are built from it."""
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping, type, type(None))
 
 
@@ -180,8 +183,8 @@ def _fit_class(value: Any, choice: type, *, path: str) -> Any:
         return choice(value)
     if issubclass(choice, Enum) and not isinstance(value, choice):
         return _member(value, choice, path=path)
-    if choice is tuple and isinstance(value, list):
-        return tuple(value)
+    if choice in _BUILT and isinstance(value, list):
+        return _collected(value, choice, choice, path=path)
     if isinstance(value, choice) and (choice is bool or not isinstance(value, bool)):
         return value
     raise MismatchError(value, _word(choice), path=path)
@@ -209,6 +212,8 @@ def _fit_generic(value: Any, choice: Any, origin: Any, *, path: str, nested: Nes
         return value
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return _fit_mapping(value, arguments, path=path, nested=nested)
+    if not hasattr(choice, "__args__"):  # typing.Set and others without the type of their items
+        return _fit_class(value, origin, path=path)
     plain = isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes)
     if not isinstance(origin, type) or issubclass(origin, Mapping) or not plain:
         raise MismatchError(value, _word(choice), path=path)
@@ -262,7 +267,15 @@ def _fit_items(value: Any, choice: Any, origin: type, *, path: str, nested: Nest
         fit(item, kind, path=f"{path}[{index}]", nested=nested)
         for index, (item, kind) in enumerate(zip(value, arguments, strict=True))
     ]
-    return origin(items) if origin in (tuple, set, frozenset) else items
+    return _collected(items, choice, origin, path=path)
+
+
+def _collected(items: list[Any], choice: Any, origin: Any, *, path: str) -> Any:
+    """Return the items in a collection of the type `origin`, or as a list."""
+    try:
+        return _BUILT.get(origin, list)(items)
+    except TypeError:  # an item that has no hash
+        raise MismatchError(items, _word(choice), path=path) from None
 
 
 def _word(choice: Any) -> str:

@@ -55,8 +55,6 @@ class RunSummary:
         self._tokens = 0
         self._best: tuple[float, int] | None = None
         self._test: dict[str, float] = {}
-        self.validated: int | None = None
-        """Last step with a completed validation."""
 
     def on_train_start(self, context: SummaryContext) -> None:
         """Start the clock."""
@@ -75,7 +73,6 @@ class RunSummary:
         if context.total_loss_dict is None:
             return
         counters: TrainCounters = context.state.train_state
-        self.validated = counters.step
         first = next(iter(context.total_loss_dict.values()), None)
         loss = context.total_loss_dict.get(self._loss, first)
         if loss is not None and not math.isnan(loss) and (self._best is None or loss < self._best[0]):

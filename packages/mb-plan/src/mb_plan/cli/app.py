@@ -17,6 +17,8 @@ app = typer.Typer(
 
 SEQ_LENGTH = 4096
 """Tokens of a sequence where neither an option nor a file has a number."""
+NEEDED = ("layers", "hidden", "heads", "vocab")
+"""Options with sizes that every plan needs, where a file has none."""
 
 
 def _size(help_text: str) -> Any:
@@ -153,6 +155,9 @@ def _run(
         raise typer.BadParameter("give a file, or sizes by hand (--layers, --hidden, --heads, --vocab)")
     file = sources.ModelFile(model=sources.CURRENT) if path is None else sources.read_model_file(path)
     model = {**file.model, **sources.fields_of_sizes(**sizes)}
+    missing = [f"--{each}" for each in NEEDED if sources.read_field(model, sources.SIZES[each]) is None]
+    if missing:
+        raise typer.BadParameter(f"{path or 'the model'}: has not all sizes. Give {', '.join(missing)}")
     described["seq_length"] = described["seq_length"] or file.seq_length or SEQ_LENGTH
     described["global_batch_size"] = described["global_batch_size"] or file.global_batch_size
     name = "model" if path is None else path.parent.name if path.name == "config.json" else path.stem

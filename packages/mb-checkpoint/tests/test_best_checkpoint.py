@@ -19,15 +19,19 @@ from mb_checkpoint import (
     SavedCheckpoint,
     TorchCheckpointer,
     best_checkpoint,
+    fetch_checkpoint,
     list_checkpoints,
+    open_storage,
     prune,
     select_checkpoint,
     stateful_callbacks,
+    upload_checkpoint,
 )
 from mb_checkpoint.formats.layout import steps_in
 from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.inspect.best import link_best, metric_entry, ranked
 from mb_checkpoint.state.callback_states import callback_states, restore_callbacks
+from mb_checkpoint.storage.checkpoints import list_stored
 
 VALUES = {10: 3.0, 20: 1.0, 30: 2.0, 40: 1.5}
 
@@ -67,6 +71,21 @@ def test_the_best_weights_are_loaded_by_the_name_of_the_link(tmp_path):
 def test_the_listing_marks_the_best(tmp_path):
     train(tmp_path)
     assert {each.step: each.best for each in list_checkpoints(tmp_path)} == {40: None, 20: "loss 1"}
+
+
+def test_a_storage_keeps_the_best_and_a_fetch_links_it(tmp_path):
+    storage = open_storage(str(tmp_path / "storage"))
+    train(tmp_path / "run", most_recent_k=-1)
+    for step in VALUES:
+        upload_checkpoint(tmp_path / "run" / f"iter_{step:07d}", storage, keep=1)
+    assert [each.step for each in list_stored(storage)] == [40, 20]
+
+    link = tmp_path / "copy" / "best"
+    fetch_checkpoint(storage, tmp_path / "copy")
+    assert not link.exists()  # the newest is not the best
+    fetch_checkpoint(storage, tmp_path / "copy", step=20)
+    assert link.resolve().name == "iter_0000020"
+    assert select_checkpoint(link).step == 20
 
 
 def test_checkpoints_without_a_number_are_never_the_best(tmp_path):

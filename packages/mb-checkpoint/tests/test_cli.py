@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import typer
 from typer.testing import CliRunner
 
-from mb_checkpoint import CheckpointFolderError
+from mb_checkpoint import CheckpointFolderError, TorchCheckpointer
 from mb_checkpoint.cli.app import app
 from mb_checkpoint.cli.text import format_bytes, layout_lines
 from mb_checkpoint.formats.manifest import Manifest
@@ -49,6 +49,22 @@ def run(tmp_path):
 def mb_checkpoint(*arguments):
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout
+
+
+def test_stored_marks_the_best(tmp_path):
+    storage, run = str(tmp_path / "storage"), tmp_path / "run"
+    with TorchCheckpointer(
+        run, {"model": torch.nn.Linear(1, 1)}, best_metric="loss", log=lambda _line: None
+    ) as checkpointer:
+        for step, loss in ((10, 1.0), (20, 2.0)):
+            checkpointer.save(step, loss=loss)
+            mb_checkpoint("upload", run, storage)
+    code, out = mb_checkpoint("stored", storage, "--json")
+    assert (code, {each["step"]: each["best"] for each in json.loads(out)}) == (0, {20: None, 10: "loss 1"})
+    assert [line.endswith("best: loss 1") for line in mb_checkpoint("stored", storage)[1].splitlines()] == [
+        False,
+        True,
+    ]
 
 
 def test_ls_names_the_newest_first(run):

@@ -25,7 +25,7 @@ from mb_checkpoint.inspect.inspection import (
 from mb_checkpoint.inspect.trackers import check_trackers
 from mb_checkpoint.save.retention import TRACKED
 from mb_checkpoint.save.retention import prune as prune_checkpoints
-from mb_checkpoint.storage.checkpoints import list_stored, upload_checkpoint
+from mb_checkpoint.storage.checkpoints import best_of, list_stored, upload_checkpoint
 from mb_checkpoint.storage.fetch import fetch_checkpoint
 from mb_checkpoint.storage.storage import open_storage
 
@@ -108,9 +108,21 @@ def stored(url: str, *, as_json: bool) -> int:
         StorageError: the storage cannot be read.
     """
     found = list_stored(open_storage(url))
-    lines = [f"step {each.step}: {each.folder}, {format_bytes(each.manifest.total_bytes)}" for each in found]
+    best = best_of({each.folder: each.manifest for each in found})
+    marks = {} if best is None else {str(best.path): f"{best.metric} {best.value:.6g}"}
+    lines = [
+        f"step {each.step}: {each.folder}, {format_bytes(each.manifest.total_bytes)}"
+        + (f", best: {marks[each.folder]}" if each.folder in marks else "")
+        for each in found
+    ]
     summary = [
-        {"step": each.step, "folder": each.folder, "total_bytes": each.manifest.total_bytes} for each in found
+        {
+            "step": each.step,
+            "folder": each.folder,
+            "total_bytes": each.manifest.total_bytes,
+            "best": marks.get(each.folder),
+        }
+        for each in found
     ]
     print_result(summary, lines or [f"{url}: no checkpoint"], as_json=as_json)
     return 0

@@ -33,7 +33,7 @@ from mb_checkpoint.formats.manifest import (
     hash_chunks,
     read_bytes,
 )
-from mb_checkpoint.inspect.best import ranked
+from mb_checkpoint.inspect.best import BestCheckpoint, ranked
 from mb_checkpoint.locks import reader_lock
 from mb_checkpoint.save.commit import fsync_path
 from mb_checkpoint.save.kept_steps import steps_to_remove
@@ -322,6 +322,11 @@ def list_stored(storage: Storage) -> list[StoredCheckpoint]:
     return [found for each in ordered if (found := read_stored(storage, each)) is not None]
 
 
+def best_of(manifests: Mapping[str, Manifest]) -> BestCheckpoint | None:
+    """Return the best of these checkpoints of a storage by `checkpoint.best_metric`; its path is its folder."""
+    return next(iter(ranked({Path(folder): manifest for folder, manifest in manifests.items()})), None)
+
+
 def _superseded(
     storage: Storage,
     files: Mapping[str, int],
@@ -347,14 +352,13 @@ def _superseded(
         retain_interval=retain_interval,
         is_intact=intact.__contains__,
     )
-    best = next(
-        iter(ranked({Path(each): its for each, its in {**complete, current: manifest}.items()})), None
-    )
-    kept = None if best is None else str(best.path)
+    kept = best_of({**complete, current: manifest})
     return [
         each
         for each in sorted(others)
-        if each not in complete or _step(each) == step or (_step(each) in old and each != kept)
+        if each not in complete
+        or _step(each) == step
+        or (_step(each) in old and (kept is None or each != str(kept.path)))
     ]
 
 

@@ -1,5 +1,6 @@
 """Copying a checkpoint from a storage into a folder of checkpoints, by all ranks together."""
 
+from functools import partial
 from pathlib import Path
 
 from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
@@ -12,8 +13,15 @@ from mb_checkpoint.errors import (
 )
 from mb_checkpoint.formats.layout import MANIFEST, iteration_directory
 from mb_checkpoint.formats.manifest import files_of_rank
+from mb_checkpoint.inspect.best import link_best
 from mb_checkpoint.save.commit import commit, discard, open_staging, write_atomically
-from mb_checkpoint.storage.checkpoints import StoredCheckpoint, fetch_files, find_stored, list_stored
+from mb_checkpoint.storage.checkpoints import (
+    StoredCheckpoint,
+    best_of,
+    fetch_files,
+    find_stored,
+    list_stored,
+)
 from mb_checkpoint.storage.owner import StorageOwner, read_owner, remember_run, run_of_folder
 from mb_checkpoint.storage.storage import Storage
 
@@ -22,7 +30,8 @@ def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -
     """Copy the newest intact checkpoint of a storage into a folder of checkpoints, and return its folder.
 
     Collective over the default process group, if there is one; the folder must be the same one on every rank. The
-    commit is that of a save: the checkpoint becomes visible when it is complete, and then the trackers name it.
+    commit is that of a save: the checkpoint becomes visible when it is complete, and then the trackers name it. The
+    link `best` names it if it is the best one of the storage.
 
     Args:
         storage: The storage; see `open_storage`.
@@ -45,8 +54,16 @@ def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -
         if not damage:
             if owner is not None:
                 on_rank_zero(lambda: remember_run(root, owner.run))
+            on_rank_zero(partial(_link_best, stored, storage, root))
             return iteration_directory(root, stored.step)
         rejected[stored.folder] = damage
+
+
+def _link_best(stored: StoredCheckpoint, storage: Storage, root: Path) -> None:
+    """Point the link `best` to a fetched checkpoint that is the best one of the storage."""
+    best = best_of({each.folder: each.manifest for each in list_stored(storage)})
+    if best is not None and str(best.path) == stored.folder:
+        link_best(root, up_to=stored.step)
 
 
 def _owner_for(storage: Storage, root: Path) -> StorageOwner | None:

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "meta" / "examples" / "own_project" / "src"
+"""Folder in which a page calls commands on the code of the example."""
 LEFT_OUT = {
     r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
     r"^(srun|sbatch|torchrun)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
@@ -60,7 +62,11 @@ def run(page: Path) -> list[str]:
     print(f"== {page.relative_to(ROOT)}: {script.count(chr(10))} lines, {len(left_out)} left out", flush=True)
     for line in left_out:
         print(f"   left out: {line}")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(EXAMPLE),
+    }
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
         subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=False)
         record = Path(folder, "failed.txt")

@@ -138,13 +138,25 @@ def delta_net_norm(fault: str | None) -> tuple[list[float], list[float]]:
     return net.out_norm.weight.main_grad.tolist(), weight.grad.tolist()
 
 
-def cross_attention_groups(fault: str | None) -> list[bool]:
-    """Return whether each projection of cross attention has the tensor-parallel group of the module."""
-    start()
-    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
-    config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=4)
+def cross_attention(fault: str | None) -> list[float]:
+    """Return how far the gradients of cross attention are from torch's, of queries and keys.
+
+    The groups that are passed pair rank 0 with 2 and 1 with 3; Megatron's own pair neighbours. The pairs have different
+    inputs.
+    """
+    start(tensor_model_parallel_size=2)
+    part, pair = divmod(torch.distributed.get_rank(), 2)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    groups.tp = torch.distributed.new_group([0])
+    groups.tp = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])][pair]
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=16,
+        num_attention_heads=4,
+        attention_dropout=0.0,
+        add_bias_linear=False,
+        tensor_model_parallel_size=2,
+    )
     parts = CrossAttentionSubmodules(
         linear_q=ColumnParallelLinear,
         linear_kv=ColumnParallelLinear,
@@ -155,10 +167,26 @@ def cross_attention_groups(fault: str | None) -> list[bool]:
         attention = CrossAttention(
             config, parts, layer_number=1, attn_mask_type=AttnMaskType.padding, pg_collection=groups
         )
-    return [
-        each.tp_group is groups.tp
-        for each in (attention.linear_q, attention.linear_kv, attention.linear_proj)
-    ]
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) / 4
+        for name, shape in {"linear_q": (16, 16), "linear_kv": (32, 16), "linear_proj": (16, 16)}.items()
+    }
+    with torch.no_grad():
+        for name, whole in weights.items():
+            weight = getattr(attention, name).weight
+            weight.copy_(part_of(whole, weight, part))
+    inputs = torch.randn(2, 2, 6, 1, 16, generator=generator)[pair]  # [queries and keys, S, B, H]
+    queries, keys = (each.clone().requires_grad_() for each in inputs)
+    attention(queries, None, key_value_states=keys)[0].square().sum().backward()
+
+    right_queries, right_keys = (each.clone().requires_grad_() for each in inputs)
+    query = (right_queries @ weights["linear_q"].T).view(6, 4, 4).transpose(0, 1)  # [heads, S, head size]
+    key, value = (right_keys @ weights["linear_kv"].T).view(6, 4, 8).transpose(0, 1).chunk(2, -1)
+    heads = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    (heads.transpose(0, 1).reshape(6, 16) @ weights["linear_proj"].T).square().sum().backward()
+    pairs = ((queries.grad, right_queries.grad), (keys.grad, right_keys.grad))
+    return [float((found - right).norm() / right.norm()) for found, right in pairs]
 
 
 def part_of(whole: torch.Tensor, like: torch.Tensor, rank: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Functions that run on ranks of `test_datasets.py`."""
 
+import itertools
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from megatron.training.datasets.data_samplers import MegatronPretrainingRandomSampler
 
 import mb_guard
 
@@ -55,3 +57,20 @@ def _build(folder: Path, lengths: list[int], seq_length: int) -> GPTDataset:
     )
     built = BlendedMegatronDatasetBuilder(GPTDataset, [0, None, 0], lambda: True, config).build()
     return built[1]
+
+
+def cyclic_batches(
+    fault: str | None, samples: int, micro_batch_size: int, ranks: int, steps: int, consumed: int
+) -> list[list[int]]:
+    """Return the samples of each global batch, rank after rank, of a run that has consumed some samples."""
+
+    def batches(rank: int) -> list[list[int]]:
+        sampler = MegatronPretrainingRandomSampler(
+            None, samples, consumed, micro_batch_size, rank, ranks, data_sharding=False
+        )
+        endless = itertools.chain.from_iterable(iter(sampler) for _ in itertools.count())
+        return list(itertools.islice(endless, steps))
+
+    with mb_guard.without(fault) if fault else nullcontext():
+        parts = [batches(rank) for rank in range(ranks)]
+    return [list(itertools.chain.from_iterable(each)) for each in zip(*parts, strict=True)]

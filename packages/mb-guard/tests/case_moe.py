@@ -7,6 +7,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_utils import pad_routing_map
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from tiny_gpt import EXPERTS, LENGTH, batch, gpt, gradients, rows, start
@@ -179,3 +180,9 @@ def wrong_length() -> None:
     start()
     whole = batch(torch.ones(1, LENGTH), padding_mask=torch.zeros(1, LENGTH - 2, dtype=torch.bool))
     gradients(gpt(**EXPERTS), [whole])
+
+
+def padded_counts(tokens: int, routed: int, multiple: int) -> int:
+    """Return the tokens of an expert after padding to a multiple."""
+    routing_map = torch.arange(tokens)[:, None] < routed
+    return int(pad_routing_map(routing_map, multiple).sum())

@@ -45,13 +45,19 @@ def two_ranks(megatron_on_a_host):
 
 
 @pytest.fixture(scope="session")
+def four_ranks(megatron_on_a_host):
+    with _pool(4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def run_case(request, megatron_on_a_host):
     """Run a function of a file in this folder on N guarded ranks and return the results by rank."""
 
     def run(file, name, *args, ranks=1):
         from mb_host import function_in
 
-        pool = request.getfixturevalue({1: "one_rank", 2: "two_ranks"}[ranks])
+        pool = request.getfixturevalue({1: "one_rank", 2: "two_ranks", 4: "four_ranks"}[ranks])
         return pool.run(function_in(Path(__file__).parent / file, name), *args)
 
     return run

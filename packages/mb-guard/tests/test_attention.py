@@ -46,9 +46,10 @@ def test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank(run_case):
 
 
 def test_cross_attention_has_its_own_group(run_case):
-    assert run_case("case_attention.py", "cross_attention_groups", None) == [[True, True, True]]
-    wrong = run_case("case_attention.py", "cross_attention_groups", "cross-attention-group")
-    assert wrong == [[False, False, True]]
+    right = run_case("case_attention.py", "cross_attention", None, ranks=4)
+    wrong = run_case("case_attention.py", "cross_attention", "cross-attention-group", ranks=4)
+    assert right == [pytest.approx([0, 0], abs=1e-5)] * 4
+    assert all(error > 0.1 for rank in wrong for error in rank)
 
 
 @pytest.mark.parametrize(

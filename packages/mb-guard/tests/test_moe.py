@@ -78,3 +78,10 @@ def test_a_padding_mask_of_another_length_is_rejected(run_case):
 
     with pytest.raises(RankFailedError, match=r"padding_mask: has 14 tokens on this rank, .* have 16. Pass"):
         run_case("case_moe.py", "wrong_length")
+
+
+def test_padding_of_experts_ends_with_the_tokens(run_case):
+    assert run_case("case_moe.py", "padded_counts", 128, 90, 128) == [128]
+    assert run_case("case_moe.py", "padded_counts", 100, 90, 128) == [100], (
+        "128, the multiple: delete the record"
+    )

@@ -20,11 +20,13 @@ from mb_guard.faults import (
     optimizer,
     schedule,
     transformer_engine,
+    weight_updates,
 )
 
 FAULTS: tuple[Fault, ...] = (
     *latent_attention.FAULTS,
     *optimizer.FAULTS,
+    *weight_updates.FAULTS,
     *distributed.FAULTS,
     *moe_padding.FAULTS,
     *moe.FAULTS,

@@ -137,7 +137,7 @@ def _version_findings(facts: Facts) -> Iterator[Finding]:
     error = facts.torch.get("error")
     if error:
         yield Finding(
-            level="problem" if facts.versions.get("torch") else "warning",
+            level="problem",
             about="torch",
             text=f"cannot be imported ({error})",
             fix="Install torch for this driver: https://pytorch.org/get-started.",
@@ -362,7 +362,9 @@ def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
 def _torch_line(torch: Mapping[str, Any]) -> str:
     if torch.get("error"):
         return f"cannot be imported: {torch['error']}"
-    return f"{torch['version']}, CUDA {torch['cuda']}, cuDNN {torch['cudnn']}, NCCL {torch['nccl']}"
+    libraries = {"CUDA": torch["cuda"], "cuDNN": torch["cudnn"], "NCCL": torch["nccl"]}
+    found = [f"{name} {version}" for name, version in libraries.items() if version is not None]
+    return ", ".join([str(torch["version"]), *found])
 
 
 def _gpu_lines(facts: Facts) -> Iterator[str]:

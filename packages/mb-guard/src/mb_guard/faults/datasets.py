@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch
+from mb_guard.faults.rewriting import rewritten
 
 
 def separate_loss_masks(get: Function) -> Function:
@@ -21,7 +22,35 @@ def separate_loss_masks(get: Function) -> Function:
     return patched
 
 
+def same_epoch_on_all_ranks(iterate: Function) -> Function:
+    """End the epoch of all ranks with its last global batch, before its samples are divided among them."""
+    return rewritten(
+        iterate,
+        ("idx_range_total[full_bucket_offset:]", "idx_range_total[full_bucket_offset:active_total_samples]"),
+    )
+
+
 FAULTS = (
+    Fault(
+        id="cyclic-epochs-of-ranks",
+        effect="wrong number",
+        summary="--dataloader-type cyclic with --no-data-sharding divides samples beyond the last global batch too, so "
+        "that some data-parallel ranks have a longer epoch and read another permutation than the others.",
+        shows="Silent: 10 samples on 3 ranks in batches of 2 each: a global batch has a sample twice, and a resumed "
+        "run reads other samples.",
+        action="put right",
+        report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/5944",
+        test="packages/mb-guard/tests/test_datasets.py::test_ranks_read_the_same_epoch",
+        met=lambda settings: settings.dataloader_type == "cyclic" and settings.data_sharding is False,
+        patches=(
+            Patch(
+                wrap=same_epoch_on_all_ranks,
+                module="megatron.training.datasets.data_samplers",
+                target="MegatronPretrainingRandomSampler.__iter__",
+                sources=("20bebb213fcc2c77",),
+            ),
+        ),
+    ),
     Fault(
         id="cached-loss-mask",
         effect="wrong number",

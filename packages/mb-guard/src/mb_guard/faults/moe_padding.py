@@ -6,6 +6,7 @@ from typing import Any
 from mb_guard.fault import Fault, Function, Patch
 from mb_guard.faults.moe import MTP, router_patch
 from mb_guard.faults.rewriting import rewritten
+from mb_guard.settings import Settings
 
 _TESTS = "packages/mb-guard/tests/test_moe.py"
 
@@ -295,7 +296,38 @@ def roll_padding_mask(get_embeddings: Function) -> Function:
     return patched
 
 
+def _too_few_tokens(settings: Settings) -> bool:
+    """Return whether the tokens of a rank are no multiple of what each expert is padded to."""
+    if (
+        not (settings.moe_router_padding_for_quantization or settings.moe_router_padding_for_fp8)
+        or not settings.seq_length
+    ):
+        return False
+    ranks = (settings.context_parallel_size or 1) * (
+        settings.tensor_model_parallel_size or 1 if settings.sequence_parallel else 1
+    )
+    multiple = 32 if settings.fp4 or settings.fp8_recipe == "mxfp8" else 16
+    if settings.use_transformer_engine_op_fuser:
+        multiple = 256
+    tokens: int = settings.seq_length * (settings.micro_batch_size or 1) // ranks
+    return tokens % multiple != 0
+
+
 FAULTS = (
+    Fault(
+        id="expert-padding-too-short",
+        effect="crash",
+        summary="moe_router_padding_for_quantization cannot pad an expert to more tokens than the rank has, and leaves "
+        "its count unaligned.",
+        shows="Silent in the router: an expert with 90 of 100 tokens gets 100 instead of 128. The quantized product "
+        "requires aligned counts.",
+        action="warn",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/6086",
+        test=f"{_TESTS}::test_padding_of_experts_ends_with_the_tokens",
+        met=_too_few_tokens,
+        advice="Make seq_length * micro_batch_size of a rank a multiple of 32 (256 with "
+        "use_transformer_engine_op_fuser).",
+    ),
     Fault(
         id="padding-takes-capacity",
         effect="wrong number",

@@ -1,0 +1,91 @@
+"""Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping of queries."""
+
+import functools
+from typing import Any
+
+from mb_guard.fault import Fault, Function, Patch
+from mb_guard.settings import Settings
+
+_TESTS = "packages/mb-guard/tests/test_weight_updates.py"
+_DEFAULT_INIT_STD = 0.02
+
+
+def clip_own_heads(clip: Function) -> Function:
+    """Divide the weight of this rank into the query groups of this rank, not into those of all ranks."""
+
+    @functools.wraps(clip)
+    def patched(self: Any, weight: Any) -> Any:
+        complete = self.query_projection_size, self.kv_projection_size
+        self.query_projection_size = (
+            self.hidden_size_per_attention_head * self.num_attention_heads_per_partition
+        )
+        self.kv_projection_size = self.hidden_size_per_attention_head * self.num_query_groups_per_partition
+        try:
+            return clip(self, weight)
+        finally:
+            self.query_projection_size, self.kv_projection_size = complete
+
+    return patched
+
+
+def _depends_on_tensor_parallelism(settings: Settings) -> bool:
+    ranks = settings.tensor_model_parallel_size or 1
+    if ranks == 1 or settings.optimizer not in ("muon", "adaptive_muon", "dist_muon"):
+        return False
+    groups = settings.num_query_groups or settings.num_attention_heads or ranks
+    return settings.muon_tp_mode in (None, "blockwise") or (
+        settings.muon_split_qkv is not False and ranks > groups
+    )
+
+
+def _separate_embedding_init(settings: Settings) -> bool:
+    std = settings.embedding_init_method_std
+    # Megatron's configuration object has that of the other weights where none is set
+    return std is not None and std != (settings.init_method_std or _DEFAULT_INIT_STD)
+
+
+FAULTS = (
+    Fault(
+        id="muon-update-of-a-part",
+        effect="wrong number",
+        summary="Muon under tensor parallelism orthogonalizes the part of each rank by default "
+        "(muon_tp_mode=blockwise), and does not split q, k and v where a rank has less than one query group.",
+        shows="Silent: the update depends on tensor_model_parallel_size. A weight of 8 x 16 on two ranks: 27 % off.",
+        action="warn",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/6326",
+        test=f"{_TESTS}::test_muon_orthogonalizes_parts",
+        met=_depends_on_tensor_parallelism,
+        advice="Set muon_tp_mode=duplicated, and tensor_model_parallel_size to num_query_groups at most.",
+    ),
+    Fault(
+        id="embedding-weight-decay",
+        effect="wrong number",
+        summary="embedding_init_method_std is documented to exempt embeddings from weight decay, and does not.",
+        shows="Silent: the embedding decays with the weight decay of all matrices.",
+        action="warn",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/3945",
+        test=f"{_TESTS}::test_embeddings_decay",
+        met=_separate_embedding_init,
+        advice="Pass config_overrides with wd_mult=0 for embeddings to get_megatron_optimizer.",
+    ),
+    Fault(
+        id="clip-under-tensor-parallelism",
+        effect="crash",
+        summary="qk_clip of attention without latent projections divides the weight of a tensor-parallel rank by the "
+        "sizes of all ranks.",
+        shows="RuntimeError: the size of tensor a must match the size of tensor b, in the first step whose logits "
+        "exceed qk_clip_threshold; a run may have trained for days before.",
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/4646",
+        test=f"{_TESTS}::test_a_rank_clips_its_own_heads",
+        met=lambda settings: bool(settings.qk_clip) and (settings.tensor_model_parallel_size or 1) > 1,
+        patches=(
+            Patch(
+                wrap=clip_own_heads,
+                module="megatron.core.transformer.attention",
+                target="SelfAttention._clip_linear_qkv",
+                sources=("ca2cc2a4e2fd4bab",),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,73 @@
+"""Functions that run on a rank of `test_weight_updates.py`."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
+from megatron.core.transformer.attention import SelfAttention
+from tiny_gpt import gpt, start
+
+import mb_guard
+
+
+def muon_of_a_part(mode: str) -> float:
+    """Return how far Muon's update of the first half of a weight is from that half of the update of the weight.
+
+    The exact orthogonalization (U V^T) of the gradient takes the place of the iterations that approximate it.
+    """
+    whole = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+    def orthogonalize(parameter: object, part: torch.Tensor, group: object, dim: int | None) -> torch.Tensor:
+        left, _, right = torch.linalg.svd(part if dim is None else whole, full_matrices=False)
+        return (left @ right)[: len(part)]
+
+    optimizer = SimpleNamespace(
+        tp_mode=mode,
+        split_qkv=False,
+        pg_collection=None,
+        scaled_orthogonalize_fn_with_gtp_remat=orthogonalize,
+    )
+    found = TensorParallelMuon.orthogonalize(optimizer, SimpleNamespace(partition_dim=0), whole[:4])
+    right = orthogonalize(None, whole, None, None)[:4]
+    return float((found - right).norm() / right.norm())
+
+
+def decay_of_embedding() -> float:
+    """Return the factor of the weight decay of an embedding with a standard deviation of its own."""
+    start()
+    model = gpt(embedding_init_method_std=1.0)
+    wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1, weight_decay=0.1), [wrapped])
+    weight = model.embedding.word_embeddings.weight
+    [factor] = [
+        group["wd_mult"]
+        for group in optimizer.param_groups
+        if any(each is weight or each.shape == weight.shape for each in group["params"])
+    ]
+    return float(factor)
+
+
+def clipped(fault: str | None) -> float:
+    """Clip the weight of one of two ranks, with two query groups; return the distance from the formula of QK-clip."""
+    size, heads, groups, alpha = 4, 4, 2, 0.3
+    weight = torch.randn((heads + 2 * groups) * size, 8, generator=torch.Generator().manual_seed(0))
+    eta = torch.tensor([0.5, 0.9])
+    attention = SimpleNamespace(
+        query_projection_size=2 * heads * size,
+        kv_projection_size=2 * groups * size,
+        hidden_size_per_attention_head=size,
+        num_attention_heads_per_partition=heads,
+        num_query_groups_per_partition=groups,
+        qk_clip_balancing_eta=eta.view(groups, 1, 1),
+        config=SimpleNamespace(qk_clip_alpha=alpha),
+    )
+    factors = [
+        [each**alpha] * (heads // groups * size) + [each ** (1 - alpha)] * size + [1.0] * size for each in eta
+    ]
+    right = weight * torch.tensor(factors).view(-1, 1)
+    with mb_guard.without(fault) if fault else nullcontext():
+        weight.copy_(SelfAttention._clip_linear_qkv(attention, weight.clone()))  # as clip_qk does
+    return float((weight - right).abs().max())

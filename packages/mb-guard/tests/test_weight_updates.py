@@ -1,0 +1,77 @@
+"""Faults of the update of weights: each is there without its correction, and absent with it."""
+
+import pytest
+
+from mb_guard.catalogue import find_fault
+from mb_guard.settings import Settings
+
+
+def test_muon_orthogonalizes_parts(run_case):
+    assert run_case("case_weight_updates.py", "muon_of_a_part", "duplicated") == pytest.approx([0], abs=1e-5)
+    assert run_case("case_weight_updates.py", "muon_of_a_part", "blockwise")[0] > 0.2
+
+
+def test_embeddings_decay(run_case):
+    assert run_case("case_weight_updates.py", "decay_of_embedding") == [1.0], (
+        "0, as documented: delete the record"
+    )
+
+
+def test_a_rank_clips_its_own_heads(run_case):
+    from mb_host import RankFailedError
+
+    assert run_case("case_weight_updates.py", "clipped", None) == pytest.approx([0], abs=1e-6)
+    with pytest.raises(RankFailedError, match="must match the size"):
+        run_case("case_weight_updates.py", "clipped", "clip-under-tensor-parallelism")
+
+
+@pytest.mark.parametrize(
+    ("fault", "meets", "without"),
+    [
+        (
+            "muon-update-of-a-part",
+            {"optimizer": "muon", "tensor_model_parallel_size": 2},
+            {"optimizer": "muon", "tensor_model_parallel_size": 2, "muon_tp_mode": "duplicated"},
+        ),
+        (
+            "muon-update-of-a-part",
+            {
+                "optimizer": "muon",
+                "tensor_model_parallel_size": 4,
+                "num_query_groups": 2,
+                "muon_tp_mode": "duplicated",
+            },
+            {"optimizer": "adam", "tensor_model_parallel_size": 4, "num_query_groups": 2},
+        ),
+        (
+            "embedding-weight-decay",
+            {"embedding_init_method_std": 1.0},
+            {"embedding_init_method_std": 0.01, "init_method_std": 0.01},
+        ),
+        (
+            "clip-under-tensor-parallelism",
+            {"qk_clip": True, "tensor_model_parallel_size": 2},
+            {"qk_clip": True},
+        ),
+        (
+            "expert-padding-too-short",
+            {
+                "moe_router_padding_for_quantization": True,
+                "fp8_recipe": "mxfp8",
+                "seq_length": 4096,
+                "micro_batch_size": 1,
+                "context_parallel_size": 3,
+            },
+            {
+                "moe_router_padding_for_quantization": True,
+                "fp8_recipe": "mxfp8",
+                "seq_length": 4096,
+                "micro_batch_size": 1,
+            },
+        ),
+    ],
+)
+def test_settings_that_meet_a_fault(fault, meets, without):
+    met = find_fault(fault).met
+    assert met(Settings(meets))
+    assert not met(Settings(without))

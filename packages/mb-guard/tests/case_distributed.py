@@ -6,9 +6,17 @@ from contextlib import nullcontext
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
+from tiny_gpt import LENGTH, batch, forward_step, gpt, rows, start
 
 import mb_guard
 
@@ -33,3 +41,44 @@ def is_leaked(fault: str | None) -> bool:
     del model, wrapped, optimizer, config
     gc.collect()
     return alive() is not None
+
+
+def fsdp_gradient(strategy: str, microbatches: int, scale: float) -> torch.Tensor:
+    """Return the gradients of a rank whose weights have no copy, and whose loss has a share in that of all ranks."""
+    start()
+    model = gpt()
+    ddp = DistributedDataParallelConfig(
+        use_megatron_fsdp=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        data_parallel_sharding_strategy=strategy,
+    )
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    wrapped = FullyShardedDataParallel(
+        config=model.config, ddp_config=ddp, module=model, pg_collection=groups
+    )
+    model.config.no_sync_func = wrapped.no_sync
+    model.config.finalize_model_grads_func = finalize_model_grads
+    stored = wrapped.module.param_and_grad_buffer.parameter_groups
+    buffers = [each.main_grad_buffer for each in stored if each.main_grad_buffer is not None]
+    for buffer in buffers:
+        buffer.gradient_scaling_factor = scale  # as Megatron-FSDP sets it for experts
+    wrapped.zero_grad_buffer()
+    whole = batch(torch.ones(2, LENGTH))
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter([rows(whole, index) for index in range(microbatches)]),
+        model=[wrapped],
+        num_microbatches=microbatches,
+        seq_length=LENGTH,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    return torch.cat([buffer.data.flatten().clone() for buffer in buffers])
+
+
+def fsdp_scaling_error(strategy: str, microbatches: int) -> float:
+    """Return how far the gradient with a scale of 1/2 is from half of the gradient without."""
+    right = fsdp_gradient(strategy, microbatches, 1.0) / 2
+    return float((fsdp_gradient(strategy, microbatches, 0.5) - right).norm() / right.norm())

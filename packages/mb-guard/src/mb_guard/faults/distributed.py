@@ -5,6 +5,7 @@ import weakref
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch
+from mb_guard.settings import Settings
 
 
 def weak_backward_hooks(make_hook: Function) -> Function:
@@ -28,7 +29,29 @@ def weak_backward_hooks(make_hook: Function) -> Function:
     return patched
 
 
+def _experts_without_copies_possible(settings: Settings) -> bool:
+    return (
+        bool(settings.use_megatron_fsdp)
+        and (settings.expert_model_parallel_size or 1) > 1
+        and settings.data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params")
+        and not settings.calculate_per_token_loss
+    )
+
+
 FAULTS = (
+    Fault(
+        id="fsdp-scales-experts-per-microbatch",
+        effect="wrong number",
+        summary="Megatron-FSDP with sharded gradients scales the sum of gradients of experts again in each microbatch, "
+        "where expert parallelism takes all data-parallel ranks, so that experts have no copies.",
+        shows="Silent. Two microbatches with gradients a and b on EP = DP = 2: a/4 + b/2 instead of (a + b)/2, 34 % "
+        "off, and a gradient norm that is too small.",
+        action="warn",
+        test="packages/mb-guard/tests/test_distributed.py::test_fsdp_scales_a_sum_of_microbatches_again",
+        met=_experts_without_copies_possible,
+        advice="If expert_model_parallel_size is the data-parallel size: set calculate_per_token_loss=true, which "
+        "scales once, or data_parallel_sharding_strategy=optim.",
+    ),
     Fault(
         id="weak-backward-hooks",
         effect="lost run",

@@ -64,14 +64,16 @@ def wrapped(chunk, *, groups=GROUPS):
     return SimpleNamespace(chunks=[chunk], groups=groups, device="cpu", vocab_size=32, modules=None)
 
 
-def trained(folder, *, sizes=None, norms=None, model=None, **logger):
+def trained(folder, *, sizes=None, norms=None, model=None, flops=None, frozen=False, **logger):
     chunk, stream = torch.nn.Linear(2, 1), io.StringIO()
+    chunk.requires_grad_(not frozen)
     with build_training_metrics(
         run_sections(LoggerConfig(log_interval=1, **logger), model=model),
         wrapped(chunk),
         output=MetricsOutput(folder=folder, stream=stream),
         sample_sizes=sizes,
         norms=norms,
+        flops=flops,
         step_values=[lambda: {"speed": 1.0}],
     ) as callback:
         for step in (1, 2):
@@ -91,6 +93,15 @@ def test_a_loop_is_recorded_as_configured(tmp_path):
     assert {"params-norm", "speed", "throughput/tflops", "loss-scale"} <= rows[1].keys()
     assert "iteration        2/       2" in text
     assert callback.flops(step_result(1)) > 0
+
+
+def test_operations_of_a_model_with_frozen_weights_are_given_or_warned_of(tmp_path, caplog):
+    trained(tmp_path / "counted", frozen=True)
+    assert "TFLOP/s and MFU are too high: 2 of 2 parameters of this rank are frozen" in caplog.text
+    caplog.clear()
+    callback = trained(tmp_path / "given", frozen=True, flops=10.0)[-1]
+    assert not caplog.text
+    assert callback.flops(step_result(1)) == 10.0 * callback.tokens(step_result(1))
 
 
 def test_nothing_is_measured_with_skip_train_metrics_log(tmp_path):

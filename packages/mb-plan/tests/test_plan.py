@@ -174,6 +174,7 @@ def test_all_fields_of_a_small_plan():
     assert plan.to_dict() == {
         "parameters": {
             "total": 8_030_261_248,
+            "adapters": None,
             "active": 8_030_261_248,
             "embedding": 1_050_673_152,
             "per_stage": [2_270_232_576, 1_744_896_000, 1_744_896_000, 2_270_236_672],
@@ -194,6 +195,38 @@ def test_all_fields_of_a_small_plan():
         "bubble_fraction": 3 / 11,
         "checkpoint_bytes": 14 * 8_030_261_248,
     }
+
+
+def test_adapters_alone_have_gradients_and_a_state_in_the_optimizer():
+    peft = {
+        "_target_": "mb_models.LoRA",
+        "dim": 32,
+        "target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
+    }
+    model = {**LLAMA_8B, "bf16": True, "recompute_granularity": None}
+    plan = make_plan({"model": model, "peft": peft}, world_size=1)
+    widths = (
+        (4096 + 6144) + (4096 + 4096) + (4096 + 2 * 14336) + (14336 + 4096)
+    )  # inputs and outputs of each layer
+    trained = 32 * 32 * widths
+    memory = plan.peak.rank_bytes
+    assert (plan.parameters, plan.adapter_parameters) == (8_030_261_248, trained)
+    assert memory.weights == 2 * (8_030_261_248 + trained)
+    assert (memory.gradients, memory.optimizer) == (2 * trained, 12 * trained)
+    assert plan.checkpoint_bytes == 14 * trained
+
+
+def test_a_method_whose_trained_weights_are_not_known_is_rejected():
+    with pytest.raises(PlanError, match="peft: what dict trains is not known"):
+        make_plan({"model": LLAMA_8B, "peft": {"dim": 4}})
+    single = {"dim": 4, "target_modules": ["*.local_experts.3.linear_fc1"]}
+    with pytest.raises(PlanError, match="selects single experts"):
+        make_plan({"model": LLAMA_8B, "peft": single})
+
+
+def test_a_model_without_images_has_no_image_encoder():
+    with pytest.raises(PlanError, match="vision_num_layers"):
+        read_shape(TINY).image_encoder  # noqa: B018 - a property that raises
 
 
 def test_the_peak_stage_is_the_first_for_large_activations_and_the_last_for_a_large_output_layer():

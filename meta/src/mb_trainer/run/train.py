@@ -36,6 +36,10 @@ from mb_metrics.run.rank_console import Bar, RankConsole
 from mb_metrics.run.summary import location_lines
 from mb_models.families import ForwardStep
 from mb_models.training.setup import TrainingModel
+from mb_plan.errors import PlanError
+from mb_plan.shape.adapters import read_adapters
+from mb_plan.shape.flops import flops_per_token
+from mb_plan.shape.model_shape import read_shape
 from mb_plan.time.prediction import predicted_speed
 from mb_resilience import StopRequests, watch_stop_requests
 from mb_resilience.monitors import RunMonitors
@@ -263,6 +267,19 @@ class Run:
             log=self.console.print,
         )
 
+    def _adapted_flops(self) -> float | None:
+        """Return the FLOPs of a token of a model with adapters; None: it has none, or what they train is not known."""
+        config, sizes = self.job.config, self.data.sizes
+        if config.peft is None:
+            return None
+        try:
+            shape = read_shape(config.model, vocab_size=self.training_model.vocab_size)
+            length = config.model.seq_length if sizes is None else sizes.attention_length
+            parts = flops_per_token(shape, seq_length=length, adapters=read_adapters(config.peft))
+        except PlanError:  # the recorder warns of frozen weights
+            return None
+        return sum(parts.values())
+
     def recorders(self, stragglers: StragglerDetectors) -> AbstractContextManager[RunRecorders]:
         """Return a context manager that writes metrics and events of the next steps while it is open. Collective.
 
@@ -301,6 +318,7 @@ class Run:
             output=output if job.world.is_logging_rank else None,
             start_step=self.state.train_state.step,
             sample_sizes=self.data.sizes,
+            flops=self._adapted_flops(),
             step_values=stragglers.step_values,
             print_line=self.console.detail,
         )

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mb_plan.memory.resource_plan import StagePlan as StagePlan
     from mb_plan.memory.resource_plan import make_plan as make_plan
     from mb_plan.rules import RULES as RULES
+    from mb_plan.shape.adapters import Adapters as Adapters
+    from mb_plan.shape.adapters import read_adapters as read_adapters
     from mb_plan.shape.flops import flops_per_token as flops_per_token
     from mb_plan.shape.model_shape import ModelShape as ModelShape
     from mb_plan.shape.model_shape import read_shape as read_shape
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from mb_plan.time.prediction import predicted_speed as predicted_speed
 
 _HOMES = {
+    "Adapters": "shape.adapters",
     "Axis": "sweep.grid",
     "GPU_MEMORY": "memory.gpu_memory",
     "GpuMemory": "memory.gpu_memory",
@@ -62,6 +65,7 @@ _HOMES = {
     "model_of_sizes": "shape.sources",
     "predict": "time.prediction",
     "predicted_speed": "time.prediction",
+    "read_adapters": "shape.adapters",
     "read_model": "shape.sources",
     "read_shape": "shape.model_shape",
     "render_memory_chart": "memory.memory_chart",

@@ -25,7 +25,7 @@ class FlopsPerToken:
     """Floating-point operations per training token, by part; a multiply-add counts as two operations.
 
     The numbers include forward and backward: an operation of the forward pass counts three times, once for itself
-    and once for the gradient of each of its two factors.
+    and once for the gradient of each of its two factors. Frozen weights, which have none, are not known here.
     """
 
     attention_linear: float = 0.0

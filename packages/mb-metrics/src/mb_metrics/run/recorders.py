@@ -43,6 +43,7 @@ def record_run(
     output: MetricsOutput | None,
     start_step: int = 0,
     sample_sizes: SampleSizes | None = None,
+    flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
     print_line: Callable[[str], None] = print,
 ) -> Iterator[RunRecorders]:
@@ -56,6 +57,7 @@ def record_run(
         output: Destinations; None on every rank but the one that writes.
         start_step: Step of the checkpoint that the run resumes from; 0 without one.
         sample_sizes: Average sizes of training samples, if they differ in length.
+        flops: As for `build_training_metrics`.
         step_values: Functions that return host metrics of each step.
         print_line: Prints a line of the memory report.
     """
@@ -71,6 +73,7 @@ def record_run(
                 output=output,
                 start_step=start_step,
                 sample_sizes=sample_sizes,
+                flops=flops,
                 step_values=step_values,
             )
         )

@@ -33,6 +33,7 @@ def build_training_metrics(
     start_step: int = 0,
     sample_sizes: SampleSizes | None = None,
     norms: Norms | None = None,
+    flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
 ) -> TrainingMetrics:
     """Return the callback that records a training run, and the destinations of its metrics.
@@ -47,6 +48,8 @@ def build_training_metrics(
         start_step: Step of the checkpoint that the run resumes from; 0 without one.
         sample_sizes: Average sizes of training samples, if they differ in length.
         norms: Norms of a model with a custom parallel layout; None: those of `model`.
+        flops: Model FLOPs of one token, for a model with frozen weights or adapters; None: those of a model whose
+            weights are all trained.
         step_values: Functions that return host metrics of each step.
 
     Raises:
@@ -57,7 +60,9 @@ def build_training_metrics(
     gradients = records and logger.log_l2_norm_grad_to_tensorboard
     if norms is None:
         norms = build_norms(model, gradients=gradients, megatron_fsdp=config.ddp.use_megatron_fsdp)
-    flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_sizes=sample_sizes)
+    if flops is None:
+        flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_sizes=sample_sizes)
+        _warn_of_frozen(model.chunks)
     samplers = build_samplers(logger, start_step=start_step)
     metrics = build_metrics(
         config, groups, samplers=samplers, flops=flops, output=output, start_step=start_step
@@ -135,6 +140,19 @@ def flops_per_token(model: Any, *, vocab_size: int, sample_sizes: SampleSizes | 
     except UnknownFlopsError as error:
         _logger.warning("no TFLOP/s: %s", error)
         return None
+
+
+def _warn_of_frozen(chunks: Sequence[Any]) -> None:
+    """Warn if weights of this rank are frozen, because the FLOPs are those of a model that is trained completely."""
+    weights = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.dim() > 1]
+    frozen = sum(parameter.numel() for parameter in weights if not parameter.requires_grad)
+    if frozen:
+        _logger.warning(
+            "TFLOP/s and MFU are too high: %s of %s parameters of this rank are frozen, and their gradients are "
+            "counted. Pass `flops`.",
+            f"{frozen:,}",
+            f"{sum(parameter.numel() for parameter in weights):,}",
+        )
 
 
 def device_peak_tflops(model: Any) -> float | None:

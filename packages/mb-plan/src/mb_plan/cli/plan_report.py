@@ -119,6 +119,8 @@ def _statistics(plan: ResourcePlan, *, gpu: str | None) -> Iterator[tuple[str, s
         "parameters",
         f"{plan.parameters:,} ({plan.active_parameters:,} active, {plan.embedding_parameters:,} in embeddings)",
     )
+    if plan.adapter_parameters is not None:
+        yield "trained", f"{plan.adapter_parameters:,} in adapters"
     yield "of these", _shares(plan.parts, plan.parameters)
     if plan.flops is not None and plan.flops_per_token is not None:
         shares = _shares(plan.flops_per_token, plan.flops)

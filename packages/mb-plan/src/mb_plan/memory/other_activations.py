@@ -82,22 +82,9 @@ def image_bytes(shape: ModelShape, settings: ActivationSettings, *, images: int)
     vision = shape.vision
     if vision is None:
         return 0.0
-    encoder = replace(
-        shape,
-        hidden=vision.hidden,
-        heads=vision.heads,
-        groups=vision.heads,
-        head=vision.hidden // vision.heads,
-        ffn=vision.ffn,
-        gated=False,
-        output_gate=False,
-        latent=None,
-        experts=None,
-        tp=vision.tp,
-    )
     whole = replace(settings, sequence_parallel=False, recompute=None, modules=frozenset())
     batch = Microbatch(tokens=images * vision.num_patches, seq_length=vision.num_patches)
-    layer = sum(layer_bytes(encoder, whole, batch, experts=False).values())
+    layer = sum(layer_bytes(shape.image_encoder, whole, batch, experts=False).values())
     wide = batch.tokens * settings.number_bytes
     projection = (vision.hidden + 2 * vision.projection / vision.tp) * wide
     return vision.layers * layer + 2 * vision.hidden * wide + projection

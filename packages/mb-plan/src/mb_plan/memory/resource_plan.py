@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from mb_plan.memory.adapter_counts import adapter_count, image_adapter_count
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.model_chunks import ModelChunk, split_into_chunks
 from mb_plan.memory.overhead import Overhead, estimate_overhead
@@ -15,6 +16,7 @@ from mb_plan.memory.parameter_storage import ParameterStorage, parameter_storage
 from mb_plan.memory.pipeline_schedule import PipelineSchedule, batch_sizes, count_microbatches
 from mb_plan.memory.stage_activations import stage_activations
 from mb_plan.memory.vision_encoder import ModuleLayout, module_layout, vision_parts
+from mb_plan.shape.adapters import Adapters, read_adapters
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.flops import flops_per_token
 from mb_plan.shape.model_shape import ModelShape, read_shape
@@ -57,7 +59,9 @@ class ResourcePlan:
     """Computed resources of a run. Nothing is built or measured."""
 
     parameters: int
-    """Parameters of the complete model, each counted once."""
+    """Parameters of the complete model, each counted once, without adapters."""
+    adapter_parameters: int | None
+    """Parameters of the adapters, the only ones that are trained; None: all are trained."""
     active_parameters: int
     """Parameters that one token uses: without the experts that it is not routed to."""
     embedding_parameters: int
@@ -135,6 +139,7 @@ class ResourcePlan:
         }
         rows = {
             "parameters": f"{self.parameters:,}",
+            **({} if self.adapter_parameters is None else {"trained": f"{self.adapter_parameters:,}"}),
             "parameters per token": f"{self.active_parameters:,}",
             **{name: f"{size / gib:.2f} GiB" for name, size in sizes.items() if size is not None},
             "processes": f"{self.world_size:,}",
@@ -155,6 +160,7 @@ class ResourcePlan:
         return {
             "parameters": {
                 "total": self.parameters,
+                "adapters": self.adapter_parameters,
                 "active": self.active_parameters,
                 "embedding": self.embedding_parameters,
                 "per_stage": [stage.parameters for stage in self.stages],
@@ -194,9 +200,9 @@ def make_plan(
     """Compute the resource plan of a run from its sections, which are not modified.
 
     Args:
-        sections: "model" and optionally "train", "optimizer", "ddp", "dataset" and "checkpoint": objects or mappings
-            with Megatron Core's field names. The precision must be resolved, as a recipe such as bf16_mixed is not
-            read.
+        sections: "model" and optionally "train", "optimizer", "ddp", "dataset", "checkpoint" and "peft": objects or
+            mappings with Megatron Core's field names. The precision must be resolved, as a recipe such as bf16_mixed
+            is not read. With "peft" only adapters have gradients and a state in the optimizer.
         world_size: Number of processes; None: the smallest number that holds the model.
         vocab_size: Rows of the embedding if the model section does not set them.
 
@@ -214,6 +220,8 @@ def make_plan(
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read_field(train, "micro_batch_size"), data_parallel)
     counts, layers = _stages_hold(chunks, shape, layout)
+    adapters = read_adapters(sections.get("peft"))
+    added = None if adapters is None else _adapter_counts(chunks, shape, layout, adapters)
     schedule = _pipeline(model, chunks, shape, microbatches)
     length = _seq_length(sections)
     held = stage_activations(
@@ -229,10 +237,12 @@ def make_plan(
     once = add_parts(chunk_parts(_undivided(chunks, shape), shape), vision_parts(shape))
     parts = {name: count.all_ranks for name, count in once.items()}
     pipeline = schedule if len(counts) == shape.pp else None
-    stages = _stages(layers, counts, held, store, over)
+    stages = _stages(layers, counts, added, held, store, over)
+    trained = sum(parts.values()) if added is None else sum(count.all_ranks for count in added)
     kept = [stage.rank_bytes.activations or 0 for stage in stages]
     return ResourcePlan(
         parameters=sum(parts.values()),
+        adapter_parameters=None if added is None else trained,
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
@@ -244,9 +254,9 @@ def make_plan(
         num_microbatches=microbatches,
         tokens_per_step=global_batch * length if global_batch and length else None,
         bubble_fraction=None if pipeline is None else pipeline.bubble,
-        checkpoint_bytes=None if store.saved is None else sum(parts.values()) * store.saved,
-        host_bytes=_host_bytes(counts, store, over),
-        flops_per_token=flops_per_token(shape, seq_length=length) if length else None,
+        checkpoint_bytes=None if store.saved is None else trained * store.saved,
+        host_bytes=_host_bytes(counts if added is None else added, store, over),
+        flops_per_token=flops_per_token(shape, seq_length=length, adapters=adapters) if length else None,
         notes=(*store.notes, *_batch_notes(batches), *_notes(sections, shape, layout, world=world)),
     )
 
@@ -288,6 +298,23 @@ def _stages_hold(
     return [counts[0] + seen, *counts[1:]], [layers[0] + shape.vision.layers, *layers[1:]]
 
 
+def _adapter_counts(
+    chunks: tuple[ModelChunk, ...], shape: ModelShape, layout: ModuleLayout | None, adapters: Adapters
+) -> list[ParameterCount]:
+    """Return the adapters of each stage, as `_stages_hold`."""
+    counts = [
+        sum(
+            (adapter_count(chunk, shape, adapters) for chunk in chunks if chunk.stage == stage),
+            ParameterCount(),
+        )
+        for stage in range(shape.pp)
+    ]
+    seen = image_adapter_count(shape, adapters)
+    if layout is not None and layout.first:
+        return [seen, *counts]
+    return [counts[0] + seen, *counts[1:]]
+
+
 def _stage_count(chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int) -> ParameterCount:
     here = [chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage]
     return total(add_parts(*here))
@@ -304,18 +331,20 @@ def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
 def _stages(
     layers: list[int],
     counts: list[ParameterCount],
+    added: list[ParameterCount] | None,
     held: list[int | None],
     store: ParameterStorage,
     over: _ShardRanks,
 ) -> tuple[StagePlan, ...]:
+    trained: Sequence[ParameterCount | None] = added or [None] * len(counts)
     return tuple(
         StagePlan(
             layers=own,
             parameters=count.all_ranks,
             rank_parameters=count.rank,
-            rank_bytes=_rank_bytes(count, store, over, kept),
+            rank_bytes=_rank_bytes(count, adapted, store, over, kept),
         )
-        for own, count, kept in zip(layers, counts, held, strict=True)
+        for own, count, adapted, kept in zip(layers, counts, trained, held, strict=True)
     )
 
 
@@ -383,17 +412,24 @@ def _shard_ranks(
 
 
 def _rank_bytes(
-    count: ParameterCount, store: ParameterStorage, over: _ShardRanks, held: int | None
+    count: ParameterCount,
+    adapters: ParameterCount | None,
+    store: ParameterStorage,
+    over: _ShardRanks,
+    held: int | None,
 ) -> RankBytes:
-    def size(each: float, ranks: tuple[int, int] | None) -> int:
+    """Return the bytes of a rank. With adapters, only these have gradients and a state in the optimizer."""
+
+    def size(counted: ParameterCount, each: float, ranks: tuple[int, int] | None) -> int:
         dense, expert = ranks or (1, 1)
-        return sharded_bytes(count, each, dense_over=dense, expert_over=expert)
+        return sharded_bytes(counted, each, dense_over=dense, expert_over=expert)
 
     known = store.optimizer is not None and over.optimizer is not None
+    trained = count if adapters is None else adapters
     return RankBytes(
-        weights=size(store.weights, over.weights),
-        gradients=size(store.gradients, over.gradients),
-        optimizer=size(store.optimizer or 0, over.optimizer) if known else None,
+        weights=size(count if adapters is None else count + adapters, store.weights, over.weights),
+        gradients=size(trained, store.gradients, over.gradients),
+        optimizer=size(trained, store.optimizer or 0, over.optimizer) if known else None,
         activations=held,
     )
 
@@ -430,6 +466,9 @@ def _notes(
         notes.append("activations of Mamba and gated-delta layers are those that fused kernels save")
     if shape.vision is not None:
         notes.append("activations are counted for one image in each sequence")
+    adapters = read_adapters(sections.get("peft"))
+    if adapters is not None:
+        notes.append("activations are counted as in training of all weights, without those of adapters")
     if not _seq_length(sections):
         notes.append("the sequence length is not known, so that floating-point operations are not counted")
     return notes

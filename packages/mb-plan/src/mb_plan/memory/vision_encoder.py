@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mb_plan.memory.parameter_counts import ParameterCount, column, layer_parts, row, total
 from mb_plan.shape.model_shape import ModelShape
@@ -61,24 +61,7 @@ def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
     if vision is None:
         return {}
     hidden = vision.hidden
-    layers = replace(
-        shape,
-        hidden=hidden,
-        heads=vision.heads,
-        groups=vision.heads,
-        head=hidden // vision.heads,
-        ffn=vision.ffn,
-        gated=False,
-        norm_tensors=2,
-        bias=True,
-        qkv_bias=True,
-        qk_norm=False,
-        output_gate=False,
-        softmax_sink=False,
-        latent=None,
-        experts=None,
-        tp=vision.tp,
-    )
+    layers = shape.image_encoder
     replicated = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
     projection = column(layers, hidden, vision.projection, bias=True) + row(
         layers, vision.projection, shape.hidden, bias=True

@@ -1,18 +1,28 @@
 """Floating-point operations of a token, forward and backward, by part of the model.
 
-A multiply-add counts as two operations, and each product three times: forward, and for the gradients of its two
-factors. These are model FLOPs: norms, biases and recomputation are not counted, and of the scores of causal attention
-only those that are not masked. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
-Using Megatron-LM" (2021), appendix; Dao, "FlashAttention-2" (2023), section 4.1.
+A multiply-add counts as two operations, and each product once forward and once for the gradient of each factor that
+has one: three times, if all weights are trained. A frozen weight has no gradient, and a product before the first
+trained weight no gradient of its input. These are model FLOPs: norms, biases and recomputation are not counted, and of
+the scores of causal attention only those that are not masked. Source: Narayanan et al., "Efficient Large-Scale Language
+Model Training on GPU Clusters Using Megatron-LM" (2021), appendix; Dao, "FlashAttention-2" (2023), section 4.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from mb_plan.shape.adapters import AHEAD, OUTPUT, Adapters
 from mb_plan.shape.hybrid_pattern import ATTENTION, DELTA, LATENT, MAMBA, MAMBA_FILTER, MLP
 from mb_plan.shape.model_shape import ModelShape, VisionShape
-from mb_plan.shape.products import attended_width, experts_of, layer_products
+from mb_plan.shape.products import (
+    Product,
+    attended_width,
+    cross_products,
+    experts_of,
+    layer_products,
+    projection_products,
+)
 
 COLOURS = 3
 _ORDER = (
@@ -21,28 +31,24 @@ _ORDER = (
 )
 
 
-def flops_per_token(shape: ModelShape, *, seq_length: float) -> dict[str, float]:
+def flops_per_token(
+    shape: ModelShape, *, seq_length: float, adapters: Adapters | None = None
+) -> dict[str, float]:
     """Return the operations of a token by part. Those of a T5 are per token of the encoder.
 
     Args:
         shape: Sizes of the model.
         seq_length: Tokens of a sequence, of the encoder if there is one.
+        adapters: What is trained instead of the weights of the model; None: these are trained.
     """
-    parts: dict[str, float] = {}
-    logits = 6.0 * shape.hidden * shape.vocab
-    if shape.encoder_layers:
-        _add(parts, _encoder_decoder(shape, seq_length, logits))
-    else:
-        for layer, letters in enumerate(shape.layers):
-            _add(parts, _layer(shape, letters, seq_length, windowed=shape.has_window(layer)))
-        for letters in shape.ahead:
-            windowed = shape.has_window(shape.num_layers - 1)
-            own = sum(_layer(shape, letters, seq_length, windowed=windowed).values())
-            _add(parts, {"mtp": 12.0 * shape.hidden**2 + own + logits})
-        _add(parts, {"logits": logits})
+    walk = _Walk(shape, adapters)
     if shape.vision is not None:
-        _add(parts, {"encoder": _image(shape, shape.vision) / seq_length})
-    return {name: parts[name] for name in _ORDER if parts.get(name)}
+        walk.image(shape.vision, per_token=1 / seq_length)
+    if shape.encoder_layers:
+        walk.encoder_decoder(seq_length)
+    else:
+        walk.decoder(seq_length)
+    return {name: walk.parts[name] for name in _ORDER if walk.parts.get(name)}
 
 
 def attended_positions(
@@ -64,67 +70,145 @@ def _band(length: float, reach: float) -> float:
     return length * reach - reach**2 / 2
 
 
-def _layer(shape: ModelShape, letters: str, seq_length: float, *, windowed: bool) -> dict[str, float]:
-    positions = attended_positions(seq_length, window=shape.window if windowed else None)
-    parts: dict[str, float] = {}
-    for letter in letters:
-        _add(parts, _half_layer(shape, letter, positions))
-    return parts
+@dataclass(slots=True)
+class _Walk:
+    """Counts the products of a model in the order of the forward pass."""
+
+    shape: ModelShape
+    adapters: Adapters | None
+    flows: bool = field(init=False)
+    """The hidden states have gradients: a weight before has been trained, such as that of the embedding."""
+    parts: dict[str, float] = field(default_factory=dict)
+    times: float = 1.0
+    """Tokens that are counted, per token of the result."""
+
+    def __post_init__(self) -> None:
+        self.flows = self.adapters is None
+
+    def add(self, part: str, forward: float, *, backward: int) -> None:
+        """Add operations of the forward pass, and so many times as many of the backward pass."""
+        self.parts[part] = self.parts.get(part, 0.0) + self.times * forward * (1 + backward)
+
+    def product(self, name: str, product: Product, *, flows: bool) -> bool:
+        """Count a product and its adapters; return whether its result has a gradient.
+
+        Args:
+            name: Name of the layer in the model.
+            product: The product.
+            flows: Its input has a gradient.
+        """
+        often = 2.0 * (experts_of(self.shape).top_k if product.grouped else 1)
+        trained = self.adapters is None
+        self.add(product.part, often * product.inputs * product.outputs, backward=flows + trained)
+        widths = () if self.adapters is None else self.adapters.widths(name, product)
+        for width in widths:
+            rank = 0 if self.adapters is None else self.adapters.rank
+            self.add(product.part, often * rank * product.inputs, backward=flows + 1)
+            self.add(product.part, often * rank * width, backward=2)
+        return flows or bool(widths)
+
+    def layer(self, letters: str, prefix: str, positions: float) -> None:
+        """Count a layer of a hybrid model, or the two halves of a layer of a GPT."""
+        for letter in letters:
+            self._half_layer(letter, prefix, positions)
+
+    def _half_layer(self, letter: str, prefix: str, positions: float) -> None:
+        branches: dict[str, bool] = {}
+        for product in layer_products(self.shape, letter):
+            joined = self.flows or any(branches.values())
+            if product.row and not product.branch:
+                self._core(letter, positions, flows=joined)
+            flows = branches.get(product.branch, self.flows) if product.branch else joined
+            name = f"{prefix}.{product.module}"
+            branches[product.branch] = self.product(name, product, flows=flows)
+        self.flows = self.flows or any(branches.values())
+
+    def _core(self, letter: str, positions: float, *, flows: bool) -> None:
+        """Count what a layer computes between its projections: attention, or convolution and recurrence.
+
+        Mamba adds the outer product of input and B to the state, and reads it with C: Dao and Gu, "Transformers are
+        SSMs" (2024), equation 1. The gated delta rule reads the state with the key, adds a correction, and reads it
+        with the query: Yang et al., "Gated Delta Networks" (2024), equation 10. Chunked kernels do more work.
+        """
+        both, shape = 2 * flows, self.shape
+        filters = flows + (self.adapters is None)
+        if letter in (ATTENTION, LATENT):
+            self.add("attention_core", 2 * positions * attended_width(shape, letter), backward=both)
+        elif letter == MAMBA:
+            pattern = shape.hybrid
+            inner, states = pattern.mamba_heads * pattern.mamba_head, 2 * pattern.mamba_groups * pattern.state
+            self.add("mamba", 2.0 * (inner + states) * MAMBA_FILTER, backward=filters)
+            self.add("mamba", 4.0 * inner * pattern.state, backward=both)
+        elif letter == DELTA:
+            pattern = shape.hybrid
+            values = pattern.value_heads * pattern.value_head
+            mixed = 2 * pattern.key_channels + values
+            self.add("linear_attention", 2.0 * mixed * pattern.delta_filter, backward=filters)
+            self.add("linear_attention", 6.0 * values * pattern.key_head, backward=both)
+
+    def decoder(self, seq_length: float) -> None:
+        """Count a decoder, its depths of multi-token prediction and its output layers."""
+        shape = self.shape
+        for number, letters in enumerate(shape.layers):
+            self.layer(letters, f"decoder.layers.{number}", self._positions(seq_length, number))
+        for depth, letters in enumerate(shape.ahead):
+            main, self.parts = self.parts, {}
+            name = f"mtp.layers.{0 if shape.mtp_repeated else depth}"
+            joined = Product("mtp", 2 * shape.hidden, shape.hidden)
+            self.flows = self.product(f"{name}.{AHEAD}", joined, flows=self.flows)
+            self.layer(letters, f"{name}.mtp_model_layer", self._positions(seq_length, shape.num_layers - 1))
+            self._logits()
+            own, self.parts = sum(self.parts.values()), main
+            _add(self.parts, {"mtp": own})
+        self._logits()
+
+    def _positions(self, seq_length: float, number: int) -> float:
+        windowed = self.shape.has_window(number)
+        return attended_positions(seq_length, window=self.shape.window if windowed else None)
+
+    def _logits(self) -> None:
+        shape = self.shape
+        name = (
+            "" if shape.tied else OUTPUT
+        )  # a tied output layer has no weight that adapters could be added to
+        self.product(name, Product("logits", shape.hidden, shape.vocab), flows=self.flows)
+
+    def encoder_decoder(self, seq_length: float) -> None:
+        """Count a T5: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 2.1."""
+        shape, start = self.shape, self.flows
+        decoded = shape.decoder_length or seq_length
+        for number in range(shape.encoder_layers):
+            positions = attended_positions(seq_length, causal=False)
+            self.layer(ATTENTION + MLP, f"encoder.layers.{number}", positions)
+        encoded, self.flows, share = self.flows, start, decoded / seq_length
+        for number in range(shape.num_layers):
+            name = f"decoder.layers.{number}"
+            self.times = share
+            self.layer(ATTENTION, name, attended_positions(decoded))
+            into, both, back = cross_products(shape)
+            crossed = self.product(f"{name}.{into.module}", into, flows=self.flows)
+            self.times = 1.0
+            crossed |= self.product(f"{name}.{both.module}", both, flows=encoded)
+            self.times = share
+            self.add("attention_core", 4.0 * seq_length * shape.heads * shape.head, backward=2 * crossed)
+            self.flows |= self.product(f"{name}.{back.module}", back, flows=crossed)
+            self.layer(MLP, name, 0.0)
+        self._logits()
+        self.times = 1.0
+
+    def image(self, vision: VisionShape, *, per_token: float) -> None:
+        """Count an image, whose patches have no gradient."""
+        own = _Walk(self.shape.image_encoder, self.adapters, times=vision.num_patches * per_token)
+        patches = COLOURS * vision.patch**2 * vision.hidden
+        own.add("encoder", 2.0 * patches, backward=int(self.adapters is None))
+        for number in range(vision.layers):
+            own.layer(ATTENTION + MLP, f"vision.encoder.layers.{number}", float(vision.num_patches))
+        for product in projection_products(self.shape):
+            own.flows = own.product(f"vision.{product.module}", product, flows=own.flows)
+        self.flows = own.flows
+        _add(self.parts, {"encoder": sum(own.parts.values())})
 
 
-def _half_layer(shape: ModelShape, letter: str, positions: float) -> dict[str, float]:
-    """Count a layer of a hybrid model, or one of the two halves of a layer of a GPT."""
-    parts: dict[str, float] = {}
-    for product in layer_products(shape, letter):
-        times = experts_of(shape).top_k if product.grouped else 1
-        _add(parts, {product.part: 6.0 * times * product.inputs * product.outputs})
-    if letter in (ATTENTION, LATENT):
-        _add(parts, {"attention_core": 6 * positions * attended_width(shape, letter)})
-    elif letter in (MAMBA, DELTA):
-        _add(parts, _recurrence(shape, letter))
-    return parts
-
-
-def _recurrence(shape: ModelShape, letter: str) -> dict[str, float]:
-    """Count convolution and recurrence, token by token. Chunked kernels do more work.
-
-    Mamba adds the outer product of input and B to the state, and reads it with C: Dao and Gu, "Transformers are SSMs"
-    (2024), equation 1. The gated delta rule reads the state with the key, adds a correction, and reads it with the
-    query: Yang et al., "Gated Delta Networks" (2024), equation 10.
-    """
-    pattern = shape.hybrid
-    if letter == MAMBA:
-        inner, states = pattern.mamba_heads * pattern.mamba_head, 2 * pattern.mamba_groups * pattern.state
-        return {"mamba": 6.0 * (inner + states) * MAMBA_FILTER + 12.0 * inner * pattern.state}
-    values = pattern.value_heads * pattern.value_head
-    mixed = 2 * pattern.key_channels + values
-    return {"linear_attention": 6.0 * mixed * pattern.delta_filter + 18.0 * values * pattern.key_head}
-
-
-def _encoder_decoder(shape: ModelShape, seq_length: float, logits: float) -> dict[str, float]:
-    """Count a T5: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), section 2.1."""
-    decoded = shape.decoder_length or seq_length
-    share = decoded / seq_length
-    query, key = shape.heads * shape.head, shape.groups * shape.head
-    both = attended_positions(seq_length, causal=False)
-    parts: dict[str, float] = {}
-    for letter in (ATTENTION, MLP):
-        _add(parts, _half_layer(shape, letter, both), shape.encoder_layers)
-        _add(parts, _half_layer(shape, letter, attended_positions(decoded)), shape.num_layers * share)
-    across = {"attention_linear": 12.0 * shape.hidden * query, "attention_core": 12.0 * seq_length * query}
-    _add(parts, across, shape.num_layers * share)
-    _add(parts, {"attention_linear": 12.0 * shape.hidden * key}, shape.num_layers)
-    return {**parts, "logits": logits * share}
-
-
-def _image(shape: ModelShape, vision: VisionShape) -> float:
-    """Count an image: 6 per weight and patch, but 4 for those of the embedding, since an image has no gradient."""
-    hidden, patches = vision.hidden, vision.num_patches
-    layer = 6 * (4 * hidden**2 + 2 * hidden * vision.ffn) + 12 * hidden * patches
-    projection = 6 * vision.projection * (hidden + shape.hidden)
-    return patches * float(4 * COLOURS * vision.patch**2 * hidden + vision.layers * layer + projection)
-
-
-def _add(parts: dict[str, float], more: Mapping[str, float], times: float = 1.0) -> None:
+def _add(parts: dict[str, float], more: Mapping[str, float]) -> None:
     for name, number in more.items():
-        parts[name] = parts.get(name, 0.0) + times * number
+        parts[name] = parts.get(name, 0.0) + number

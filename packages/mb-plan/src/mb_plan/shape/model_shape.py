@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
@@ -204,6 +204,39 @@ class ModelShape:
         if self.pattern is not None:
             return tuple(layers_ahead(self.pattern.pattern))
         return self.layers[-1:] * self.mtp_layers
+
+    @property
+    def image_encoder(self) -> ModelShape:
+        """Sizes of the layers of the vision encoder, which have biases and norms of two tensors.
+
+        Raises:
+            PlanError: There is none.
+        """
+        vision = self.vision
+        if vision is None:
+            raise PlanError("model.vision_num_layers: is not set, but a vision encoder is planned. Set it.")
+        return replace(
+            self,
+            num_layers=vision.layers,
+            hidden=vision.hidden,
+            heads=vision.heads,
+            groups=vision.heads,
+            head=vision.hidden // vision.heads,
+            ffn=vision.ffn,
+            gated=False,
+            norm_tensors=2,
+            bias=True,
+            qkv_bias=True,
+            qk_norm=False,
+            output_gate=False,
+            softmax_sink=False,
+            latent=None,
+            experts=None,
+            pattern=None,
+            window=None,
+            vision=None,
+            tp=vision.tp,
+        )
 
     def has_window(self, layer: int) -> bool:
         """Return True if a layer, counted from 0, has a sliding window."""

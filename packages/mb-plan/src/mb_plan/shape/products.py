@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mb_plan.errors import PlanError
 from mb_plan.shape.hybrid_pattern import ATTENTION, DELTA, EXPERTS, LATENT, MAMBA, MLP
@@ -20,6 +20,14 @@ class Product:
     outputs: float
     grouped: bool = False
     """The weight is that of a routed expert, and a token has one for each expert that it is sent to."""
+    module: str = ""
+    """Name of the linear layer below its transformer layer; empty: it cannot have adapters."""
+    row: bool = False
+    """Inputs, not outputs, are sharded over tensor-parallel ranks."""
+    branch: str = ""
+    """Products of one branch feed each other; those without one receive the results of all before them."""
+    fused: Mapping[str, float] = field(default_factory=dict)
+    """Layers that are fused in this one, by the name of each outside of Megatron, to their outputs."""
 
 
 def layer_products(shape: ModelShape, letter: str, *, tp: int = 1) -> tuple[Product, ...]:
@@ -31,6 +39,28 @@ def layer_products(shape: ModelShape, letter: str, *, tp: int = 1) -> tuple[Prod
         tp: Number of tensor-parallel ranks.
     """
     return _PRODUCTS[letter](shape, tp)
+
+
+def cross_products(shape: ModelShape) -> tuple[Product, Product, Product]:
+    """Return the products of a T5's cross-attention: queries; keys and values, of tokens of the encoder; output."""
+    query, key = shape.heads * shape.head, shape.groups * shape.head
+    part, inputs = "attention_linear", shape.hidden
+    return (
+        Product(part, inputs, query, module="cross_attention.linear_q"),
+        Product(part, inputs, 2 * key, module="cross_attention.linear_kv"),
+        Product(part, query, inputs, module="cross_attention.linear_proj", row=True),
+    )
+
+
+def projection_products(shape: ModelShape) -> tuple[Product, ...]:
+    """Return the products of the projection of a vision encoder; none without one."""
+    vision = shape.vision
+    if vision is None:
+        return ()
+    return (
+        Product("encoder", vision.hidden, vision.projection, module="projection.linear_fc1"),
+        Product("encoder", vision.projection, shape.hidden, module="projection.linear_fc2", row=True),
+    )
 
 
 def attended_width(shape: ModelShape, letter: str, *, tp: int = 1) -> float:
@@ -67,9 +97,11 @@ def _attention(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     query = shape.heads * shape.head / tp
     key_value = 2 * shape.groups * shape.head / min(tp, shape.groups)
     gate = query if shape.output_gate else 0.0
+    parts = {"linear_q": query + gate, "linear_k": key_value / 2, "linear_v": key_value / 2}
+    inputs, name = shape.hidden, "self_attention.linear_qkv"
     return (
-        Product("attention_linear", shape.hidden, query + gate + key_value),
-        Product("attention_linear", query, shape.hidden),
+        Product("attention_linear", inputs, query + gate + key_value, module=name, fused=parts),
+        Product("attention_linear", query, inputs, module="self_attention.linear_proj", row=True),
     )
 
 
@@ -77,41 +109,80 @@ def _latent(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     """Products of DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1, in training, where keys and values are expanded."""
     latent, hidden = latent_of(shape), shape.hidden
     heads, query = shape.heads / tp, latent.qk_head + latent.qk_position
-    sizes = [
-        (hidden, latent.kv_rank + latent.qk_position),
-        (latent.kv_rank, heads * (latent.qk_head + latent.v_head)),
-        (heads * latent.v_head, hidden),
-        (latent.q_rank or hidden, heads * query),
+    key_value = heads * (latent.qk_head + latent.v_head)
+    products = [
+        _projection("kv_down", hidden, latent.kv_rank + latent.qk_position),
+        _projection("kv_up", latent.kv_rank, key_value),
     ]
     if latent.q_rank:
-        sizes.append((hidden, latent.q_rank))
-    return tuple(Product("attention_linear", inputs, outputs) for inputs, outputs in sizes)
+        products.append(_projection("q_down", hidden, latent.q_rank))
+        products.append(_projection("q_up", latent.q_rank, heads * query))
+    else:
+        products.append(_projection("q", hidden, heads * query))
+    output = Product(
+        "attention_linear", heads * latent.v_head, hidden, module="self_attention.linear_proj", row=True
+    )
+    return (*products, output)
+
+
+def _projection(name: str, inputs: float, outputs: float) -> Product:
+    """Return a projection of latent attention to queries, or to keys and values."""
+    module, branch = f"self_attention.linear_{name}_proj", name.partition("_")[0]
+    return Product("attention_linear", inputs, outputs, module=module, branch=branch)
 
 
 def _mlp(shape: ModelShape, tp: int) -> tuple[Product, ...]:
-    return _feed_forward("mlp", shape, shape.ffn / tp)
+    return _feed_forward("mlp", shape, shape.ffn / tp, module="mlp")
 
 
-def _feed_forward(part: str, shape: ModelShape, width: float) -> tuple[Product, ...]:
-    halves = 2 if shape.gated else 1
-    return Product(part, shape.hidden, halves * width), Product(part, width, shape.hidden)
+def _feed_forward(
+    part: str,
+    shape: ModelShape,
+    width: float,
+    *,
+    module: str,
+    hidden: float | None = None,
+    grouped: bool = False,
+    branch: str = "",
+) -> tuple[Product, ...]:
+    outer = shape.hidden if hidden is None else hidden
+    names = ("linear_fc1_gate", "linear_fc1_up") if shape.gated else ("linear_fc1_up",)
+    fused = dict.fromkeys(names, width)
+    return (
+        Product(
+            part,
+            outer,
+            len(names) * width,
+            grouped,
+            module=f"{module}.linear_fc1",
+            branch=branch,
+            fused=fused,
+        ),
+        Product(part, width, outer, grouped, module=f"{module}.linear_fc2", row=True, branch=branch),
+    )
 
 
 def _experts(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     experts, hidden = experts_of(shape), shape.hidden
-    halves, width = 2 if shape.gated else 1, experts.latent or hidden
-    products = [
-        Product("router", hidden, experts.number),
-        Product("experts", width, halves * experts.width, grouped=True),
-        Product("experts", experts.width, width, grouped=True),
-    ]
+    routed = _feed_forward(
+        "experts",
+        shape,
+        experts.width,
+        module="mlp.experts.local_experts.0",
+        hidden=experts.latent,
+        grouped=True,
+        branch="routed",
+    )
+    products = [Product("router", hidden, experts.number, branch="router"), *routed]
     if experts.latent:
-        products.append(Product("experts", hidden, experts.latent / tp))
-        products.append(Product("experts", experts.latent / tp, hidden))
+        into = Product("experts", hidden, experts.latent / tp, branch="routed")
+        back = Product("experts", experts.latent / tp, hidden, branch="routed")
+        products = [products[0], into, *products[1:], back]
     if experts.shared_width:
-        products.extend(_feed_forward("shared_experts", shape, experts.shared_width / tp))
+        width, name = experts.shared_width / tp, "mlp.shared_experts"
+        products.extend(_feed_forward("shared_experts", shape, width, module=name, branch="shared"))
     if experts.shared_width and experts.shared_gate:
-        products.append(Product("shared_experts", hidden, 1))
+        products.append(Product("shared_experts", hidden, 1, branch="gate"))
     return tuple(products)
 
 
@@ -120,8 +191,10 @@ def _mamba(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     pattern = shape.hybrid
     inner, states = pattern.mamba_heads * pattern.mamba_head, 2 * pattern.mamba_groups * pattern.state
     return (
-        Product("mamba", shape.hidden, (2 * inner + states + pattern.mamba_heads) / tp),
-        Product("mamba", inner / tp, shape.hidden),
+        Product(
+            "mamba", shape.hidden, (2 * inner + states + pattern.mamba_heads) / tp, module="mixer.in_proj"
+        ),
+        Product("mamba", inner / tp, shape.hidden, module="mixer.out_proj", row=True),
     )
 
 
@@ -131,8 +204,8 @@ def _gated_delta(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     values = pattern.value_heads * pattern.value_head
     mixed = 2 * pattern.key_channels + 2 * values + 2 * pattern.value_heads
     return (
-        Product("linear_attention", shape.hidden, mixed / tp),
-        Product("linear_attention", values / tp, shape.hidden),
+        Product("linear_attention", shape.hidden, mixed / tp, module="mixer.in_proj"),
+        Product("linear_attention", values / tp, shape.hidden, module="mixer.out_proj", row=True),
     )
 
 

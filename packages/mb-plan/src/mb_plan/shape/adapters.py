@@ -1,0 +1,93 @@
+"""Adapters of a run that trains no weights of the base model: section `peft`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mb_plan.errors import PlanError
+from mb_plan.shape.fields import read_field
+from mb_plan.shape.products import Product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Low-rank adapters A and B of linear layers, which compute W x + B A x. Only A and B are trained."""
+
+    rank: int
+    targets: tuple[str, ...]
+    exclude: tuple[str, ...]
+    """Without targets, all other layers have adapters."""
+    canonical: bool = False
+    """Layers that are fused in one have adapters of their own."""
+    magnitude: bool = False
+    """Each output has a trained scale (DoRA)."""
+    dropout: bool = False
+
+    def widths(self, name: str, product: Product) -> tuple[float, ...]:
+        """Return the outputs of each adapter of a layer; empty without adapters.
+
+        Args:
+            name: Name of the layer in the model.
+            product: Its product.
+        """
+        if not product.module and name != OUTPUT and not name.endswith(AHEAD):
+            return ()
+        stem, _, leaf = name.rpartition(".")
+        parts = product.fused if self.canonical and product.fused else {leaf: product.outputs}
+        return tuple(width for part, width in parts.items() if self._selects(name, f"{stem}.{part}"))
+
+    def _selects(self, name: str, part: str) -> bool:
+        patterns = self.targets or self.exclude
+        found = any(_matches(pattern, each) for pattern in patterns for each in (name, part))
+        return found == bool(self.targets)
+
+
+OUTPUT = "output_layer"
+AHEAD = "eh_proj"
+"""Names of the output layer, and of the projection of a depth of multi-token prediction."""
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern is the last part of a name, or the name, with `*` for any text."""
+    text = ".*".join(re.escape(piece) for piece in pattern.split("*"))
+    return name.rpartition(".")[2] == pattern or re.fullmatch(text, name) is not None
+
+
+def read_adapters(section: object) -> Adapters | None:
+    """Read a section `peft`: LoRA, canonical LoRA or DoRA; None: all weights are trained.
+
+    Raises:
+        PlanError: The section is of another method, or names experts by number.
+    """
+    if section is None:
+        return None
+    rank, targets = read_field(section, "dim"), read_field(section, "target_modules")
+    if not isinstance(rank, int) or rank < 1 or targets is None:
+        raise PlanError(
+            f"peft: what {type(section).__name__} trains is not known (dim={rank!r}, target_modules={targets!r}), "
+            "because only LoRA, canonical LoRA and DoRA are planned. Measure a few steps."
+        )
+    exclude = read_field(section, "exclude_modules") or ()
+    for pattern in (*targets, *exclude):
+        if re.search(r"local_experts\.\d", pattern):
+            raise PlanError(
+                f"peft.target_modules: {pattern} selects single experts, which are not planned. Select all of them, "
+                "as in *.linear_fc1."
+            )
+    kinds = _names(section)
+    return Adapters(
+        rank=rank,
+        targets=tuple(targets),
+        exclude=tuple(exclude),
+        canonical="CanonicalLoRA" in kinds,
+        magnitude="DoRA" in kinds,
+        dropout=bool(read_field(section, "dropout", 0.0)),
+    )
+
+
+def _names(section: object) -> set[str]:
+    if isinstance(section, Mapping):
+        return {str(section.get("_target_", "")).rpartition(".")[2]}
+    return {cls.__name__ for cls in type(section).__mro__}

@@ -212,7 +212,13 @@ def test_what_no_published_run_has_is_marked():
     assert predict(sections, plan, gpu="a100").extrapolated == "no published run on a100 in bf16"
     sections, plan = run(fp8="hybrid")
     assert predict(sections, plan, gpu="h100").extrapolated == ""
-    assert ("h100", "fp8") in trained_formats()
+    assert ("h100", "fp8", "dense") in trained_formats()
+
+
+def test_a_kind_of_model_that_no_published_run_on_the_gpu_has_is_marked():
+    sections, plan = run()
+    text = "no published run of a model that is dense on gb200 in bf16, only with experts"
+    assert predict(sections, plan, gpu="gb200").extrapolated == text
 
 
 def test_what_is_not_in_the_time_is_noted():

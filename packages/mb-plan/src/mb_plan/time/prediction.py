@@ -10,7 +10,7 @@ from mb_plan.errors import PlanError
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.published import trained_formats
+from mb_plan.time.published import kind_of, trained_formats
 from mb_plan.time.step import TERMS, Graphs, StepSettings, StepTerms, fitted, step_terms
 
 SECONDS_PER_DAY = 86_400
@@ -39,7 +39,7 @@ class Prediction:
     parts: Mapping[str, float]
     """Seconds of a step by part, those of `mb_plan.time.step.TERMS` and "waiting"."""
     extrapolated: str
-    """What the published runs do not contain; empty if there are runs on this GPU in this precision."""
+    """What the published runs do not contain; empty if there are runs of such a model on this GPU in this precision."""
     notes: tuple[str, ...]
     """What is not modelled."""
 
@@ -92,7 +92,7 @@ def predict(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> 
         days=days,
         gpu_hours=None if days is None else 24 * days * plan.world_size,
         parts=parts,
-        extrapolated=_extrapolated(gpu, settings.precision),
+        extrapolated=_extrapolated(gpu, settings.precision, kind_of(plan.shape)),
         notes=tuple(_notes(model)),
     )
 
@@ -170,11 +170,14 @@ def _parts(terms: StepTerms) -> dict[str, float]:
     return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
 
 
-def _extrapolated(gpu: str, precision: str) -> str:
+def _extrapolated(gpu: str, precision: str, kind: str) -> str:
     known = trained_formats()
-    if (gpu, precision) in known:
+    if (gpu, precision, kind) in known:
         return ""
-    on = sorted({other for name, other in known if name == gpu})
+    kinds = sorted({other for name, form, other in known if (name, form) == (gpu, precision)})
+    if kinds:
+        return f"no published run of a model that is {kind} on {gpu} in {precision}, only {', '.join(kinds)}"
+    on = sorted({form for name, form, _ in known if name == gpu})
     return f"no published run on {gpu} in {precision}" + (f", only in {', '.join(on)}" if on else "")
 
 

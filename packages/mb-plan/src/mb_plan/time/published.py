@@ -88,6 +88,13 @@ def published_runs() -> Iterator[PublishedRun]:
         yield PublishedRun(row=row, model={**_UNPUBLISHED, **data["models"][row["model"]], **layout})
 
 
-def trained_formats() -> set[tuple[str, str]]:
-    """Return the pairs of GPU and precision of the runs."""
-    return {(run.row["gpu"], run.row["format"]) for run in published_runs()}
+def kind_of(shape: ModelShape) -> str:
+    """Return the kind of a model that the published runs distinguish: dense, with experts, or hybrid."""
+    if shape.pattern is not None:
+        return "hybrid"
+    return "dense" if shape.experts is None else "with experts"
+
+
+def trained_formats() -> set[tuple[str, str, str]]:
+    """Return the combinations of GPU, precision and kind of model of the runs."""
+    return {(run.row["gpu"], run.row["format"], kind_of(run.shape)) for run in published_runs()}

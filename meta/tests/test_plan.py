@@ -29,7 +29,7 @@ def answer(*words):
 def test_json_has_every_figure():
     found = answer("--world-size", "2", "train.micro_batch_size=1")
     assert {name: value if not isinstance(value, dict) else list(value) for name, value in found.items()} == {
-        "parameters": ["total", "active", "embedding", "per_stage", "per_rank_max"],
+        "parameters": ["total", "adapters", "active", "embedding", "per_stage", "per_rank_max"],
         "bytes_per_rank": ["weights", "gradients", "optimizer", "activations", "total"],
         "flops_per_token": ["total", "attention_linear", "attention_core", "mlp", "logits"],
         "flops_per_step": found["flops_per_token"]["total"] * 8 * 256,

@@ -10,7 +10,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mb_models import CanonicalLoRA, DoRA, LoRA
+from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
 from mb_models.training.wrap import wrap_ddp
 from mb_plan import flops_per_token, make_plan, read_adapters, read_shape
 
@@ -49,6 +49,8 @@ def test_operations_are_those_that_torch_counts(model, section):
     parts = flops_per_token(shape, seq_length=LENGTH, adapters=adapters)
     parts["attention_core"] *= 2  # torch counts the masked scores as well
     counted = counter.get_total_flops() / (BATCH * LENGTH)
+    if shape.experts:  # Megatron Core multiplies the gradient of a router's weight even if it is frozen
+        counted -= 2 * shape.num_layers * shape.hidden * shape.experts.number
     if adapters.magnitude:  # the norms of W + B A, which a microbatch computes once, are not model FLOPs
         assert sum(parts.values()) < counted
     else:
@@ -60,7 +62,6 @@ BUILT = {
     "canonical, tp2 pp2": ({**MODERN, TP: 2, PP: 2}, "canonical", 4),
     "dora, tp2 sequence parallel": ({**MODERN, **SP, TP: 2}, "dora", 2),
     "experts ep2 tp2": ({**MOE, **SP, TP: 2, EP: 2, ETP: 1}, "lora", 2),
-    "output layer, tp2 pp2": ({**MODERN, TP: 2, PP: 2}, "output layer", 4),
 }
 
 

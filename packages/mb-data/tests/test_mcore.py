@@ -30,6 +30,7 @@ mb_host.quiet()
 gpt_dataset = pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="needs the mcore extra")
 indexed_dataset = pytest.importorskip("megatron.core.datasets.indexed_dataset")
 mcore = pytest.importorskip("mb_data.mcore")
+gpt_config = pytest.importorskip("mb_data.megatron.gpt_config")
 
 CHOSEN = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
 
@@ -225,7 +226,7 @@ class TestBuild:
         assert set(first) == {first[0]}
 
     def test_megatrons_tokenizer_cannot_tokenize_a_corpus(self, corpus):
-        base = mcore.MegatronTokenizerBase
+        base = gpt_config.MegatronTokenizerBase
         theirs = type("Theirs", (base,), dict.fromkeys(base.__abstractmethods__))
         with pytest.raises(TokenizerError, match="cannot be tokenized by Megatron's Theirs"):
             read(corpus, tokenizer=theirs(path="", config={}))
@@ -312,7 +313,7 @@ class TestRefused:
 
         config = GPTDatasetConfig(seq_length=8, inter_document_masking=True)
         with pytest.raises(ValueError, match=r"dataset\.inter_document_masking"):
-            mcore.to_megatron(config, tokenizer=None, path_to_cache=None, target=OldMegatronConfig)
+            gpt_config.to_megatron(config, tokenizer=None, path_to_cache=None, target=OldMegatronConfig)
 
 
 def test_the_tokenizer_in_megatrons_shape():

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from mb_data.loading.samplers import require_global_batch as require_global_batch
     from mb_data.loading.validation_sets import ValidationBatches as ValidationBatches
     from mb_data.loading.validation_sets import ValidationSetOptions as ValidationSetOptions
-    from mb_data.mcore import as_megatron as as_megatron
     from mb_data.mcore import build_gpt_datasets as build_gpt_datasets
     from mb_data.megatron.blend import blend_from_path as blend_from_path
     from mb_data.megatron.blend import split_matrix as split_matrix
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from mb_data.megatron.sample_counts import dataset_sample_counts as dataset_sample_counts
     from mb_data.megatron.sample_indices import IndexRequest as IndexRequest
     from mb_data.megatron.sample_indices import build_sample_indices as build_sample_indices
+    from mb_data.megatron.tokenizer import as_megatron as as_megatron
     from mb_data.mimo.config import DrawnShapesConfig as DrawnShapesConfig
     from mb_data.mimo.synthetic_images import SyntheticImageDataset as SyntheticImageDataset
     from mb_data.rules import RULES as RULES
@@ -186,7 +186,7 @@ _HOMES = {
     "ValidationBatches": "loading.validation_sets",
     "ValidationDataError": "errors",
     "ValidationSetOptions": "loading.validation_sets",
-    "as_megatron": "mcore",
+    "as_megatron": "megatron.tokenizer",
     "blend_from_path": "megatron.blend",
     "blend_stats": "text.stats",
     "build_data_iterator": "loading.loaders",

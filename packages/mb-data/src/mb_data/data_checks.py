@@ -150,11 +150,11 @@ def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> Non
     """Check that the files of fine-tuning data exist; those of validation and test only if a run evaluates."""
     if dataset.made_up and not dataset.dataset_root:
         return
-    read = {
+    is_read_split = {
         "training": True,
         "validation": dataset.do_validation and evaluated,
         "test": dataset.do_test and evaluated,
     }
-    for split in (name for name, is_read in read.items() if is_read):
+    for split in (name for name, is_read in is_read_split.items() if is_read):
         if not pack_files(dataset, split):
             sample_files(dataset, split)

@@ -16,8 +16,8 @@ class DataError(PackageError):
     """
 
     def __init__(self, *arguments: object) -> None:
-        found = _OF_WORKER.fullmatch(arguments[0]) if arguments and isinstance(arguments[0], str) else None
-        super().__init__(*((found[1].rstrip(),) if found else arguments))
+        match = _OF_WORKER.fullmatch(arguments[0]) if arguments and isinstance(arguments[0], str) else None
+        super().__init__(*((match[1].rstrip(),) if match else arguments))
 
 
 class BadDocumentError(DataError, ValueError):

@@ -1,99 +1,38 @@
-"""Adapter for Megatron Core's datasets."""
+"""Construction of Megatron Core's GPT datasets from the dataset section."""
 
 import copy
 import logging
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDatasetConfig
 from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.collectives import gather_from_all_ranks, is_rank_zero, rank_zero_first
-from mb_data.config import DataloaderConfig, DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
+from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.loading.open_files import allow_open_files
 from mb_data.megatron.blend import SPLITS, Blend
 from mb_data.megatron.cached_indices import require_numeric_arrays
-from mb_data.megatron.fingerprint import PairState, content_digest, data_fingerprint, pair_states
+from mb_data.megatron.fingerprint import PairState, content_digest, pair_states
+from mb_data.megatron.gpt_config import drop_validation_weights, megatron_config, prefixes_of
 from mb_data.megatron.gpt_dataset import GPTDataset
 from mb_data.megatron.index_build import build_indices
 from mb_data.megatron.recorded_blend import find_record, is_recordable, open_record, record_datasets
+from mb_data.megatron.tokenizer import MegatronTokenizer, as_megatron
 from mb_data.progress import Progress
 from mb_data.text.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.text.indexed import sequence_lengths
 from mb_data.tokenizers.base import Tokenizer, unwrap_tokenizer
 from mb_data.tokenizers.loading import load_tokenizer
 
-_PACKAGE_FIELDS = {
-    "seq_length",
-    "data_path",
-    "skip_getting_attention_mask_from_dataset",
-    "per_dataset_sequences_path",
-}
-_NO_PADDING = -1
 _PROGRESS_STAGE = "build sample indices"
-
-
-class MegatronTokenizer(MegatronTokenizerBase):  # type: ignore[misc] # Megatron Core has no types
-    """Adapter of a tokenizer of this package to the interface that Megatron's datasets use.
-
-    There is no padding token (`pad` is -1), so no token of a document is mistaken for padding.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(path="", config={})
-        self.wrapped = tokenizer
-        self.unique_identifiers = OrderedDict(
-            {"class": type(tokenizer).__qualname__, "fingerprint": tokenizer.fingerprint}
-        )
-
-    def tokenize(self, text: str) -> list[int]:
-        """Convert text to token ids."""
-        return self.wrapped.encode(text)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Convert token ids to text."""
-        return self.wrapped.decode(ids)
-
-    @property
-    def vocab(self) -> dict[str, int]:
-        """Text of each entry with its id. Entries with equal text (parts of characters) appear once."""
-        return {self.wrapped.decode([number]): number for number in range(self.vocab_size)}
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of entries."""
-        return self.wrapped.vocab_size
-
-    @property
-    def eod(self) -> int:
-        """End-of-document id."""
-        return self.wrapped.eod
-
-    @property
-    def pad(self) -> int:
-        """Padding id: -1, because no token is padding."""
-        return _NO_PADDING
-
-    def apply_chat_template(self) -> None:
-        """Raise NotImplementedError, because tokenizers of this package have no chat template."""
-        raise NotImplementedError(
-            "apply_chat_template: the tokenizer has no chat template. Format the text before it is tokenized."
-        )
-
-
-def as_megatron(tokenizer: Tokenizer) -> MegatronTokenizer:
-    """Wrap a tokenizer for Megatron's datasets. Their caches identify it by its content."""
-    return MegatronTokenizer(tokenizer)
 
 
 def build_gpt_datasets(
@@ -142,10 +81,10 @@ def build_gpt_datasets(
     sizes: list[int | None] = list(samples)
     if config.full_validation and context.valid_samples:
         sizes[1] = None
-        _drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
+        drop_validation_weights(config, only_validation=not (context.train_samples or context.test_samples))
     built = _build_splits(config, context, samples=samples, sizes=sizes)
-    for split, dataset, wanted in zip(SPLITS, built, sizes, strict=True):
-        _require_samples(dataset, split=split, wanted=wanted or 0)
+    for split, dataset, size in zip(SPLITS, built, sizes, strict=True):
+        _require_samples(dataset, split=split, num_samples=size or 0)
     return built[0], built[1], built[2]
 
 
@@ -156,19 +95,19 @@ def _build_splits(
     if context.reads_data:
         allow_open_files(_mapped_files(config, samples), purpose="dataset.data_path")
     with _suppress_notices():
-        pairs = pair_states(_prefixes(config)) if context.reads_data else {}
+        pairs = pair_states(prefixes_of(config)) if context.reads_data else {}
         _require_same_data(config, context, pairs)
-        megatron_config = _megatron_config(config, samples, pairs=pairs, reads_data=context.reads_data)
-        if not is_recordable(megatron_config):
-            return _build_with_megatron(megatron_config, context, sizes)
-        record = find_record(megatron_config, sizes, reads_data=context.reads_data)
+        core_config = megatron_config(config, samples, pairs=pairs, reads_data=context.reads_data)
+        if not is_recordable(core_config):
+            return _build_with_megatron(core_config, context, sizes)
+        record = find_record(core_config, sizes, reads_data=context.reads_data)
         if record is not None:
             if context.progress is not None and record.parts:
                 context.progress(_PROGRESS_STAGE, record.parts, record.parts)
-            return open_record(record, megatron_config, pairs=pairs, quiet=_suppress_notices)
-        built = _build_with_megatron(megatron_config, context, sizes)
+            return open_record(record, core_config, pairs=pairs, quiet=_suppress_notices)
+        built = _build_with_megatron(core_config, context, sizes)
         if context.reads_data and is_rank_zero():
-            record_datasets(megatron_config, sizes, built)
+            record_datasets(core_config, sizes, built)
         return built
 
 
@@ -190,14 +129,15 @@ def _require_same_data(
     config: GPTDatasetConfig, context: DatasetBuildContext, pairs: Mapping[str, PairState]
 ) -> None:
     """Reject files that differ between machines. Collective."""
-    own = content_digest(_prefixes(config), pairs) if context.reads_data else None
-    digests = gather_from_all_ranks(own)
-    others = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
-    if digests[0] is not None and others:
+    digests = gather_from_all_ranks(
+        content_digest(prefixes_of(config), pairs) if context.reads_data else None
+    )
+    mismatched = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
+    if digests[0] is not None and mismatched:
         raise DataPathError(
-            f"dataset: the files {', '.join(_prefixes(config)[:3])}... of rank {others[0]} have other documents than "
-            "those of rank 0, so the ranks would train on different data. Copy the same files to each machine, or use "
-            "a folder that all of them share."
+            f"dataset: the files {', '.join(prefixes_of(config)[:3])}... of rank {mismatched[0]} have other documents "
+            "than those of rank 0, so the ranks would train on different data. Copy the same files to each machine, or "
+            "use a folder that all of them share."
         )
 
 
@@ -210,52 +150,6 @@ def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:
         ]
         return sum((2 + 3) * len(prefixes) for prefixes, _ in blends)
     return 0 if config.blend is None else (2 + 3 * splits) * len(config.blend[0])
-
-
-def to_megatron(
-    config: GPTDatasetConfig,
-    *,
-    tokenizer: MegatronTokenizerBase,
-    path_to_cache: str | None,
-    target: type = MegatronGPTDatasetConfig,
-) -> Any:
-    """Convert a finalized section to Megatron's configuration object.
-
-    Args:
-        config: The section.
-        tokenizer: Megatron's tokenizer.
-        path_to_cache: Folder for the sample indices.
-        target: Megatron's configuration class.
-
-    Raises:
-        ValueError: A field is set that the installed Megatron Core does not have.
-    """
-    megatron_fields = {field.name for field in fields(target) if field.init}
-    not_passed = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
-    values = {}
-    for field in fields(GPTDatasetConfig):
-        if field.name in not_passed or not field.init:
-            continue
-        value = getattr(config, field.name)
-        if field.name in megatron_fields:
-            values[field.name] = value
-        elif field.default is MISSING or value != field.default:
-            raise ValueError(
-                f"dataset.{field.name}: is {value!r}, but the installed Megatron Core has no such setting, and would "
-                "ignore it. Leave it at its default, or install a version of Megatron Core that has it."
-            )
-    blend = config.blend
-    values |= {
-        "sequence_length": config.seq_length,
-        "tokenizer": tokenizer,
-        "path_to_cache": path_to_cache,
-        "blend": None if blend is None else _drop_single_weight(blend),
-        "blend_per_split": config.blend_per_split
-        and [None if blend is None else _drop_single_weight(blend) for blend in config.blend_per_split],
-        "create_attention_mask": config.create_attention_mask
-        and not config.skip_getting_attention_mask_from_dataset,
-    }
-    return target(**values)
 
 
 def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend | None]:
@@ -309,76 +203,6 @@ def _package_tokenizer(tokenizer: Any) -> Tokenizer:
     return tokenizer  # type: ignore[no-any-return]  # a custom tokenizer; missing methods fail at the first text
 
 
-def _drop_validation_weights(config: GPTDatasetConfig, *, only_validation: bool) -> None:
-    """Remove the weights of the validation blend for `full_validation`, which reads each sequence once."""
-    if config.blend_per_split is not None:
-        train, valid, test = config.blend_per_split
-        config.blend_per_split = [train, valid and (valid[0], None), test]
-    elif config.blend is not None and _drop_single_weight(config.blend)[1] is not None:
-        if not only_validation:
-            raise ValueError(
-                f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which apply to "
-                "training but not to a full validation set. Build the validation set separately, or set "
-                "blend_per_split."
-            )
-        config.blend = (config.blend[0], None)
-
-
-def _drop_single_weight(blend: Blend) -> Blend:
-    """Drop the weight of a single prefix, because Megatron would wrap the dataset in a blend of one."""
-    prefixes, weights = blend
-    return list(prefixes), None if weights is None or len(prefixes) == 1 else list(weights)
-
-
-def _blends(config: Any) -> list[Blend]:
-    return [blend for blend in (config.blend, *(config.blend_per_split or ())) if blend is not None]
-
-
-def _prefixes(config: Any) -> list[str]:
-    return [prefix for blend in _blends(config) for prefix in blend[0]]
-
-
-def _index_cache(config: GPTDatasetConfig, pairs: Mapping[str, PairState]) -> str | None:
-    """Return the folder for the sample indices of the data, and create it; None for generated data."""
-    prefixes = _prefixes(config)
-    if not prefixes:
-        return None
-    # Megatron's name of an index does not include these two settings, although the index depends on them.
-    settings = (config.add_extra_token_to_sequence, config.drop_last_partial_validation_sequence)
-    base = Path(config.path_to_cache) if config.path_to_cache else Path(prefixes[0]).parent / "index-cache"
-    folder = base / data_fingerprint(prefixes, settings=settings, states=pairs)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PermissionError(
-            f"dataset.path_to_cache: cannot create {folder} ({error}); the sample indices are cached there. "
-            "Set it to a folder that every rank can write."
-        ) from error
-    return str(folder)
-
-
-def _megatron_config(
-    config: GPTDatasetConfig, samples: Sequence[int], *, pairs: Mapping[str, PairState], reads_data: bool
-) -> Any:
-    """Return Megatron's configuration of the requested splits."""
-    index_cache = _index_cache(config, pairs) if reads_data else config.path_to_cache
-    megatron_config = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
-    _drop_unused_splits(megatron_config, samples)
-    return megatron_config
-
-
-def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
-    """Remove the splits without requested samples from Megatron's configuration."""
-    if config.blend_per_split is not None:
-        config.blend_per_split = [
-            blend if count else None for blend, count in zip(config.blend_per_split, samples, strict=True)
-        ]
-    else:
-        config.split_matrix = [
-            part if count else None for part, count in zip(config.split_matrix, samples, strict=True)
-        ]
-
-
 def _require_tokens(config: Any) -> None:
     """Reject a split without tokens, for which Megatron would add epochs in an endless loop."""
     if config.blend is not None:
@@ -407,12 +231,12 @@ def _with_progress(kind: Any, progress: Progress | None, config: Any, sizes: Seq
     """
     if progress is None:
         return kind
-    wanted = [size is None or size > 0 for size in sizes]
+    is_built = [size is None or size > 0 for size in sizes]
     if config.blend_per_split is not None:
-        parts = zip(wanted, config.blend_per_split, strict=True)
+        parts = zip(is_built, config.blend_per_split, strict=True)
         total = sum(len(blend[0]) for is_wanted, blend in parts if is_wanted and blend)
     else:
-        total = sum(wanted) * len(config.blend[0] if config.blend else [""])
+        total = sum(is_built) * len(config.blend[0] if config.blend else [""])
     done, report = count(1), progress
 
     class ReportingDataset(kind):  # type: ignore[misc]
@@ -424,10 +248,10 @@ def _with_progress(kind: Any, progress: Progress | None, config: Any, sizes: Seq
     return ReportingDataset
 
 
-def _require_samples(dataset: Any, *, split: str, wanted: int) -> None:
-    if dataset is not None and not isinstance(dataset, list) and len(dataset) < wanted:
+def _require_samples(dataset: Any, *, split: str, num_samples: int) -> None:
+    if dataset is not None and not isinstance(dataset, list) and len(dataset) < num_samples:
         raise NotEnoughSamplesError(
-            f"dataset.blend: the {split} split has {len(dataset)} of the {wanted} samples that the run needs; a "
+            f"dataset.blend: the {split} split has {len(dataset)} of the {num_samples} samples that the run needs; a "
             "blend without weights is read only once. Set weights, provide more data, or run fewer steps."
         )
 

@@ -42,11 +42,11 @@ def check_section(values: object, *, section: str) -> None:
     refuse({section: values}, RULES, error=ConfigError)
 
 
-def _parse_problem(read: Callable[[Any], object], value: object) -> str | None:
+def _parse_problem(parse: Callable[[Any], object], value: object) -> str | None:
     """Return the message of the ValueError that parsing a value raises, without its path; None without an error."""
     try:
         if value is not None:
-            read(value)
+            parse(value)
     except ValueError as error:
         return str(error).partition(": ")[2]
     return None
@@ -76,8 +76,8 @@ def _find_unset(*values: Any) -> str | None:
 
 
 def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
-    given = [path for path in paths if path]
-    return f"is on, but data paths are set ({given[0]!r})" if mock and given else None
+    set_paths = [path for path in paths if path]
+    return f"is on, but data paths are set ({set_paths[0]!r})" if mock and set_paths else None
 
 
 def _check_corpus_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:

@@ -83,13 +83,15 @@ def run_batch_settings(
         seed: Seed of the cyclic order and of the workers' random number generators.
         routed: The model has experts, which leave padding out of their balance.
     """
-    wanted = validation.eval_global_batch_size if eval_global_batch_size is None else eval_global_batch_size
+    batch_size = (
+        validation.eval_global_batch_size if eval_global_batch_size is None else eval_global_batch_size
+    )
     return BatchSettings(
         micro_batch_size=train.micro_batch_size or 1,
         global_batch_size=train.global_batch_size,
         round_down=train.decrease_batch_size_if_needed,
         eval_micro_batch_size=validation.eval_micro_batch_size,
-        eval_global_batch_size=wanted,
+        eval_global_batch_size=batch_size,
         eval_iters=validation.eval_iters or 0,
         model_chunks=model_chunks or 1,
         seed=seed,

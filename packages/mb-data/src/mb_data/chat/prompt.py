@@ -45,6 +45,6 @@ def _messages(prompt: str) -> list[Mapping[str, Any]]:
         messages = json.loads(prompt)
     except ValueError as error:
         raise TokenizerError(f"--prompt: is not a JSON list of messages ({error}). Correct it.") from error
-    if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages):
+    if not all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages):
         raise TokenizerError("--prompt: each message needs role and content. Add them.")
     return list(messages)

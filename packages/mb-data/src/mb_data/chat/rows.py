@@ -76,8 +76,8 @@ def parse_conversation(
     answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not answers:
         _reject(location, "has no message of the assistant; there is nothing to train on", "Remove the line")
-    own = parse_tool_schemas(row.get("tools"), location=location)
-    return Conversation(messages=messages[: answers[-1] + 1], tools=own or tools, location=location)
+    row_tools = parse_tool_schemas(row.get("tools"), location=location)
+    return Conversation(messages=messages[: answers[-1] + 1], tools=row_tools or tools, location=location)
 
 
 def parse_tool_schemas(value: object, *, location: str) -> list[dict[str, Any]] | None:
@@ -116,7 +116,7 @@ def _parse_message(entry: object, *, where: str, location: str) -> dict[str, Any
 
 def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict[str, Any]:
     sender = str(entry["from"]).lower()
-    rest = {name: value for name, value in entry.items() if name not in ("from", "value")}
+    other_fields = {name: value for name, value in entry.items() if name not in ("from", "value")}
     if sender == _CALL:
         return {
             "role": ASSISTANT,
@@ -128,7 +128,11 @@ def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict
             f"{where}.from is {entry['from']!r}, which is not a known sender",
             f"Write one of {', '.join((*_SENDERS, _CALL))}",
         )
-    return {**rest, "role": _SENDERS[sender], **({"content": entry["value"]} if "value" in entry else {})}
+    return {
+        **other_fields,
+        "role": _SENDERS[sender],
+        **({"content": entry["value"]} if "value" in entry else {}),
+    }
 
 
 def _parse_call(value: object, *, where: str, location: str) -> list[dict[str, Any]]:

@@ -120,9 +120,9 @@ class ChatEncoder:
 
     def _end_of_turn(self, text: str, start: int, end: int) -> int:
         """Return the end of an answer without whitespace after its last special token, which is not generated."""
-        kept = text[start:end].rstrip()
-        ends = any(kept.endswith(name) for name in special_names(self.tokenizer))
-        return start + len(kept) if ends else end
+        stripped = text[start:end].rstrip()
+        ends = any(stripped.endswith(name) for name in special_names(self.tokenizer))
+        return start + len(stripped) if ends else end
 
     def _encode(self, text: str, spans: Sequence[Span]) -> EncodedSample:
         ids, offsets = encode_chat(self.tokenizer, text)

@@ -68,15 +68,15 @@ def _parse_conversation(line: JsonLine) -> list[ChatTurn]:
         )
     turns, prompt = [], ""
     for number, message in enumerate(messages):
-        what = f"message {number}"
+        subject = f"message {number}"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             raise BadDocumentError(
-                f"{line.location}: {what} has no role of {', '.join(_ROLES)}; the role decides what is trained on. "
+                f"{line.location}: {subject} has no role of {', '.join(_ROLES)}; the role decides what is trained on. "
                 "Correct the line."
             )
         role, content = (
             message["role"],
-            _require_text(line, message.get("content"), f"{what} under 'content'"),
+            _require_text(line, message.get("content"), f"{subject} under 'content'"),
         )
         if role == ASSISTANT:
             turns.append(ChatTurn(prompt=f"{prompt}{role}:", answer=f" {content}"))
@@ -90,11 +90,11 @@ def _parse_conversation(line: JsonLine) -> list[ChatTurn]:
     return turns
 
 
-def _require_text(line: JsonLine, value: object, what: str) -> str:
+def _require_text(line: JsonLine, value: object, subject: str) -> str:
     if not isinstance(value, str):
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise BadDocumentError(
-            f"{line.location}: has {found} for {what}, where a string is required (available keys: "
+            f"{line.location}: has {found} for {subject}, where a string is required (available keys: "
             f"{', '.join(line.values)}). Correct the line, or dataset_kwargs.prompt_template."
         )
     return require_encodable(value, location=line.location)

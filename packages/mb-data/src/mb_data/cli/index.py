@@ -48,10 +48,10 @@ def read_request(files: Sequence[Path]) -> IndexRequest:
         ConfigError: The dataset section violates rules.
         The errors of `verify_dataset_files`.
     """
-    others = [str(file) for file in files if file.suffix not in (".yaml", ".yml")]
-    if others or not files:
+    other_files = [str(file) for file in files if file.suffix not in (".yaml", ".yml")]
+    if other_files or not files:
         raise SectionFileError(
-            f"settings: only YAML files can be read here (arguments: {' '.join(others) or 'none'}). Recipes and "
+            f"settings: only YAML files can be read here (arguments: {' '.join(other_files) or 'none'}). Recipes and "
             "overrides belong to a trainer. Pass FILE with dataset, tokenizer, train and validation."
         )
     merged = _merge(files)
@@ -120,16 +120,16 @@ def _request(merged: dict[str, dict[str, Any]], *, name: str) -> IndexRequest:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        sections = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise SectionFileError(
             f"{file}: no such file, but it is passed as --config. Correct the path."
         ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SectionFileError(f"{file}: is not a YAML file ({error}). Correct it.") from error
-    if not isinstance(found, Mapping):
+    if not isinstance(sections, Mapping):
         raise SectionFileError(f"{file}: is not a mapping of sections. Write `dataset:` and its fields.")
-    return found
+    return sections
 
 
 def _dataset(values: dict[str, Any]) -> Any:

@@ -67,9 +67,9 @@ def _lines(part: PrefixStats) -> list[str]:
     if part.epochs is not None:
         share += f", read {part.epochs:.3g} times"
     lengths = f"  tokens of a document: {part.shortest:,} to {part.longest:,}, mean {part.mean:,.1f}, "
-    most = max((number for _, number in part.histogram), default=1)
+    largest_count = max((number for _, number in part.histogram), default=1)
     bars = [
-        f"  below {power:>12,} {number:>12,} {'#' * max(1, round(_WIDTH * number / most))}"
+        f"  below {power:>12,} {number:>12,} {'#' * max(1, round(_WIDTH * number / largest_count))}"
         for power, number in part.histogram
     ]
     return [head, share, f"{lengths}median {part.median:,.1f}", *bars]

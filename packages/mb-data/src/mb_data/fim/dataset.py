@@ -155,8 +155,10 @@ class FIMTransform:
             if rewritten.size <= room:
                 return rewritten, keep == piece.size
             keep -= rewritten.size - room
-        few = piece[: max(0, room - len(FIM_PARTS))].tolist()
-        return self._arrange(_split_tokens(few, points.fractions), points) if few else piece[:room], False
+        prefix = piece[: max(0, room - len(FIM_PARTS))].tolist()
+        return self._arrange(_split_tokens(prefix, points.fractions), points) if prefix else piece[
+            :room
+        ], False
 
     def _split_text(self, tokens: list[int], fractions: tuple[float, float]) -> list[list[int]]:
         """Split a text into three parts: between characters, or between tokens if it does not encode to `tokens`."""

@@ -29,9 +29,9 @@ def _check_rates(fim: Any, rate: Any, spm_rate: Any) -> str | None:
 def _check_tokens(fim: Any, names: Any) -> str | None:
     if not fim:
         return None
-    given = names or {}
-    marks = [given.get(part) for part in FIM_PARTS]
-    fine = all(marks) and len(set(marks)) == len(marks) and set(given) <= {*FIM_PARTS, "pad", "eod"}
+    tokens_by_part = names or {}
+    marks = [tokens_by_part.get(part) for part in FIM_PARTS]
+    fine = all(marks) and len(set(marks)) == len(marks) and set(tokens_by_part) <= {*FIM_PARTS, "pad", "eod"}
     return None if fine else f"{names}"
 
 

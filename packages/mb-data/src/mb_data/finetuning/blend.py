@@ -43,13 +43,13 @@ class BlendedFinetuningDataset:
     @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a sample, without padding."""
-        return float(np.dot(self._shares, [each.mean_tokens for each in self.datasets]))
+        return float(np.dot(self._shares, [part.mean_tokens for part in self.datasets]))
 
     @property
     def attention_length(self) -> float:
         """Length of a sequence with the same attention cost per token."""
-        tokens = self._shares * [each.mean_tokens for each in self.datasets]
-        return float(np.dot(tokens, [each.attention_length for each in self.datasets]) / tokens.sum())
+        tokens = self._shares * [part.mean_tokens for part in self.datasets]
+        return float(np.dot(tokens, [part.attention_length for part in self.datasets]) / tokens.sum())
 
     def length(self, index: int) -> int:
         """Return the number of tokens of the sample at an index, without reading it; 0 for packs, which are equal."""

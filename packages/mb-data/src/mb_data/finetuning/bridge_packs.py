@@ -110,7 +110,7 @@ def read_max_samples(path: Path, *, pack_size: int) -> int:
     except ValueError as error:
         raise BadDocumentError(f"{path}: is not JSON ({error}). Pack the samples again.") from error
     try:
-        most = max(int(file_of_packs["max_samples_per_bin"]) for file_of_packs in described)
+        max_samples = max(int(file_of_packs["max_samples_per_bin"]) for file_of_packs in described)
         sizes = {int(file_of_packs.get("pack_size", pack_size)) for file_of_packs in described}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise BadDocumentError(
@@ -122,7 +122,7 @@ def read_max_samples(path: Path, *, pack_size: int) -> int:
             f"{path}: describes packs of {sorted(sizes)} tokens, but packed_sequence_size={pack_size}. Set the file of "
             "these packs."
         )
-    return most
+    return max_samples
 
 
 def write_packs(samples: TokenizedSamples, packs: PackIndex, path: Path) -> None:

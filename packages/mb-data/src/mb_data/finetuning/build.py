@@ -49,14 +49,14 @@ def build_finetuning_datasets(
         raise TokenizerError(
             "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."
         )
-    wanted = {
+    sizes = {
         "training": context.train_samples,
         "validation": context.valid_samples if config.do_validation else 0,
         "test": context.test_samples if config.do_test else 0,
     }
     train, valid, test = (
         _build_split(split, size, config=config, context=context) if size else None
-        for split, size in wanted.items()
+        for split, size in sizes.items()
     )
     return train, valid, test
 
@@ -74,7 +74,7 @@ def _build_split(
         return parts[0]
     if split == "validation" and context.complete_validation:
         weights, size = None, sum(map(len, parts))
-    return BlendedFinetuningDataset(parts, weights=weights or [each.epoch for each in parts], size=size)
+    return BlendedFinetuningDataset(parts, weights=weights or [part.epoch for part in parts], size=size)
 
 
 def _build_part(

@@ -174,7 +174,7 @@ class SumsFinetuningConfig(FinetuningDatasetConfig):
     @property
     def options(self) -> FinetuningOptions:
         """Options of the conversion from lines to samples; without `chat`, a template of questions is the default."""
-        given = dict(self.dataset_kwargs or {})
-        if not given.get("chat"):
-            given.setdefault("prompt_template", "Q: {input}\nA: {output}")
-        return read_options(given)
+        options = dict(self.dataset_kwargs or {})
+        if not options.get("chat"):
+            options.setdefault("prompt_template", "Q: {input}\nA: {output}")
+        return read_options(options)

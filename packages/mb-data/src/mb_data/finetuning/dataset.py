@@ -28,14 +28,14 @@ class EpochOrder:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def __getitem__(self, index: int) -> int:
-        number, rest = divmod(index, self.total)
+        number, position = divmod(index, self.total)
         if self._seed is None:
-            return rest
+            return position
         if number not in self._permutations:
-            kept = self._permutations.get(number - 1)
-            self._permutations = {} if kept is None else {number - 1: kept}
+            previous = self._permutations.get(number - 1)
+            self._permutations = {} if previous is None else {number - 1: previous}
             self._permutations[number] = np.random.default_rng((self._seed, number)).permutation(self.total)
-        return int(self._permutations[number][rest])
+        return int(self._permutations[number][position])
 
 
 class FinetuningDataset:
@@ -129,8 +129,8 @@ class FinetuningDataset:
 
     def _concatenate(self, samples: Sequence[Mapping[str, Tensor]], multiple: int) -> dict[str, Tensor]:
         lengths = [-(-len(sample["tokens"]) // multiple) * multiple for sample in samples]
-        rest = -sum(lengths) % self._multiple
-        boundaries = np.cumsum([0, *lengths, *([rest] if rest else [])])
+        padding = -sum(lengths) % self._multiple
+        boundaries = np.cumsum([0, *lengths, *([padding] if padding else [])])
         batch = {
             "tokens": torch.full((1, int(boundaries[-1])), self._padding_token),
             "labels": torch.full((1, int(boundaries[-1])), self._padding_token),

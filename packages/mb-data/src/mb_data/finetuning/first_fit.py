@@ -95,12 +95,12 @@ class _Packs:
         capacity = np.cumsum(per_pack * self._number[runs])  # of a run and all before it
         filled = int(np.searchsorted(capacity, count, side="right"))
         placed = [self._fill_runs(runs[:filled], per_pack[:filled], length)]
-        left = count - len(placed[0])
-        if left and filled < len(runs):
-            placed.append(self._fill_part(int(runs[filled]), left, length))
-        elif left:
-            run = self._append_run(-(-left // (self._size // length)))
-            placed.append(self._fill_part(run, left, length))
+        unplaced = count - len(placed[0])
+        if unplaced and filled < len(runs):
+            placed.append(self._fill_part(int(runs[filled]), unplaced, length))
+        elif unplaced:
+            run = self._append_run(-(-unplaced // (self._size // length)))
+            placed.append(self._fill_part(run, unplaced, length))
         return np.concatenate(placed)
 
     def _fill_runs(self, runs: Integers, per_pack: Integers, length: int) -> Integers:
@@ -115,12 +115,12 @@ class _Packs:
         """Fill the packs of a run in order until no sample is left, and split it; return the pack of each sample."""
         first, number, room = int(self._first[run]), int(self._number[run]), int(self._room[run])
         per_pack = room // length
-        full, rest = divmod(count, per_pack)
-        partly_full = int(rest > 0)
+        full, remainder = divmod(count, per_pack)
+        partly_full = int(remainder > 0)
         # (packs, their room) of the runs into which this one is split; empty ones are dropped below
         parts = [
             (full, room - per_pack * length),
-            (partly_full, room - rest * length),
+            (partly_full, room - remainder * length),
             (number - full - partly_full, room),
         ]
         numbers, rooms = np.array([part for part in parts if part[0]], np.int64).T

@@ -141,7 +141,7 @@ REJECTED_OPTIONS: Mapping[str, tuple[object, str]] = {
 """Options of Megatron-Bridge's datasets that are not supported -> the value without effect, reason or replacement."""
 
 
-def read_options(given: Mapping[str, Any] | None) -> FinetuningOptions:
+def read_options(dataset_kwargs: Mapping[str, Any] | None) -> FinetuningOptions:
     """Return the options that `dataset_kwargs` sets; the others have their defaults.
 
     An option of Megatron-Bridge that is not supported is accepted with the value that corresponds to what is
@@ -153,7 +153,7 @@ def read_options(given: Mapping[str, Any] | None) -> FinetuningOptions:
     """
     defaults = {option.name: getattr(_DEFAULTS, option.name) for option in fields(FinetuningOptions)}
     chosen = {}
-    for name, value in (given or {}).items():
+    for name, value in (dataset_kwargs or {}).items():
         if name in REJECTED_OPTIONS:
             neutral, reason = REJECTED_OPTIONS[name]
             if type(value) is not type(neutral) or value != neutral:

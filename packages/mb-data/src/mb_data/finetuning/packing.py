@@ -20,11 +20,10 @@ from mb_data.finetuning.samples import TokenizedSamples
 class PackedDataset:
     """Map-style dataset of packs, each a dictionary of tensors.
 
-    Shape [S]: `tokens`, `labels`, `position_ids` (int64) `loss_mask` (float32) and `padding_mask`
-    (bool, True where there is no sample). `cu_seqlens` (int32, [sequences +
-    1]) contains the start of each sequence, and S. `max_seqlen` (int32, []) is the length of the longest sequence.
-    Position ids restart at 0 in every sequence. The remainder of a pack after the last sample is a sequence of padding
-    whose loss mask is 0.
+    Shape [S]: `tokens`, `labels`, `position_ids` (int64), `loss_mask` (float32) and `padding_mask` (bool, True where
+    there is no sample). `cu_seqlens` (int32, [sequences + 1]) contains the start of each sequence, and S. `max_seqlen`
+    (int32, []) is the length of the longest sequence. Position ids restart at 0 in every sequence. The remainder of a
+    pack after the last sample is a sequence of padding whose loss mask is 0.
 
     Args:
         samples: The tokenized samples.
@@ -57,13 +56,13 @@ class PackedDataset:
         self.samples, self.packs, self._size = samples, packs, size
         self._order = EpochOrder(len(packs), seed=seed)
         self._padding_token, self._pack_size, self._multiple = padding_token, pack_size, multiple
-        most = packs.max_samples if max_samples is None else max_samples
-        if packs.max_samples > most:
+        limit = packs.max_samples if max_samples is None else max_samples
+        if packs.max_samples > limit:
             raise BadDocumentError(
-                f"dataset.packed_sequence_specs.packed_metadata_path: states at most {most} samples in a pack, but a "
+                f"dataset.packed_sequence_specs.packed_metadata_path: states at most {limit} samples in a pack, but a "
                 f"pack has {packs.max_samples}. Set the file that describes these packs, or leave it unset."
             )
-        self._num_boundaries = most + 2 if pad_cu_seqlens else 0
+        self._num_boundaries = limit + 2 if pad_cu_seqlens else 0
 
     def __len__(self) -> int:
         return self._size
@@ -87,8 +86,8 @@ class PackedDataset:
         """Return the pack at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
-        number = self._order[index]
-        start, end = self.packs.starts[number : number + 2]
+        pack = self._order[index]
+        first, stop = self.packs.starts[pack : pack + 2]
         arrays: dict[str, NDArray[Any]] = {
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),
             "labels": np.full(self._pack_size, self._padding_token, np.int64),
@@ -96,23 +95,26 @@ class PackedDataset:
             "padding_mask": np.ones(self._pack_size, np.bool_),
         }
         boundaries = [0]
-        for member in self.packs.members[start:end]:
-            begin, end_of_sample = self.samples.starts[member : member + 2]
-            ids = self.samples.tokens[begin:end_of_sample]
-            sequence = slice(boundaries[-1], boundaries[-1] + len(ids) - 1)  # labels are shifted by one
-            arrays["tokens"][sequence] = ids[:-1]
-            arrays["labels"][sequence] = ids[1:]
-            arrays["loss_mask"][sequence] = self.samples.loss_mask[begin + 1 : end_of_sample]
-            arrays["padding_mask"][sequence] = False
-            boundaries.append(boundaries[-1] + -(-(len(ids) - 1) // self._multiple) * self._multiple)
+        for sample in self.packs.members[first:stop]:
+            start, end = self.samples.starts[sample : sample + 2]
+            ids = self.samples.tokens[start:end]
+            length = len(ids) - 1  # labels are shifted by one
+            positions = slice(boundaries[-1], boundaries[-1] + length)
+            arrays["tokens"][positions] = ids[:-1]
+            arrays["labels"][positions] = ids[1:]
+            arrays["loss_mask"][positions] = self.samples.loss_mask[start + 1 : end]
+            arrays["padding_mask"][positions] = False
+            padded = -(-length // self._multiple) * self._multiple
+            boundaries.append(boundaries[-1] + padded)
         if boundaries[-1] < self._pack_size:
             boundaries.append(self._pack_size)
         lengths = np.diff(boundaries)
-        positions = np.concatenate([np.arange(length) for length in lengths])
+        position_ids = np.concatenate([np.arange(length) for length in lengths])
+        # Empty sequences at the end: every pack has the same shape, and attention computes nothing for them.
         boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
         return {
             **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            "position_ids": torch.from_numpy(positions),
+            "position_ids": torch.from_numpy(position_ids),
             "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
             "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
         }

@@ -6,8 +6,9 @@ The rules do not apply to a dataset that lacks their first field.
 from collections.abc import Mapping
 from typing import Any
 
+from mb_data.finetuning.rules import get_spec
 from mb_schema.rule_kinds import SET, among, excludes, requires, rule
-from mb_schema.rules import Rule, value_at
+from mb_schema.rules import Rule
 
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 
@@ -70,14 +71,10 @@ _PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_t
 _PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
 
 
-def _spec(specs: object, name: str) -> Any:
-    return value_at(f"specs.{name}", {"specs": specs})
-
-
 def _wrong_pack_sizes(specs: object) -> str | None:
     if specs is None:
         return None
-    size, longest, multiple = (_spec(specs, name) for name in _PACK_FIELDS)
+    size, longest, multiple = (get_spec(specs, name) for name in _PACK_FIELDS)
     if multiple is not None and multiple < 1:
         return f"pad_seq_to_mult={multiple} is below 1"
     if longest is None or size is None or 0 < longest <= size:
@@ -88,7 +85,7 @@ def _wrong_pack_sizes(specs: object) -> str | None:
 def _microbatch_of_packs(specs: object, micro: int | None, batch: int | None) -> str | None:
     if specs is None:
         return None
-    size = _spec(specs, "packed_sequence_size")
+    size = get_spec(specs, "packed_sequence_size")
     if size is not None and size <= 0:
         return f"packed_sequence_size={size} is not positive"
     if micro is None or micro == 1:

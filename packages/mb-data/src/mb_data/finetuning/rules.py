@@ -45,11 +45,11 @@ def _bad_roots(roots: Any, made_up: Any, limit: Any) -> str | None:
     return None if limit is None else f"is a list with max_train_samples={limit}"
 
 
-def _bad_options(given: Any, made_up: Any) -> str | None:
+def _bad_options(dataset_kwargs: Any, made_up: Any) -> str | None:
     if made_up is None:
         return None
     try:
-        read_options(given)
+        read_options(dataset_kwargs)
     except ValueError as error:
         return str(error)
     return None
@@ -73,7 +73,7 @@ def _wrong_pack_length(specs: Any, length: Any) -> str | None:
 
 
 def _unread_specs(specs: Any) -> str | None:
-    name, metadata = (get_spec(specs, each) for each in ("tokenizer_model_name", "packed_metadata_path"))
+    name, metadata = (get_spec(specs, field) for field in ("tokenizer_model_name", "packed_metadata_path"))
     if name is not None:
         return f"has tokenizer_model_name={name}, which would have no effect"
     is_read = get_spec(specs, "pad_cu_seqlens") and get_spec(specs, "packed_train_data_path") is not None
@@ -82,10 +82,10 @@ def _unread_specs(specs: Any) -> str | None:
     return f"has packed_metadata_path={metadata} without packed_train_data_path and pad_cu_seqlens=true"
 
 
-def _shapes_differ(given: Any, made_up: Any, graphs: Any) -> str | None:
-    if made_up is None or graphs in (None, "none") or _bad_options(given, made_up):
+def _shapes_differ(dataset_kwargs: Any, made_up: Any, graphs: Any) -> str | None:
+    if made_up is None or graphs in (None, "none") or _bad_options(dataset_kwargs, made_up):
         return None
-    if read_options(given).pad_to_max_length:
+    if read_options(dataset_kwargs).pad_to_max_length:
         return None
     return f"lacks pad_to_max_length with cuda_graph_impl={graphs}"
 
@@ -104,10 +104,10 @@ def _partial_blocks(length: Any, fp8: Any, fp4: Any, specs: Any, made_up: Any) -
     return None if fine else f"is {length} with {few_bits}"
 
 
-def _wrong_multiple(given: Any, made_up: Any, length: Any, specs: Any) -> str | None:
-    if made_up is None or _bad_options(given, made_up):
+def _wrong_multiple(dataset_kwargs: Any, made_up: Any, length: Any, specs: Any) -> str | None:
+    if made_up is None or _bad_options(dataset_kwargs, made_up):
         return None
-    multiple = read_options(given).pad_seq_length_to_mult
+    multiple = read_options(dataset_kwargs).pad_seq_length_to_mult
     if multiple == 1 or (specs is None and (not length or length % multiple == 0)):
         return None
     return f"has pad_seq_length_to_mult={multiple} with " + (

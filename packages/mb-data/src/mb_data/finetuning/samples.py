@@ -172,9 +172,9 @@ class LineEncoder:
         """Return the samples of a line, each with True if it is not truncated."""
         if self.chat is None:
             return [self.sample(line)]
-        most = self.longest + 1
+        max_ids = self.longest + 1
         encoded = self.chat(line.values, location=line.location)
-        return [(sample.first(most), len(sample.ids) <= most) for sample in encoded]
+        return [(sample.first(max_ids), len(sample.ids) <= max_ids) for sample in encoded]
 
     def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
         """Return the sample of a templated line, and True if it is not truncated.
@@ -185,28 +185,28 @@ class LineEncoder:
         encode = partial(
             encode_conversation, tokenizer=self.tokenizer, options=self.options, begin=self.begin
         )
-        most = self.longest + 1
+        max_ids = self.longest + 1
         sample = encode(parse_turns(line, self.options))
-        if len(sample.ids) <= most:
+        if len(sample.ids) <= max_ids:
             return sample, True
         if not line.is_conversation:
             texts = {
                 name: self.tokenizer.encode(line.values[name]) for name in self.options.truncation_fields
             }
-            while any(texts.values()) and len(sample.ids) > most:
-                texts = self._truncated(texts, excess=len(sample.ids) - most)
+            while any(texts.values()) and len(sample.ids) > max_ids:
+                texts = self._truncated(texts, excess=len(sample.ids) - max_ids)
                 shorter = {name: self.tokenizer.decode(ids) for name, ids in texts.items()}
                 sample = encode(parse_turns(line, self.options, truncated=shorter))
-        return sample.first(most), False
+        return sample.first(max_ids), False
 
     def _truncated(self, texts: Mapping[str, list[int]], *, excess: int) -> dict[str, list[int]]:
         """Return the ids of texts without `excess` ids, of which each text that has ids left loses an equal share."""
-        left = sum(bool(ids) for ids in texts.values())
-        share = -(-excess // left)
-        kept = {name: max(0, len(ids) - share) for name, ids in texts.items()}
+        num_texts = sum(bool(ids) for ids in texts.values())
+        share = -(-excess // num_texts)
+        lengths = {name: max(0, len(ids) - share) for name, ids in texts.items()}
         if self.options.truncation_method == "left":
-            return {name: ids[len(ids) - kept[name] :] for name, ids in texts.items()}
-        return {name: ids[: kept[name]] for name, ids in texts.items()}
+            return {name: ids[len(ids) - lengths[name] :] for name, ids in texts.items()}
+        return {name: ids[: lengths[name]] for name, ids in texts.items()}
 
 
 def encode_conversation(
@@ -241,10 +241,12 @@ def encode_conversation(
     return EncodedSample(ids=ids, loss_mask=loss_mask)
 
 
-def _common_prefix_length(ids: list[int], others: list[int]) -> int:
+def _common_prefix_length(ids: list[int], other_ids: list[int]) -> int:
     """Return the length of the common prefix of two lists of ids."""
-    differ = (position for position, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1])
-    return next(differ, min(len(ids), len(others)))
+    differ = (
+        position for position, pair in enumerate(zip(ids, other_ids, strict=False)) if pair[0] != pair[1]
+    )
+    return next(differ, min(len(ids), len(other_ids)))
 
 
 def _begin_token(tokenizer: Tokenizer) -> int:

@@ -59,7 +59,7 @@ def last_validation(
         )
     stream = [ValidationBatches(data=lambda: valid, batches=settings.eval_iters)]
     sets = valid if isinstance(valid, list) else stream
-    sources = [each.dataset for each in named] or [datasets.valid]
+    sources = [validation_set.dataset for validation_set in named] or [datasets.valid]
     first = 0 if datasets.complete_validation else start // len(sources)
     result = []
     for of_set, source in zip(sets, sources, strict=True):

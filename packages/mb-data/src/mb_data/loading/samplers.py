@@ -89,10 +89,10 @@ class SingleSampler(RankSampler):
             start = position + self.data_parallel_rank * self.micro_batch_size
             yield list(range(start, start + self.micro_batch_size))
             position += step
-        rest = self.total_samples - position
-        if not self.drop_last and rest >= self.data_parallel_size:
+        remaining = self.total_samples - position
+        if not self.drop_last and remaining >= self.data_parallel_size:
             first, end = (
-                position + rest * rank // self.data_parallel_size
+                position + remaining * rank // self.data_parallel_size
                 for rank in (self.data_parallel_rank, self.data_parallel_rank + 1)
             )
             yield list(range(first, end))

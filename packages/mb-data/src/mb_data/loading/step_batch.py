@@ -199,12 +199,12 @@ def step_sequences(
         data_parallel_rank=rank or 0,
         data_parallel_size=replicas,
     )
-    wanted, yielded = position.samples // replicas, 0
+    expected, yielded = position.samples // replicas, 0
     for indices in sampler:
         for index in indices:
             yield _sequence(dataset, index)
         yielded += len(indices)
-        if yielded >= wanted:
+        if yielded >= expected:
             return
 
 

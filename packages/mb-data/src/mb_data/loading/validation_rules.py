@@ -45,9 +45,9 @@ def _valid_prefixes(*paths: Any) -> list[str] | None:
         return None
 
 
-def _set_in_the_dataset(own: bool | None, _: object) -> str | None:
+def _set_in_the_dataset(full_validation: bool | None, _: object) -> str | None:
     """Reject the field in a run, whose validation section has it. A dataset section that is used alone may set it."""
-    return None if own is None else f"is not supported (full_validation={shown(own)})"
+    return None if full_validation is None else f"is not supported (full_validation={shown(full_validation)})"
 
 
 def _needs_prefixes(several: bool | None, tokens: bool | None, *paths: Any) -> str | None:

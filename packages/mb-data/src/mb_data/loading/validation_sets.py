@@ -176,8 +176,8 @@ def validation_batches(
             data, number = _stream(iterate(named.dataset, consumed_samples=consumed)), eval_iters
         else:
             _require_whole_set(named.name, size, batch_samples, can_be_filled=can_be_filled)
-            whole = None if named.dataset is None else WholeBatches(named.dataset, batch_samples)
-            data, number = partial(iterate, whole, consumed_samples=0), -(-size // batch_samples)
+            whole_batches = None if named.dataset is None else WholeBatches(named.dataset, batch_samples)
+            data, number = partial(iterate, whole_batches, consumed_samples=0), -(-size // batch_samples)
         batches_of_sets.append(ValidationBatches(data=data, batches=number, name=named.name))
     return batches_of_sets
 

@@ -53,6 +53,8 @@ def read_npy_dtype(stream: BinaryIO) -> np.dtype[Any]:
         ValueError: The header is damaged, or has another version.
     """
     version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    _, _, dtype = read(stream)
+    read_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    _, _, dtype = read_header(stream)
     return dtype

@@ -47,8 +47,8 @@ class SplitRecord:
     @property
     def files(self) -> list[str]:
         """Names of the index files of the split and of its parts."""
-        own = [] if self.name is None else [f"{self.name}-{suffix}" for suffix in BLEND_FILES]
-        return own + [name for part in self.parts for name in part.files]
+        blend_files = [] if self.name is None else [f"{self.name}-{suffix}" for suffix in BLEND_FILES]
+        return blend_files + [name for part in self.parts for name in part.files]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +120,8 @@ def _encode(record: IndexRecord) -> str:
 
 def _plain(split: SplitRecord) -> dict[str, Any]:
     parts = [[part.prefix, part.num_samples, part.name] for part in split.parts]
-    own = {field.name: getattr(split, field.name) for field in fields(split) if field.name != "parts"}
-    return own | {"parts": parts}
+    values = {field.name: getattr(split, field.name) for field in fields(split) if field.name != "parts"}
+    return values | {"parts": parts}
 
 
 def _decode(values: Any) -> IndexRecord:
@@ -134,8 +134,8 @@ def _decode(values: Any) -> IndexRecord:
     return IndexRecord(splits=splits, files=files)
 
 
-def _split(parts: list[Any], weights: list[float], **own: Any) -> SplitRecord:
+def _split(parts: list[Any], weights: list[float], **values: Any) -> SplitRecord:
     part_records = tuple(
         PartRecord(prefix=prefix, num_samples=size, name=name) for prefix, size, name in parts
     )
-    return SplitRecord(parts=part_records, weights=tuple(weights), **own)
+    return SplitRecord(parts=part_records, weights=tuple(weights), **values)

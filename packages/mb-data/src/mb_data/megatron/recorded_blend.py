@@ -150,14 +150,14 @@ def find_record(
         reads_data: Whether this rank reads data. A rank that reads none gets a record without datasets.
         gather: All-gather of Python objects over the ranks of the run.
     """
-    own = None
+    local_record = None
     if reads_data:
-        own = read_record(_record_path(config, sizes), compare=is_rank_zero())
-    by_rank = gather((reads_data, None if own is None else own.digest))
+        local_record = read_record(_record_path(config, sizes), compare=is_rank_zero())
+    by_rank = gather((reads_data, None if local_record is None else local_record.digest))
     first = by_rank[0][1]
     if first is None or any(digest != first for reads, digest in by_rank if reads):
         return None
-    return own or IndexRecord(splits=(None,) * len(sizes), files={})
+    return local_record or IndexRecord(splits=(None,) * len(sizes), files={})
 
 
 def open_record(

@@ -71,7 +71,9 @@ def build_sample_indices(
         progress=progress,
     )
     built = build_run_datasets(section, context, validation=request.validation)
-    valid = [built.valid] if built.valid_sets is None else [each.dataset for each in built.valid_sets]
+    valid = (
+        [built.valid] if built.valid_sets is None else [valid_set.dataset for valid_set in built.valid_sets]
+    )
     return SampleCounts(train=_size(built.train), valid=sum(map(_size, valid)), test=_size(built.test))
 
 

@@ -124,7 +124,7 @@ def all_captions() -> list[str]:
     single = [f"{shape} in the {position}" for shape in shapes for position in POSITIONS]
     return [
         *single,
-        *(f"{one} {relation} {two}" for one in shapes for relation in RELATIONS for two in shapes),
+        *(f"{first} {relation} {second}" for first in shapes for relation in RELATIONS for second in shapes),
     ]
 
 

@@ -66,10 +66,10 @@ def corrupt_spans(
     span_lengths = _lengths(sizes.noise_tokens, sizes.spans, random)
     edges = np.cumsum(np.stack([kept_lengths, span_lengths], axis=1).ravel())[:-1]
     pieces = np.split(tokens, edges)
-    kept, spans = pieces[::2], pieces[1::2]
+    unmasked, spans = pieces[::2], pieces[1::2]
     marks = [np.array([sentinel]) for sentinel in sentinels[: sizes.spans]]
     last = [np.array([end])]
-    encoder = [part for text, mark in zip(kept, marks, strict=True) for part in (text, mark)]
+    encoder = [part for text, mark in zip(unmasked, marks, strict=True) for part in (text, mark)]
     labels = [part for mark, span in zip(marks, spans, strict=True) for part in (mark, span)]
     return EncoderDecoderPair(encoder=np.concatenate(encoder + last), labels=np.concatenate(labels + last))
 

@@ -26,12 +26,12 @@ def _span_settings_problem(density: float | None, span: float | None, length: in
 
 
 def _decoder_suffices(
-    written: int | None, density: float | None, span: float | None, length: int | None
+    decoder_length: int | None, density: float | None, span: float | None, length: int | None
 ) -> str | None:
     sizes = _sizes(density, span, length)
-    if sizes is None or written is None or written >= sizes.decoder_tokens:
+    if sizes is None or decoder_length is None or decoder_length >= sizes.decoder_tokens:
         return None
-    return f"{written} tokens, but the decoder has {sizes.decoder_tokens}"
+    return f"{decoder_length} tokens, but the decoder has {sizes.decoder_tokens}"
 
 
 def _enough_sentinels(

@@ -51,10 +51,10 @@ def write_packs(path: Path, rows: list[dict[str, list[int]]]) -> None:
 def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[Any, float]]:
     with closing(parquet.ParquetFile(path)) as file:
         _require_columns(path, file.schema_arrow.names, columns)
-        done, total = 0, max(file.metadata.num_rows, 1)
+        done_rows, total = 0, max(file.metadata.num_rows, 1)
         for batch in file.iter_batches(batch_size=8192, columns=columns):
-            done += batch.num_rows
-            yield batch, done / total
+            done_rows += batch.num_rows
+            yield batch, done_rows / total
 
 
 def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[Any, float]]:
@@ -71,10 +71,10 @@ def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[Any, flo
             yield (batch if columns is None else batch.select(list(columns))), fraction
 
 
-def _require_columns(path: Path, found: Sequence[str], columns: Sequence[str] | None) -> None:
-    missing = [name for name in columns or () if name not in found]
+def _require_columns(path: Path, available: Sequence[str], columns: Sequence[str] | None) -> None:
+    missing = [name for name in columns or () if name not in available]
     if missing:
         raise BadDocumentError(
-            f"{path}: has no column {missing[0]!r} (found columns {', '.join(found) or 'none'}). Pass the name of the "
-            "column with the text: --json-key (dataset.json_key in a run)."
+            f"{path}: has no column {missing[0]!r} (found columns {', '.join(available) or 'none'}). Pass the name of "
+            "the column with the text: --json-key (dataset.json_key in a run)."
         )

@@ -89,13 +89,13 @@ def build_indexed(
     files = input_files(inputs)
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     encoder = ChunkEncoder(tokenizer=tokenizer, json_key=json_key, append_eod=append_eod)
-    done, total = 0, sum(file.stat().st_size for file in files)
+    done_bytes, total = 0, sum(file.stat().st_size for file in files)
     with IndexedWriter(prefix, dtype=token_dtype(tokenizer.vocab_size)) as writer:
         for encoded in map_in_order(encoder, read_chunks(files, columns=[json_key]), workers=workers):
             writer.add_documents(encoded.tokens, lengths=encoded.lengths)
-            done += encoded.read_bytes
+            done_bytes += encoded.read_bytes
             if progress is not None:
-                progress("tokenize", done, total)
+                progress("tokenize", done_bytes, total)
         if not writer.summary.documents:
             raise CorpusError(
                 f"{', '.join(map(str, inputs))}: contains no text ({len(files)} "

@@ -99,9 +99,9 @@ def tokenize_corpus(
         DataPathError, CorpusError: See `prepare_corpus`.
     """
     sources, skipped = read_sources(config)
-    own = _load_with_tokenizer(_folder(sources, config), reused=True)
-    if own is not None and is_read_from(tokenizer, own.tokenizer):
-        return own
+    corpus = _load_with_tokenizer(_folder(sources, config), reused=True)
+    if corpus is not None and is_read_from(tokenizer, corpus.tokenizer):
+        return corpus
 
     def build(folder: Path) -> None:
         splits = split_documents(sources, config)
@@ -154,7 +154,7 @@ def _tokenize(
     documents = dict.fromkeys(SPLITS, 0)
     writers: dict[str, IndexedWriter] = {}
     with ExitStack() as stack:
-        for done, file in enumerate(files, start=1):
+        for num_done, file in enumerate(files, start=1):
             for document in read_documents([file], splits.config):
                 split = splits.split(document.name)
                 if split not in writers:
@@ -165,7 +165,7 @@ def _tokenize(
                 writers[split].add_document(ids if ids[-1:] == [tokenizer.eod] else [*ids, tokenizer.eod])
                 documents[split] += 1
             if progress is not None:
-                progress("tokenize", done, len(files))
+                progress("tokenize", num_done, len(files))
     tokens = {split: writers[split].summary.tokens if split in writers else 0 for split in SPLITS}
     record = {"tokens": tokens, "files": documents | {"skipped": skipped}}
     (folder / _RECORD).write_text(json.dumps(record, indent=1))

@@ -92,7 +92,7 @@ def _saved_files(folder: Path) -> list[str]:
     """Return the names of the files with rows that the state of a saved data set lists; empty if it is none."""
     try:
         listed = json.loads((folder / _SAVED_STATE).read_bytes())["_data_files"]
-        return [each["filename"] for each in listed]
+        return [entry["filename"] for entry in listed]
     except (ValueError, KeyError, TypeError):
         return []
 
@@ -242,9 +242,9 @@ def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
 
 def _row_chunks(path: Path, chunk_bytes: int, columns: Sequence[str] | None) -> Iterator[DocumentChunk]:
     first, position = 1, 0
-    for rows, read in read_rows(path, columns=columns, batch_bytes=chunk_bytes):
-        yield DocumentChunk(path=path, first_line=first, documents=rows, read_bytes=read - position)
-        first, position = first + len(rows), read
+    for rows, read_bytes in read_rows(path, columns=columns, batch_bytes=chunk_bytes):
+        yield DocumentChunk(path=path, first_line=first, documents=rows, read_bytes=read_bytes - position)
+        first, position = first + len(rows), read_bytes
 
 
 def _decode(content: bytes, *, location: str) -> str:

@@ -87,15 +87,15 @@ class DocumentSplits:
             counts[split] += 1
             if len(first[split]) < len(SPLITS):
                 first[split].append(name)
-        wanted = _held_out_splits(config)
-        if sum(counts.values()) <= len(wanted):
+        held_out = _held_out_splits(config)
+        if sum(counts.values()) <= len(held_out):
             raise CorpusError(
-                f"dataset.sources: {sum(counts.values())} document(s) are too few for train, {' and '.join(wanted)}; a "
-                "document is never divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 "
+                f"dataset.sources: {sum(counts.values())} document(s) are too few for train, {' and '.join(held_out)}; "
+                "a document is never divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 "
                 "or both."
             )
         moved = {}
-        for split in ("train", *wanted):
+        for split in ("train", *held_out):
             if counts[split] == 0:
                 largest = max(SPLITS, key=lambda name: counts[name])
                 moved[first[largest].pop(0)] = split
@@ -136,9 +136,9 @@ def verify_sources(config: TextCorpusConfig) -> None:
         BadDocumentError: The format of a file is not supported, or its first row has no text at `json_key`.
     """
     needed = 1 + len(_held_out_splits(config))
-    read = filter(None, (_read_source(path, name, config) for path, name in _source_paths(config)))
+    readable = filter(None, (_read_source(path, name, config) for path, name in _source_paths(config)))
     first = []
-    for file in read:
+    for file in readable:
         first.append(file)
         if file.has_rows:
             _read_first_row(file, config)

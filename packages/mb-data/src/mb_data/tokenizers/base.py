@@ -64,8 +64,8 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield each piece of text as soon as the bytes of its ids form complete characters."""
     pending: list[int] = []
-    for number in ids:
-        pending.append(number)
+    for token_id in ids:
+        pending.append(token_id)
         text = tokenizer.decode(pending)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text
@@ -97,7 +97,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the bytes, without end-of-document tokens."""
-        return bytes(number for number in ids if number != self.eod).decode(errors="replace")
+        return bytes(token_id for token_id in ids if token_id != self.eod).decode(errors="replace")
 
 
 class NullTokenizer:
@@ -130,7 +130,7 @@ class NullTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the numbers separated by spaces."""
-        return " ".join(str(number) for number in ids)
+        return " ".join(str(token_id) for token_id in ids)
 
 
 class TokenizerWithAdditions:
@@ -191,7 +191,7 @@ class ExtendedTokenizer(TokenizerWithAdditions):
             dict(enumerate(new, start=tokenizer.vocab_size)),
             fingerprint=f"{tokenizer.fingerprint}-added-{described}" if new else tokenizer.fingerprint,
         )
-        self._ids = {name: number for number, name in self._names.items()}
+        self._ids = {name: token_id for token_id, name in self._names.items()}
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
@@ -213,10 +213,10 @@ class _SentinelNames(Mapping[int, str]):
     def __init__(self, ids: range) -> None:
         self._ids = ids
 
-    def __getitem__(self, number: int) -> str:
-        if number not in self._ids:
-            raise KeyError(number)
-        return f"<extra_id_{number - self._ids.start}>"
+    def __getitem__(self, token_id: int) -> str:
+        if token_id not in self._ids:
+            raise KeyError(token_id)
+        return f"<extra_id_{token_id - self._ids.start}>"
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ids)
@@ -266,8 +266,12 @@ def decode_with_names(
     ids: Sequence[int], names: Mapping[int, str], *, decode: Callable[[Sequence[int]], str]
 ) -> str:
     """Convert token ids to text: ids in `names` by their name, the runs between them by `decode`."""
-    runs = ((named, list(run)) for named, run in groupby(map(int, ids), key=lambda number: number in names))
-    return "".join("".join(names[number] for number in run) if named else decode(run) for named, run in runs)
+    runs = (
+        (named, list(run)) for named, run in groupby(map(int, ids), key=lambda token_id: token_id in names)
+    )
+    return "".join(
+        "".join(names[token_id] for token_id in run) if named else decode(run) for named, run in runs
+    )
 
 
 def require_local_file(path: Path, *, reader: str, fix: str) -> Path:

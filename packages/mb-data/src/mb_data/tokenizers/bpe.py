@@ -58,7 +58,7 @@ class JsonTokenizer:
         self.fingerprint = fingerprint_of(content, include_special_tokens=include_special_tokens)
         optional = {_SETTINGS: settings, TEMPLATE_FILE: chat_template}
         self.files: Mapping[str, bytes] = {"tokenizer.json": content} | {
-            name: each for name, each in optional.items() if each is not None
+            name: value for name, value in optional.items() if value is not None
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,8 +96,8 @@ class JsonTokenizer:
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of a token; None if the vocabulary does not contain it."""
-        number: int | None = self._tokenizer.token_to_id(token)
-        return number
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def encode(self, text: str) -> list[int]:
         """Convert text to token ids, without an end-of-document token."""
@@ -112,10 +112,10 @@ class JsonTokenizer:
         if type(self).encode is not JsonTokenizer.encode:
             return [self.encode(text) for text in texts]
         with _single_threaded():
-            found = self._tokenizer.encode_batch_fast(
+            encodings = self._tokenizer.encode_batch_fast(
                 list(texts), add_special_tokens=self._include_special_tokens
             )
-        return [each.ids for each in found]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert token ids to text, including the text of special tokens."""
@@ -250,9 +250,9 @@ def _find_eod(tokenizer: Any, source: Path, settings: bytes | None) -> int:
     named = None if settings is None else _eos_in_settings(settings, source)
     names = (named, *_EOD_NAMES)
     for name in names:
-        number: int | None = tokenizer.token_to_id(name) if name else None
-        if number is not None:
-            return number
+        token_id: int | None = tokenizer.token_to_id(name) if name else None
+        if token_id is not None:
+            return token_id
     raise TokenizerError(
         f"{source}: has no token that ends a document (tried {', '.join(filter(None, names))}); documents could not "
         "be separated. Set eos_token in a tokenizer_config.json in the same folder."

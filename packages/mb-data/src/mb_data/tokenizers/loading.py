@@ -133,10 +133,10 @@ def _load_described(source: TokenizerConfig) -> Tokenizer:
     if kind == "NullTokenizer" and source.vocab_size is not None:
         return NullTokenizer(source.vocab_size, eod=source.null_tokenizer_eod_id)
     if kind == "GPT2BPETokenizer" and source.vocab_file and source.merge_file:
-        made: Tokenizer = _import_adapter("bpe").load_gpt2_bpe(
+        tokenizer: Tokenizer = _import_adapter("bpe").load_gpt2_bpe(
             Path(source.vocab_file), Path(source.merge_file)
         )
-        return made
+        return tokenizer
     if kind == "HuggingFaceTokenizer" and model:
         included = not source.tokenizer_hf_no_include_special_tokens
         options = source.hf_tokenizer_kwargs
@@ -168,8 +168,8 @@ def _hugging_face(
     else:
         other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
         adapter = _import_adapter("hugging_face" if other_form else "bpe")
-        read = adapter.read_folder if other_form else adapter.FileTokenizer
-        tokenizer = read(path, include_special_tokens=include_special_tokens)
+        open_tokenizer = adapter.read_folder if other_form else adapter.FileTokenizer
+        tokenizer = open_tokenizer(path, include_special_tokens=include_special_tokens)
     return tokenizer
 
 

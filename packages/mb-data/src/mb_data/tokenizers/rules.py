@@ -100,20 +100,20 @@ def _check_names(names: Any) -> str | None:
 
 
 def _two_templates(text: Any, path: Any, name: Any) -> str | None:
-    given = {"chat_template": text, "chat_template_path": path, "tokenizer_prompt_format": name}
-    found = [each for each in given if given[each] is not None]
-    return f"{' and '.join(found)} are set" if len(found) > 1 else None
+    values = {"chat_template": text, "chat_template_path": path, "tokenizer_prompt_format": name}
+    set_fields = [field for field in values if values[field] is not None]
+    return f"{' and '.join(set_fields)} are set" if len(set_fields) > 1 else None
 
 
 def _unused_template(
     text: Any, path: Any, form: Any, finetuning: Any, options: Any, pretraining: Any
 ) -> str | None:
-    given = {"chat_template_path": path, "tokenizer_prompt_format": form}
-    found = ["chat_template"] * (text is not None)
-    found += [f"{name}={value}" for name, value in given.items() if value is not None]
+    values = {"chat_template_path": path, "tokenizer_prompt_format": form}
+    settings = ["chat_template"] * (text is not None)
+    settings += [f"{name}={value}" for name, value in values.items() if value is not None]
     is_read = chat_requested(options) and options.get("use_hf_tokenizer_chat_template") is True
     is_unused = pretraining is not None or (finetuning is not None and not is_read)
-    return f"{found[0]} is set" if found and is_unused else None
+    return f"{settings[0]} is set" if settings and is_unused else None
 
 
 def _no_chat_tokens(kind: Any, options: Any) -> str | None:

@@ -99,13 +99,13 @@ def find_saved_tokenizer(
         The folder, for `load_saved_tokenizer`; None if the configured files exist, or if no folder has saved the
         tokenizer under these names.
     """
-    wanted = (config.tokenizer_type, config.tokenizer_model, config.vocab_file, config.merge_file)
-    if all(name is None or Path(name).exists() for name in wanted[1:]):
+    configured = (config.tokenizer_type, config.tokenizer_model, config.vocab_file, config.merge_file)
+    if all(name is None or Path(name).exists() for name in configured[1:]):
         return None
     for folder in folders:
         section = read_section(folder)
         named = tuple(section.get(name) for name in (TYPE, MODEL, "vocab_file", "merge_file"))
-        if named == wanted and saved_tokenizer_file(folder) is not None:
+        if named == configured and saved_tokenizer_file(folder) is not None:
             return folder
     return None
 

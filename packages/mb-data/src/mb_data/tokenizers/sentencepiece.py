@@ -36,9 +36,9 @@ class PieceTokenizer:
         self.vocab_size: int = self._model.get_piece_size()
         self.files: Mapping[str, bytes] = {"tokenizer.model": content}
         self.fingerprint = f"pieces-{hashlib.sha256(content).hexdigest()[:32]}"
-        end = self._model.eos_id() if self._model.eos_id() >= 0 else None
-        ends = (end, *map(self.token_id, _EOD_NAMES))
-        self.eod: int = next((number for number in ends if number is not None), -1)
+        eos = self._model.eos_id() if self._model.eos_id() >= 0 else None
+        candidates = (eos, *map(self.token_id, _EOD_NAMES))
+        self.eod: int = next((token_id for token_id in candidates if token_id is not None), -1)
         if self.eod < 0:
             raise TokenizerError(
                 f"{path}: has no token that ends a document (no end of sequence, and none of {', '.join(_EOD_NAMES)}); "
@@ -47,8 +47,8 @@ class PieceTokenizer:
 
     def token_id(self, token: str, /) -> int | None:
         """Return the id of a piece; None if it does not exist."""
-        number: int = self._model.piece_to_id(token)
-        return number if self._model.id_to_piece(number) == token else None
+        token_id: int = self._model.piece_to_id(token)
+        return token_id if self._model.id_to_piece(token_id) == token else None
 
     def encode(self, text: str) -> list[int]:
         """Convert text to token ids, without an end-of-document token."""
@@ -60,13 +60,13 @@ class PieceTokenizer:
 
         The normalization of SentencePiece applies: most models collapse consecutive spaces and drop a leading space.
         """
-        inside = [int(number) for number in ids if number < self.vocab_size]
+        known_ids = [int(token_id) for token_id in ids if token_id < self.vocab_size]
         names = {
-            number: self._model.id_to_piece(number)
-            for number in set(inside)
-            if self._model.is_control(number)
+            token_id: self._model.id_to_piece(token_id)
+            for token_id in set(known_ids)
+            if self._model.is_control(token_id)
         }
-        return decode_with_names(inside, names, decode=self._model.decode)
+        return decode_with_names(known_ids, names, decode=self._model.decode)
 
 
 def _parse(content: bytes, path: Path) -> Any:

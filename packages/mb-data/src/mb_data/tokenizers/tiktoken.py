@@ -120,7 +120,7 @@ class TikTokenizer:
         ids: list[int] = self._encoding.encode(text, allowed_special="all")
         pieces = self._encoding.decode_tokens_bytes(ids)
         ends = accumulate(len(piece) for piece in pieces)
-        character = [number for number, each in enumerate(text) for _ in each.encode()]
+        character = [number for number, char in enumerate(text) for _ in char.encode()]
         return ids, [
             (character[end - len(piece)], character[end - 1] + 1)
             for end, piece in zip(ends, pieces, strict=True)

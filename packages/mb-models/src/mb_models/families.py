@@ -124,16 +124,16 @@ def family_of(section: object) -> Family:
     Raises:
         TypeError: the section belongs to no family.
     """
-    own: Callable[[], Family] | None = getattr(section, "model_family", None)
-    if own is not None:
-        return own()
+    family_of_section: Callable[[], Family] | None = getattr(section, "model_family", None)
+    if family_of_section is not None:
+        return family_of_section()
     for cls in type(section).__mro__:
         if cls in FAMILIES:
             return FAMILIES[cls]
-    known = ", ".join(cls.__name__ for cls in FAMILIES)
+    names = ", ".join(cls.__name__ for cls in FAMILIES)
     raise TypeError(
         f"model: {type(section).__name__} belongs to no family of models, so it is unknown how to build it. "
-        f"Use one of {known}."
+        f"Use one of {names}."
     )
 
 

@@ -29,8 +29,10 @@ class AllLogits(torch.nn.Module):
 
 def all_logits(model: Any) -> torch.nn.Module:
     """Return a chunk of Megatron Core with the output layer as a model that returns the logits of the vocabulary."""
-    found: torch.nn.Module = model if model.config.tensor_model_parallel_size == 1 else AllLogits(model)
-    return found
+    with_all_logits: torch.nn.Module = (
+        model if model.config.tensor_model_parallel_size == 1 else AllLogits(model)
+    )
+    return with_all_logits
 
 
 def generate(

@@ -168,8 +168,8 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             self._model.require_scorable(
                 [self.prefix_token_id], [0] * bool(request.args[1]), text=request.args[1]
             )
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return found
+        scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_options: Any) -> list[float]:
         """Return the log-likelihood of each text, in windows of the context length."""
@@ -179,9 +179,9 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             rolling = get_rolling_token_windows(
                 self.tok_encode(text), self.prefix_token_id, max_seq_len=self.max_length, context_len=1
             )
-            found = [make_disjoint_window(window) for window in rolling]
-            windows += found
-            texts += [number] * len(found)
+            text_windows = [make_disjoint_window(window) for window in rolling]
+            windows += text_windows
+            texts += [number] * len(text_windows)
         sums = [0.0] * len(requests)
         scores = self._model.score(windows, progress=lambda count: self._progress("windows of texts", count))
         for number, score in zip(texts, scores, strict=True):
@@ -198,11 +198,11 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             mb_models.evaluation.generation.PromptError: a prompt is empty.
         """
         prepared = [self._text_request(*request.args) for request in requests]
-        found = self._model.continue_texts(
+        continuations = self._model.continue_texts(
             [request for request, _ in prepared], progress=lambda count: self._progress("texts", count)
         )
         texts = []
-        for request, (_, stops), tokens in zip(requests, prepared, found, strict=True):
+        for request, (_, stops), tokens in zip(requests, prepared, continuations, strict=True):
             text = self.tok_decode(tokens)
             texts.append(text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)])
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
@@ -210,15 +210,15 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all replicas, in one dimension."""
-        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        torch.distributed.all_gather(found, tensor, group=self._replicas)
-        return torch.stack(found).flatten()
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        torch.distributed.all_gather(gathered, tensor, group=self._replicas)
+        return torch.stack(gathered).flatten()
 
     def gather_object(self, obj: object, dst: int = 0) -> list[Any] | None:
         """Return the objects of all replicas on replica `dst`, None on others."""
-        found: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(found, obj, group=self._replicas)
-        return found if self.rank == dst else None
+        gathered: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(gathered, obj, group=self._replicas)
+        return gathered if self.rank == dst else None
 
     def barrier(self) -> None:
         """Wait for all replicas."""
@@ -239,7 +239,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
 
     def _text_request(self, context: str, settings: Mapping[str, Any]) -> tuple[TextRequest, list[str]]:
         options, stops = read_generation_options(settings)
-        kept = self.max_length - options.max_new_tokens
+        prompt_length = self.max_length - options.max_new_tokens
         prompt = self.tok_encode(context)
 
         def is_complete(tokens: list[int]) -> bool:
@@ -249,7 +249,9 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             return any(stop in text for stop in stops)
 
         request = TextRequest(
-            prompt=prompt[-kept:] if kept > 0 else prompt, options=options, is_complete=is_complete
+            prompt=prompt[-prompt_length:] if prompt_length > 0 else prompt,
+            options=options,
+            is_complete=is_complete,
         )
         return request, stops
 
@@ -260,10 +262,10 @@ def read_generation_options(settings: Mapping[str, Any]) -> tuple[SamplingOption
     Raises:
         SamplingOptionError: an option is unknown, or its value is wrong.
     """
-    known = {"until", "do_sample", "temperature", "top_k", "top_p", *_LENGTHS}
-    if unknown := sorted(settings.keys() - known):
+    supported = {"until", "do_sample", "temperature", "top_k", "top_p", *_LENGTHS}
+    if unknown := sorted(settings.keys() - supported):
         raise SamplingOptionError(
-            f"generation_kwargs: has unknown options ({', '.join(unknown)}). Known are {', '.join(sorted(known))}."
+            f"generation_kwargs: has unknown options ({', '.join(unknown)}). Known are {', '.join(sorted(supported))}."
         )
     until = settings.get("until") or []
     temperature = float(settings.get("temperature", 0.0))

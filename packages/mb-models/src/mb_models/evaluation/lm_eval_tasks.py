@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from datasets.exceptions import DatasetsError
 from lm_eval.api.group import Group
 from lm_eval.defaults import DEFAULT_OTHER_SEED as SEED
 from lm_eval.evaluator import evaluate
@@ -18,10 +17,6 @@ from mb_models.errors import ModelsError
 from mb_models.evaluation.lm_eval import TrainedLM
 
 SUFFIXES = (".yaml", ".yml")
-
-
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, YAMLError, DatasetsError)
-"""Errors that lm_eval and datasets raise for wrong tasks and missing data."""
 
 
 class TaskError(ModelsError, ValueError):
@@ -84,15 +79,15 @@ def load_tasks(names: Sequence[str], *, manager: Any = None) -> list[Any]:
     manager = manager or TaskManager(include_defaults=len(files) < len(names))
     tasks: list[Any] = []
     for name in names:
-        found = [name] if name in files else manager.match_tasks([name])
-        if not found:
+        matches = [name] if name in files else manager.match_tasks([name])
+        if not matches:
             raise TaskError(
                 f"--tasks: {name} is not a task that is installed with lm_eval. Correct the name, or pass the path of "
                 "a *.yaml file."
             )
-        for each in found:
+        for match in matches:
             try:
-                loaded = manager.load([each])
+                loaded = manager.load([match])
             except (
                 OSError,
                 ValueError,
@@ -104,7 +99,7 @@ def load_tasks(names: Sequence[str], *, manager: Any = None) -> list[Any]:
             ) as error:
                 # lm_eval and datasets raise any of these for wrong files and missing data
                 raise TaskError(
-                    f"--tasks: {each} cannot be loaded ({type(error).__name__}: {error}). Correct the task, or the "
+                    f"--tasks: {match} cannot be loaded ({type(error).__name__}: {error}). Correct the task, or the "
                     "path of its data, which is relative to the current folder."
                 ) from error
             tasks += loaded["groups"].values() or loaded["tasks"].values()
@@ -118,12 +113,12 @@ def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) 
         TaskError: `num_fewshot` is set, and a task does not permit it.
     """
     single = [
-        each for task in tasks for each in (task.get_all_tasks() if isinstance(task, Group) else [task])
+        subtask for task in tasks for subtask in (task.get_all_tasks() if isinstance(task, Group) else [task])
     ]
     for task in single:
         _set_examples(task, settings.num_fewshot)
-    groups = [each for task in tasks if isinstance(task, Group) for each in (task, *task.get_all_groups())]
-    found: dict[str, Any] | None = evaluate(
+    groups = [group for task in tasks if isinstance(task, Group) for group in (task, *task.get_all_groups())]
+    results: dict[str, Any] | None = evaluate(
         lm,
         {
             "tasks": {task.task_name: task for task in single},
@@ -134,7 +129,7 @@ def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) 
         fewshot_as_multiturn=settings.chat,
         log_samples=False,
     )
-    return found if found is None else {**found, "lm_eval_version": version("lm_eval")}
+    return results if results is None else {**results, "lm_eval_version": version("lm_eval")}
 
 
 def _set_examples(task: Any, number: int | None) -> None:
@@ -152,7 +147,7 @@ def _set_examples(task: Any, number: int | None) -> None:
 
 def metrics_of(results: Mapping[str, Any]) -> list[TaskMetric]:
     """Return the metrics in the results of lm_eval, in the order of its tasks."""
-    found = []
+    scores = []
     for task, values in results["results"].items():
         samples = results.get("n-samples", {}).get(task)
         for key, value in values.items():
@@ -160,7 +155,7 @@ def metrics_of(results: Mapping[str, Any]) -> list[TaskMetric]:
             if not separator or metric.endswith("_stderr"):
                 continue
             stderr = values.get(f"{metric}_stderr,{filter_}")
-            found.append(
+            scores.append(
                 TaskMetric(
                     task=task,
                     metric=metric if filter_ == "none" else f"{metric} ({filter_})",
@@ -169,4 +164,4 @@ def metrics_of(results: Mapping[str, Any]) -> list[TaskMetric]:
                     documents=None if samples is None else samples["effective"],
                 )
             )
-    return found
+    return scores

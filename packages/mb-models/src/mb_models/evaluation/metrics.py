@@ -100,21 +100,21 @@ def with_metrics(
 
     def measured(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         loss, tokens, logged = loss_function(losses_BS)
-        found = compute_metrics(
+        computed = compute_metrics(
             EvaluationOutput(
                 losses_BS=losses_BS, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS, recorded=logits
             )
         )
-        if not isinstance(found, Mapping):
+        if not isinstance(computed, Mapping):
             raise EvaluationMetricsError(
-                f"compute_metrics: returned a {type(found).__name__}, not metrics by name. Return a dictionary."
+                f"compute_metrics: returned a {type(computed).__name__}, not metrics by name. Return a dictionary."
             )
-        own = {str(name): _metric(str(name), value, loss.device) for name, value in found.items()}
-        if same := logged.keys() & own.keys():
+        metrics = {str(name): _metric(str(name), value, loss.device) for name, value in computed.items()}
+        if same := logged.keys() & metrics.keys():
             raise EvaluationMetricsError(
                 f"compute_metrics: {', '.join(sorted(same))} is the name of a loss. Use another name."
             )
-        return loss, tokens, {**logged, **own}
+        return loss, tokens, {**logged, **metrics}
 
     return measured
 

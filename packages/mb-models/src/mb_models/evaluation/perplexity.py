@@ -36,13 +36,15 @@ class Perplexity:
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, tokens, loss, perplexity and buckets as builtins; loss and perplexity None without tokens."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": self.name,
             "tokens": self.tokens,
             "loss": self.loss if self.tokens else None,
             "perplexity": self.value if self.tokens else None,
         }
-        return {**found, "buckets": [each.as_dict() for each in self.buckets]} if self.buckets else found
+        return (
+            {**values, "buckets": [bucket.as_dict() for bucket in self.buckets]} if self.buckets else values
+        )
 
 
 @torch.no_grad()
@@ -71,19 +73,22 @@ def measure_perplexity(
     """
     edges = [0, *bounds, math.inf]
     sums = torch.zeros(len(edges) - 1, 2, dtype=torch.float64)
-    total, tokens, sequences, known = 0.0, 0, 0, True
+    total, tokens, sequences, has_lengths = 0.0, 0, 0, True
     for _ in range(microbatches):
         batch = next(batches)
         output, loss_function = forward_step(iter([batch]), model)
         _, _, logged = loss_function(output)
         loss_sum, count = next(iter(logged.values())).tolist()
         total, tokens = total + loss_sum, tokens + round(count)
-        found = [lengths(sequences + row) for row in range(len(output))]
+        document_lengths = [lengths(sequences + row) for row in range(len(output))]
         sequences += len(output)
         length = output.shape[1]
-        known = known and all(row is not None and len(row) <= length for row in found)
-        if known:  # a sequence that is shorter than the others is padded; its padding is not in the mask
-            by_length = torch.tensor([[*row, *[0] * (length - len(row))] for row in found if row is not None])
+        has_lengths = has_lengths and all(row is not None and len(row) <= length for row in document_lengths)
+        if has_lengths:
+            # A sequence that is shorter than the others is padded; its padding is not in the mask.
+            by_length = torch.tensor(
+                [[*row, *[0] * (length - len(row))] for row in document_lengths if row is not None]
+            )
             mask = batch["loss_mask"].to(output.device)
             for bucket, (low, high) in enumerate(pairwise(edges)):
                 chosen = mask * ((by_length >= low) & (by_length < high)).to(mask)
@@ -93,7 +98,7 @@ def measure_perplexity(
         for (low, high), (value, count) in zip(pairwise(edges), sums.tolist(), strict=True)
         if count
     ]
-    return Perplexity(name=name, tokens=tokens, loss_sum=total, buckets=tuple(buckets) if known else ())
+    return Perplexity(name=name, tokens=tokens, loss_sum=total, buckets=tuple(buckets) if has_lengths else ())
 
 
 class SequenceSet(Protocol):
@@ -124,12 +129,12 @@ def measure_sets(
         measure_perplexity(
             forward_step,
             model,
-            iter(each.data()),
-            microbatches=each.microbatches,
-            name=each.name,
-            lengths=each.document_lengths,
+            iter(text_set.data()),
+            microbatches=text_set.microbatches,
+            name=text_set.name,
+            lengths=text_set.document_lengths,
         )
-        for each in sets
+        for text_set in sets
     ]
 
 

@@ -51,7 +51,7 @@ def sample_tokens(
     logits_BV: torch.Tensor, options: Sequence[SamplingOptions], generators: Sequence[torch.Generator]
 ) -> list[int]:
     """Return the next token of each sequence; each has options and a random generator, on the CPU like the logits."""
-    return [_sample(*each) for each in zip(logits_BV, options, generators, strict=True)]
+    return [_sample(*row) for row in zip(logits_BV, options, generators, strict=True)]
 
 
 def _sample(logits_V: torch.Tensor, options: SamplingOptions, generator: torch.Generator) -> int:
@@ -61,8 +61,7 @@ def _sample(logits_V: torch.Tensor, options: SamplingOptions, generator: torch.G
     if options.top_k:
         scaled, order = scaled[: options.top_k], order[: options.top_k]
     probabilities = torch.softmax(scaled, dim=-1)
-    reached = (
-        probabilities.cumsum(-1) - probabilities
-    )  # before each token, so that the first one always remains
+    # Before each token, so that the first one always remains.
+    reached = probabilities.cumsum(-1) - probabilities
     probabilities[reached >= options.top_p] = 0.0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])

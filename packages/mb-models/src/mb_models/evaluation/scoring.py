@@ -65,8 +65,8 @@ class BatchedModel:
 
         def logits(tokens_BS: torch.Tensor) -> torch.Tensor:
             positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
-            found: torch.Tensor = model(tokens_BS, positions_BS, None)
-            return found
+            logits_BSV: torch.Tensor = model(tokens_BS, positions_BS, None)
+            return logits_BSV
 
         return cls(
             logits=logits,
@@ -189,14 +189,14 @@ class BatchedModel:
         rows_N, positions_N, targets_N = (
             torch.tensor(values, device=logits_BSV.device) for values in (rows, positions, flat)
         )
-        found, greedy = [], []
+        log_probability_parts, greedy = [], []
         for part in torch.split(torch.arange(len(flat), device=logits_BSV.device), _ROWS):
             logits_NV = logits_BSV[rows_N[part], positions_N[part]].float()
             target_N1 = targets_N[part, None]
             log_probabilities = logits_NV.gather(1, target_N1)[:, 0] - logits_NV.logsumexp(1)
-            found.append(log_probabilities.double())
+            log_probability_parts.append(log_probabilities.double())
             greedy.append(logits_NV.argmax(1) == target_N1[:, 0])
-        values, equal = torch.cat(found).tolist(), torch.cat(greedy).tolist()
+        values, equal = torch.cat(log_probability_parts).tolist(), torch.cat(greedy).tolist()
         scores, start = {}, 0
         for (_, _, number), target in zip(spans, targets, strict=True):
             end = start + len(target)

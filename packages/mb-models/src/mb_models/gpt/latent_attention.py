@@ -28,7 +28,7 @@ class UncompressedQueryAttention(MLASelfAttention):  # type: ignore[misc] # Mega
         self.config = copy.copy(config)
         self.config.q_lora_rank = config.hidden_size
         try:
-            found = super()._resolve_qk_norm_config(submodules)
+            resolved = super()._resolve_qk_norm_config(submodules)
         finally:
             self.config = config
-        return {**found, "linear_q_proj": submodules.linear_q_proj, "q_layernorm": IdentityOp}
+        return {**resolved, "linear_q_proj": submodules.linear_q_proj, "q_layernorm": IdentityOp}

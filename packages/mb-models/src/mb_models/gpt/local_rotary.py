@@ -23,8 +23,11 @@ class LocalGlobalRotaryEmbedding(torch.nn.Module):
 
     def forward(self, length: int, **options: Any) -> torch.Tensor:
         """Return both rotations of a sequence; the arguments are those of Megatron's."""
-        both = (self.layers_with_window(length, **options), self.layers_without_window(length, **options))
-        return torch.stack(both)
+        frequencies = (
+            self.layers_with_window(length, **options),
+            self.layers_without_window(length, **options),
+        )
+        return torch.stack(frequencies)
 
     def get_rotary_seq_len(self, *arguments: Any, **options: Any) -> int:
         """Return the length of the sequence, as Megatron's does."""

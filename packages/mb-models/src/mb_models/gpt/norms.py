@@ -116,10 +116,10 @@ class AllHeadsRMSNorm(torch.nn.Module):
 
     def forward(self, x_SBND: Tensor) -> Tensor:
         """Return the normalised heads of this rank; collective over the tensor-parallel group."""
-        own, channels = x_SBND.float().flatten(-2), self.weight.numel()
-        squares = own.square().sum(-1, keepdim=True)
+        local_SBC, channels = x_SBND.float().flatten(-2), self.weight.numel()
+        squares = local_SBC.square().sum(-1, keepdim=True)
         if self.tp_group.size() > 1:
             squares = all_reduce(squares, group=self.tp_group)  # type: ignore[no-untyped-call] # torch has no types
         weight = self.weight.chunk(self.tp_group.size())[self.tp_group.rank()].float() + self.offset
-        normalised = own * torch.rsqrt(squares / channels + self.eps) * weight
+        normalised = local_SBC * torch.rsqrt(squares / channels + self.eps) * weight
         return normalised.view(x_SBND.shape).type_as(x_SBND)

@@ -71,9 +71,8 @@ def expert_layers(config: GPTModelConfig) -> list[bool]:
 
 
 def _norm(config: GPTModelConfig, width: int) -> int:
-    biased = (
-        not isinstance(config, LayerVariantFields) or config.layernorm_bias
-    )  # sections of hybrids lack it
+    # Sections of hybrids lack it.
+    biased = not isinstance(config, LayerVariantFields) or config.layernorm_bias
     return 2 * width if config.normalization == "LayerNorm" and biased else width
 
 

@@ -83,7 +83,7 @@ class SoftcappedAttention(MegatronModule):  # type: ignore[misc] # Megatron Core
         packed = packed_seq_params
         borders = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
         lengths = (torch.diff(borders) // (1 if self.cp_group is None else self.cp_group.size())).tolist()
-        parts = (torch.split(each.unsqueeze(1), lengths) for each in (query, key, value))
+        parts = (torch.split(tensor.unsqueeze(1), lengths) for tensor in (query, key, value))
         outputs = [self._attend(*part) for part in zip(*parts, strict=True) if len(part[0])]
         return torch.cat(outputs).squeeze(1)
 

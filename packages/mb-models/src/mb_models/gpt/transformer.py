@@ -134,11 +134,13 @@ def megatron_class(config: TransformerFields) -> tuple[type[TransformerConfig], 
 
 def unknown_names(names: list[str], kind: type[TransformerConfig] = TransformerConfig) -> list[str]:
     """Return one line for each name that is not a field of the installed TransformerConfig, or of a subclass."""
-    known = [item.name for item in fields(kind)]
+    field_names = [item.name for item in fields(kind)]
     problems = []
     for name in names:
-        if name not in known:
-            near = ", ".join(difflib.get_close_matches(str(name)[:100], known, n=3)) or "nothing like it"
+        if name not in field_names:
+            near = (
+                ", ".join(difflib.get_close_matches(str(name)[:100], field_names, n=3)) or "nothing like it"
+            )
             problems.append(
                 f"model.transformer.{name}: no such field, because Megatron Core's TransformerConfig has no field of "
                 f"that name and would ignore the value. Nearest: {near}."

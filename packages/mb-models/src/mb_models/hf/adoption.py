@@ -66,15 +66,15 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
     if weights is None or not is_model_folder(Path(weights)):
         return AdoptedArchitecture(section=section)
     folder = Path(weights)
-    found = section_of(read_config(folder), dtype="float32")
+    stored = section_of(read_config(folder), dtype="float32")
     if type(section) not in CONVERTIBLE:
         raise HuggingFaceError(
-            f"model: is a {type(section).__name__}, and {folder} holds a model for a {type(found).__name__}, because "
+            f"model: is a {type(section).__name__}, and {folder} holds a model for a {type(stored).__name__}, because "
             "the recipe trains another kind of model. Choose a recipe of a language model, such as sft_tiny."
         )
-    adopted = with_padded_vocabulary(found)
+    adopted = with_padded_vocabulary(stored)
     names = {item.name for item in fields(section)}
-    kept = {
+    kept_fields = {
         item.name: getattr(section, item.name)
         for item in fields(adopted)
         if item.name in names and (item.name in OF_THE_RUN or origins.by_user(f"model.{item.name}"))
@@ -84,8 +84,8 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         for name, value in section.transformer.items()
         if any(origins.by_user(path) for path in ("model.transformer", f"model.transformer.{name}"))
     }
-    kept["transformer"] = {**adopted.transformer, **further}
-    adopted = replace(adopted, **kept)
+    kept_fields["transformer"] = {**adopted.transformer, **further}
+    adopted = replace(adopted, **kept_fields)
     changed = [
         item.name
         for item in fields(adopted)

@@ -183,11 +183,11 @@ def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str
             f"config.json: {', '.join(wrong)} cannot be converted, because the model would compute different results."
         )
     common = {*COMMON_FIELDS, *COMMON_DEFAULTS, *ROTARY_FIELDS} if hybrid is None else {*hybrid.required}
-    known = {*common, *WITHOUT_EFFECT, *family.defaults, *must_be}
+    accepted = {*common, *WITHOUT_EFFECT, *family.defaults, *must_be}
     unknown = [
         f"{key}={value!r}"
         for key, value in content.items()
-        if value is not None and key not in known and not key.startswith("_")
+        if value is not None and key not in accepted and not key.startswith("_")
     ]
     if unknown:
         raise HuggingFaceError(

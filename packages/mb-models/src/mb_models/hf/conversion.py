@@ -52,8 +52,8 @@ def section_of_folder(folder: Path) -> Section:
 
 def dtype_name(dtype: torch.dtype) -> Any:
     """Return the configuration name of a floating-point type."""
-    for name, known in DTYPES.items():
-        if known == dtype:
+    for name, torch_dtype in DTYPES.items():
+        if torch_dtype == dtype:
             return name
     raise HuggingFaceError(
         f"the weights are {dtype}, and only {', '.join(DTYPES)} can be converted. Save the model in one of them."

@@ -70,9 +70,8 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     if model_type is None:
         model_type = same_family(section, template.get("model_type"))
     if adapters_only:
-        family_of_section(
-            section, model_type=model_type
-        )  # rejects unsupported features before anything is loaded
+        # Rejects unsupported features before anything is loaded.
+        family_of_section(section, model_type=model_type)
         adapters = load_adapted(peft, [chunk], load)
         save_adapters(
             chunk,

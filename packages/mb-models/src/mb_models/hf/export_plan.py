@@ -110,11 +110,11 @@ def exported_tensors(
     """Yield name and value of each tensor of a folder that parameters of a complete model are written to."""
     stacks = ExpertStacks(count=config.num_moe_experts or 0)
     for _, value, origin in weights:
-        kept = value.detach()[:tokens] if origin.vocabulary else value.detach()
+        exported = value.detach()[:tokens] if origin.vocabulary else value.detach()
         if origin.stacked:
-            yield from stacks.add(origin, kept)
+            yield from stacks.add(origin, exported)
         else:
-            yield from zip(origin.tensors, stored_tensors(kept, config, origin), strict=True)
+            yield from zip(origin.tensors, stored_tensors(exported, config, origin), strict=True)
 
 
 def stored_tensors(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
@@ -137,7 +137,7 @@ def split_parts(parameter: torch.Tensor, config: Section, origin: TensorOrigin) 
     queries = config.num_attention_heads // groups * (2 if gated else 1)
     grouped = parameter.reshape(groups, -1, *parameter.shape[1:])
     parts = torch.split(grouped, [queries * size, size, size], dim=1)
-    first, *others = [part.flatten(0, 1) for part in parts]
+    first, *remaining = [part.flatten(0, 1) for part in parts]
     if gated:
         first = gates_next_to_queries(first, groups=groups, head_size=size)
-    return [first, *others]
+    return [first, *remaining]

@@ -77,8 +77,11 @@ def query_scalar(scale: float) -> float | int:
 
 
 def _read_gemma3(content: Mapping[str, Any]) -> dict[str, Any]:
-    found = _read_scaled(content, pattern=content["sliding_window_pattern"])
-    return {**found, "rotary_base_local": local_base(content) if "window_size" in found else None}
+    section_fields = _read_scaled(content, pattern=content["sliding_window_pattern"])
+    return {
+        **section_fields,
+        "rotary_base_local": local_base(content) if "window_size" in section_fields else None,
+    }
 
 
 def _write_gemma3(config: GPTModelConfig) -> dict[str, Any]:

@@ -104,10 +104,10 @@ def read_deepseek(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_sizes(content: Mapping[str, Any]) -> None:
-    rotated, rest = content["qk_rope_head_dim"], content["qk_nope_head_dim"]
+    rotated, unrotated = content["qk_rope_head_dim"], content["qk_nope_head_dim"]
     fine = {
         "head_dim": (None, rotated),
-        "qk_head_dim": (None, rotated + rest),
+        "qk_head_dim": (None, rotated + unrotated),
         "num_key_value_heads": (None, content["num_attention_heads"]),
     }
     wrong = [f"{key}={content[key]!r}" for key, values in fine.items() if content[key] not in values]
@@ -117,8 +117,8 @@ def _require_sizes(content: Mapping[str, Any]) -> None:
     if wrong:
         raise HuggingFaceError(
             f"config.json: {', '.join(wrong)} cannot be converted, because latent attention has as many keys as "
-            f"queries, of width {rest} + {rotated}, and every token has experts, of which some are shared. Correct "
-            "the file."
+            f"queries, of width {unrotated} + {rotated}, and every token has experts, of which some are shared. "
+            "Correct the file."
         )
 
 

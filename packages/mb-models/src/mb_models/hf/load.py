@@ -50,33 +50,33 @@ def load_hf_weights(
     """
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
     family = FAMILIES[read_config(Path(folder))["model_type"]]
-    taken: set[str] = set()
+    loaded_names: set[str] = set()
     with TensorFolder(Path(folder)) as stored:
         for parameter, value, origin in parameter_origins(chunks, groups, family):
             ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
             rank, size = ranks.rank(), ranks.size()
             if origin.stacked:
                 parts = read_expert(stored, origin, rank=rank, size=size, dtype=value.dtype)
-                taken.update(stacked_tensors(stored, origin))
+                loaded_names.update(stacked_tensors(stored, origin))
             else:
                 parts = read_parts(stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size)
             source = fuse_parts(parts, origin, config=chunks[0].config)
             if origin.offset:
                 source = source - origin.offset
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
-            taken.update(origin.tensors)
+            loaded_names.update(origin.tensors)
         if stored.left_out and groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0:
             logger.warning(
                 "%s: %d tensors of an image encoder or of further tokens are not loaded",
                 folder,
                 stored.left_out,
             )
-        left = {name for name in stored.names() - taken if not name.endswith(BUFFERS)}
+        unused = {name for name in stored.names() - loaded_names if not name.endswith(BUFFERS)}
     if chunks[0].share_embeddings_and_output_weights:
-        left.discard(OUTPUT)
-    if left and groups.pp.size() == groups.ep.size() == 1:
+        unused.discard(OUTPUT)
+    if unused and groups.pp.size() == groups.ep.size() == 1:
         raise HuggingFaceError(
-            f"{folder}: {', '.join(sorted(left)[:4])} ({len(left)} tensors) belong to no parameter of the model, "
+            f"{folder}: {', '.join(sorted(unused)[:4])} ({len(unused)} tensors) belong to no parameter of the model, "
             "because it is of another kind than its config.json. Build the model from that file."
         )
 
@@ -93,8 +93,8 @@ def groups_of_chunks(chunks: Sequence[Any]) -> ProcessGroupCollection:
             f"pg_collection: not set, and {type(chunks[0]).__name__} keeps none, because each rank finds its part of "
             "the weights by its rank in these groups. Pass pg_collection."
         )
-    found: ProcessGroupCollection = groups
-    return found
+    collection: ProcessGroupCollection = groups
+    return collection
 
 
 def parameter_origins(
@@ -139,8 +139,8 @@ def read_parts(
     (name,) = origin.tensors
     parts, start = [], 0
     for length in packed_rows(origin, config, rows=stored.shape(name)[0]):
-        each = _share(length, size, name)
-        parts.append(stored.part(name, split=0, start=start + rank * each, stop=start + (rank + 1) * each))
+        share = _share(length, size, name)
+        parts.append(stored.part(name, split=0, start=start + rank * share, stop=start + (rank + 1) * share))
         start += length
     return parts
 
@@ -180,9 +180,9 @@ def _part(
     ):
         return stored.part(name, split=None, start=0, stop=0)
     length = stored.shape(name)[split]
-    each = shape[0] if origin.vocabulary else _share(length, size, name)
-    start = min(rank * each, length)
-    stop = length if rank == size - 1 else min(start + each, length)
+    share = shape[0] if origin.vocabulary else _share(length, size, name)
+    start = min(rank * share, length)
+    stop = length if rank == size - 1 else min(start + share, length)
     return stored.part(name, split=split, start=start, stop=stop)
 
 

@@ -51,9 +51,9 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
             f"config.json: rope_theta={base!r}, partial_rotary_factor={share!r} cannot be converted, because the "
             "base must be an integer, and partial rotation is not supported."
         )
-    found: dict[str, Any] = {"rotary_base": int(base)}
+    section_fields: dict[str, Any] = {"rotary_base": int(base)}
     if share != 1.0:
-        found["rotary_percent"] = float(share)
+        section_fields["rotary_percent"] = float(share)
     scaled = _scaling(kind, rotary, partial=share != 1.0, latent=latent)
     if scaled is None:
         kinds = (
@@ -62,7 +62,7 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
         raise HuggingFaceError(
             f"config.json: the rotary embedding {rotary!r} cannot be converted, because Megatron Core supports {kinds}."
         )
-    return found | scaled
+    return section_fields | scaled
 
 
 def global_rotation(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def local_base(content: Mapping[str, Any]) -> int:
     """
     rotary = dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
     base = rotary.get("rope_theta", content.get("rope_local_base_freq", content["rope_theta"]))
-    others = {
+    unsupported = {
         name: value for name, value in rotary.items() if name not in ("rope_theta", "rope_type", "type")
     }
-    if others or rotary.get("rope_type", "default") != "default" or base != int(base):
+    if unsupported or rotary.get("rope_type", "default") != "default" or base != int(base):
         raise HuggingFaceError(
             f"config.json: the rotary embedding {rotary!r} of layers with a window cannot be converted, because only "
             "an integer base is read. Remove the others."
@@ -96,10 +96,10 @@ def local_base(content: Mapping[str, Any]) -> int:
 
 def write_local_rotary(config: GPTModelConfig) -> dict[str, Any]:
     """Return the rotary embedding by kind of layer, as transformers 5 reads it, and that of layers without a window."""
-    found = write_rotary(config)
+    content = write_rotary(config)
     base = float(config.rotary_base if config.rotary_base_local is None else config.rotary_base_local)
-    by_kind = {FULL: found["rope_parameters"], WINDOW: {"rope_type": "default", "rope_theta": base}}
-    return {**found, "rope_parameters": by_kind}
+    by_kind = {FULL: content["rope_parameters"], WINDOW: {"rope_type": "default", "rope_theta": base}}
+    return {**content, "rope_parameters": by_kind}
 
 
 def _scaling(kind: str, rotary: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any] | None:
@@ -129,9 +129,9 @@ def _yarn(rotary: Mapping[str, Any], *, factor: float, latent: bool) -> dict[str
         return None
     if not (mscale and all_dim):  # transformers then uses the factor alone
         mscale, all_dim = 1.0, 0.0
-    given = rotary.get("attention_factor")
-    if given is not None and not math.isclose(
-        given, correction(factor, mscale) / correction(factor, all_dim), rel_tol=1e-6
+    attention_factor = rotary.get("attention_factor")
+    if attention_factor is not None and not math.isclose(
+        attention_factor, correction(factor, mscale) / correction(factor, all_dim), rel_tol=1e-6
     ):
         return None
     values = {

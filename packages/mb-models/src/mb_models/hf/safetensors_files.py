@@ -129,6 +129,6 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file(dict(tensors), temporary, metadata={"format": "pt"})
     shutil.copymode(created, temporary)  # safetensors creates files that only the user may read
     created.unlink()
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
     temporary.replace(path)

@@ -112,15 +112,15 @@ def open_folder(folder: Path, plan: ExportPlan, *, part: ExportPart = WHOLE, sou
 def _join_parts(folder: Path, plan: ExportPlan, *, part: ExportPart, source: str) -> None:
     """Check that the files of the folder are other parts of the same export."""
     shared, content = folder / SHARED, json.dumps({"source": source, "parts": part.count})
-    found = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
-    others = [name for name in plan.files_of(part) if name in found]
+    existing = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
+    foreign = [name for name in plan.files_of(part) if name in existing]
     if shared.is_file():
-        others += [] if shared.read_text() == content else [SHARED]
+        foreign += [] if shared.read_text() == content else [SHARED]
     else:
-        others += found[:1]
-    if others:
+        foreign += existing[:1]
+    if foreign:
         raise OutputExistsError(
-            f"--out: {folder} holds {others[0]} of another export, which would be mixed with the new files. Name "
+            f"--out: {folder} holds {foreign[0]} of another export, which would be mixed with the new files. Name "
             "another, or remove it and write all parts again."
         )
     _replace_text(shared, content)

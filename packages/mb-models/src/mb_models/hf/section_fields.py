@@ -106,8 +106,8 @@ def _with_unrotated_layers(config: Section) -> dict[str, object]:
     if "no_rope_freq" not in config.transformer:
         return config.transformer
     flags = unrotated_layers(config)
-    others = {name: value for name, value in config.transformer.items() if name != "no_rope_freq"}
-    return {**others, "no_rope_freq": flags} if any(flags) else others
+    transformer = {name: value for name, value in config.transformer.items() if name != "no_rope_freq"}
+    return {**transformer, "no_rope_freq": flags} if any(flags) else transformer
 
 
 def differences(config: Section, other: Section) -> list[str]:

@@ -26,13 +26,12 @@ def read_expert(
 ) -> list[torch.Tensor]:
     """Read a tensor-parallel rank's parts of one expert, with outputs as rows; gate and up projection are two parts."""
     first, stop = origin.expert, origin.expert + 1
-    found = [
+    tensors = [
         stored.part(name, split=0, start=first, stop=stop)[0] for name in stacked_tensors(stored, origin)
     ]
-    whole = (
-        found[0].t() if len(found) == 1 else dequantize(*found, dtype=dtype)
-    )  # the transpose of a vector is itself
-    parts = [whole[0::2], whole[1::2]] if origin.form == "glu" else [whole]
+    # A weight that is not quantized has its outputs as columns; a bias is equal to its transpose.
+    stacked = tensors[0].t() if len(tensors) == 1 else dequantize(*tensors, dtype=dtype)
+    parts = [stacked[0::2], stacked[1::2]] if origin.form == "glu" else [stacked]
     if origin.split is None:
         return parts
     return [part.chunk(size, dim=origin.split)[rank] for part in parts]

@@ -38,11 +38,11 @@ def origin_of(
         return outside[parameter]
     inside = _LAYER.fullmatch(parameter)
     for pattern, origin in family.layers.items() if inside else ():
-        found = re.fullmatch(pattern, inside["rest"]) if inside else None
-        if inside is not None and found is not None:
+        match = re.fullmatch(pattern, inside["rest"]) if inside else None
+        if inside is not None and match is not None:
             indices = {"layer": layer(int(inside["layer"]))}
-            if "expert" in found.groupdict():
-                indices["expert"] = expert(int(found["expert"]))
+            if "expert" in match.groupdict():
+                indices["expert"] = expert(int(match["expert"]))
             names = tuple(name.format(**indices) for name in origin.tensors)
             return replace(origin, tensors=names, expert=indices.get("expert", 0))
     raise HuggingFaceError(

@@ -89,12 +89,12 @@ def hybrid_transformer_config(config: MambaModelConfig, *, device: torch.device)
         ModelConfigError: as `mb_models.transformer_config`, or a rule on hybrid sections is violated.
     """
     reject_violations(config, device=device)
-    own, shared = (
+    initializers, shared = (
         {item.name: getattr(config, item.name) for kind in kinds for item in fields(kind)}
         for kinds in ((StateSpaceFields, GatedDeltaFields), (TransformerFields,))
     )
     start = scaled_init_method_normal(config.init_method_std, config.num_layers, multiplier=1.0)
-    extra = {"output_layer_init_method": start, **own, **config.transformer}
+    extra = {"output_layer_init_method": start, **initializers, **config.transformer}
     transformer = convert_fields(TransformerFields(**{**shared, "transformer": extra}), device=device)
     transformer.is_hybrid_model = True
     transformer.mtp_num_layers = len(mtp_layers(config.hybrid_layer_pattern)) or None

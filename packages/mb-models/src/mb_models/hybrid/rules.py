@@ -127,8 +127,10 @@ def _experts_everywhere(freq: int | Sequence[int]) -> str | None:
 
 
 def _no_duplicate_fields(extra: Mapping[str, object], pattern: str) -> str | None:
-    own = sorted({item.name for item in fields(MambaModelConfig)} & extra.keys())
-    return f"{', '.join(own)}: set the field of the model section itself" if own and pattern else None
+    repeated = sorted({item.name for item in fields(MambaModelConfig)} & extra.keys())
+    return (
+        f"{', '.join(repeated)}: set the field of the model section itself" if repeated and pattern else None
+    )
 
 
 RULES: tuple[Rule, ...] = (

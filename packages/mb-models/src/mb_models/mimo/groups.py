@@ -59,14 +59,14 @@ class ModuleGroups:
         """
         ranks = {VISION: vision, LANGUAGE: language}
         reject_invalid_ranks(vision, language, world_size=torch.distributed.get_world_size())
-        opened = {name: open_groups(each, backend=backend) for name, each in ranks.items()}
+        opened = {name: open_groups(module_ranks, backend=backend) for name, module_ranks in ranks.items()}
         by_module = {name: groups for name, (_, groups) in opened.items()}
-        here = torch.distributed.get_rank()
+        rank = torch.distributed.get_rank()
         return cls(
             ranks=ranks,
             grids={name: grid for name, (grid, _) in opened.items()},
             by_module=by_module,
-            local={name: groups for name, groups in by_module.items() if here in ranks[name].ranks},
+            local={name: groups for name, groups in by_module.items() if rank in ranks[name].ranks},
         )
 
     @classmethod
@@ -92,10 +92,10 @@ class ModuleGroups:
     @property
     def rows(self) -> ModuleRows:
         """Return the rows of a microbatch of all replicas that this rank processes."""
-        seen = self.local.get(VISION)
+        vision_groups = self.local.get(VISION)
         return ModuleRows(
             text=(self.main.dp.rank(), self.main.dp.size()),
-            images=None if seen is None else (seen.dp.rank(), seen.dp.size()),
+            images=None if vision_groups is None else (vision_groups.dp.rank(), vision_groups.dp.size()),
         )
 
 
@@ -106,16 +106,16 @@ def reject_invalid_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_si
         ModelConfigError: with all reasons.
     """
     problems = _size_problems(vision, language)
-    here, there = vision.ranks, language.ranks
-    if here != there and {*here} & {*there}:
+    if vision.ranks != language.ranks and {*vision.ranks} & {*language.ranks}:
         problems.append(
-            f"vision, language: share some of ranks {list(here)} and {list(there)}, because a shared rank would "
-            "wait for itself. Use identical or disjoint ranks."
+            f"vision, language: share some of ranks {list(vision.ranks)} and {list(language.ranks)}, because a shared "
+            "rank would wait for itself. Use identical or disjoint ranks."
         )
-    if {*here, *there} != {*range(world_size)}:
+    used = {*vision.ranks, *language.ranks}
+    if used != {*range(world_size)}:
         problems.append(
-            f"vision, language: use ranks {sorted({*here, *there})} of {world_size}, because every process "
-            "takes part. Use exactly these ranks."
+            f"vision, language: use ranks {sorted(used)} of {world_size}, because every process takes part. Use "
+            "exactly these ranks."
         )
     if problems:
         raise ModelConfigError(problems)

@@ -99,12 +99,12 @@ def module_layout_error(offset: int, vision_tp: int, tp: int, world: int) -> str
 
 def unsupported_settings(values: Sequence[object]) -> str | None:
     """Return the fields of `REQUIRED_SETTINGS` with another value, of values in its order; None: there is none."""
-    found = [
+    problems = [
         f"{name}={value}"
         for (name, supported), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
         if value != supported
     ]
-    return ", ".join(found) or None
+    return ", ".join(problems) or None
 
 
 def _ranks(offset: int | None, vision_tp: int | None, tp: int, world: int) -> str | None:
@@ -139,18 +139,18 @@ def _layout_rule(
 
     `also` are the values of these three in both examples.
     """
-    own = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
-    named = [*own, *LAYOUT, *(path for path in paths if path == PROCESSES)]
+    rule_paths = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
+    named = [*rule_paths, *LAYOUT, *(path for path in paths if path == PROCESSES)]
 
     def applies(*values: object) -> str | None:
-        offset, vision_tp, tp = values[len(own) : len(own) + 3]
+        offset, vision_tp, tp = values[len(rule_paths) : len(rule_paths) + 3]
         if not has_layouts(offset, vision_tp, tp):  # type: ignore[arg-type]  # by the fields' types
             return None
-        needed = values if PROCESSES in named else values[: len(own)]
+        needed = values if PROCESSES in named else values[: len(rule_paths)]
         return None if named[-1] == PROCESSES and values[-1] is None else test(*needed)
 
     examples = [
-        dict(zip(named, [*values[: len(own)], *also, *values[len(own) :]], strict=True))
+        dict(zip(named, [*values[: len(rule_paths)], *also, *values[len(rule_paths) :]], strict=True))
         for values in (fails, passes)
     ]
     return Rule(
@@ -186,10 +186,10 @@ RULES: tuple[Rule, ...] = (
             why="per-module parallelism supports tensor and data parallelism in float32 only",
             fix=f"Leave {name} at its default, or set language_rank_offset=0 and leave "
             "vision_tensor_model_parallel_size unset.",
-            fails=(other,),
+            fails=(unsupported_value,),
             passes=(supported,),
         )
-        for letter, ((name, supported), other) in zip(
+        for letter, ((name, supported), unsupported_value) in zip(
             ascii_lowercase,
             zip(REQUIRED_SETTINGS.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
             strict=False,
@@ -227,10 +227,10 @@ RULES: tuple[Rule, ...] = (
             _must_be(supported),
             why="each module has separate groups and generators, which are always created with default settings",
             fix="Leave it at its default.",
-            fails=(other,),
+            fails=(unsupported_value,),
             passes=(supported,),
         )
-        for letter, ((path, supported), other) in zip(
+        for letter, ((path, supported), unsupported_value) in zip(
             ascii_lowercase,
             zip(
                 PROCESS_WIDE.items(),

@@ -64,8 +64,8 @@ class MimoModulesModel(MimoModel):  # type: ignore[misc] # Megatron Core has no 
     @property
     def modules_here(self) -> Mapping[str, torch.nn.Module]:
         """Return the modules of this rank by name, without their wrappers."""
-        found = {LANGUAGE: self.language_model, **dict(self.modality_submodules.items())}
-        return {name: module for name, module in found.items() if module is not None}
+        modules = {LANGUAGE: self.language_model, **dict(self.modality_submodules.items())}
+        return {name: module for name, module in modules.items() if module is not None}
 
     def zero_grad_buffer(self) -> None:
         """Zero the gradients of this rank's modules."""
@@ -145,9 +145,9 @@ class MimoModules:
         Seeds torch's generator, identically on all ranks, and Megatron's tracker, differently on each rank of the
         world: a rank may have different tensor-parallel ranks in the encoder and in the language model.
         """
-        here, groups = torch.distributed.get_rank(), self.groups
+        rank, groups = torch.distributed.get_rank(), self.groups
         torch.manual_seed(seed)
-        tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=here, ep_rank=0, etp_rank=here)
+        tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=rank, ep_rank=0, etp_rank=rank)
         with suppress_experimental_warnings():
             model = MimoModulesModel(
                 MegatronMimoConfig(
@@ -239,13 +239,15 @@ class MimoModules:
 
         The groups that the schedule passes are ignored, because `groups` holds those of each module.
         """
-        own = self.groups.local
+        local_groups = self.groups.local
         for name, module in model.wrapped.items():
-            finalize_model_grads([module], None, pg_collection=own[name], force_all_reduce=force_all_reduce)
+            finalize_model_grads(
+                [module], None, pg_collection=local_groups[name], force_all_reduce=force_all_reduce
+            )
         device = next(model.parameters()).device
         tokens = torch.zeros(1, device=device) if num_tokens is None else num_tokens.reshape(1).float()
-        if LANGUAGE in own:
-            torch.distributed.all_reduce(tokens, group=own[LANGUAGE].dp_cp)
+        if LANGUAGE in local_groups:
+            torch.distributed.all_reduce(tokens, group=local_groups[LANGUAGE].dp_cp)
         # ranks of the encoder count 0 tokens: the maximum over the world gives them the language model's number
         torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX)
         for module in model.wrapped.values():
@@ -264,10 +266,10 @@ def reject_unsupported(config: MimoModelConfig) -> None:
             "model.calculate_per_token_loss: is off, because the encoder's gradients are divided by the tokens of the "
             "language model. Switch it on."
         )
-    found = unsupported_settings([getattr(config, name) for name in REQUIRED_SETTINGS])
-    if found is not None:
+    problem = unsupported_settings([getattr(config, name) for name in REQUIRED_SETTINGS])
+    if problem is not None:
         problems.append(
-            f"model: {found}, because per-module parallelism supports tensor and data parallelism in "
+            f"model: {problem}, because per-module parallelism supports tensor and data parallelism in "
             "float32 only. Unset them, or build the model with MimoModelProvider."
         )
     if problems:

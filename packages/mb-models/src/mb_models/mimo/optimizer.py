@@ -29,8 +29,8 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
 
     def __init__(self, module_infos: dict[str, ModuleOptimizerInfo], config: OptimizerConfig) -> None:
         super().__init__(module_infos, config)
-        own = [(name, info.optimizer) for name, info in module_infos.items() if info.optimizer is not None]
-        parts = [(name, part) for name, optimizer in own for part in optimizer_parts(optimizer)]
+        active = [(name, info.optimizer) for name, info in module_infos.items() if info.optimizer is not None]
+        parts = [(name, part) for name, optimizer in active for part in optimizer_parts(optimizer)]
         self.modules = [name for name, _ in parts]
         self.chained_optimizers = [part for _, part in parts]
 
@@ -46,7 +46,7 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
         """Build an optimizer for each wrapped module of this rank, under the module's process groups."""
 
         def info(name: str) -> ModuleOptimizerInfo:
-            here = name in wrapped
+            is_local = name in wrapped
             return ModuleOptimizerInfo(
                 optimizer=get_megatron_optimizer(
                     config,
@@ -55,11 +55,11 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
                     use_gloo_process_groups=False,
                     pg_collection=groups.local[name],
                 )
-                if here
+                if is_local
                 else None,
                 grid=groups.grids[name],
-                pg_collection=groups.local[name] if here else None,
-                is_active=here,
+                pg_collection=groups.local[name] if is_local else None,
+                is_active=is_local,
             )
 
         return cls({name: info(name) for name in groups.ranks}, config)
@@ -92,15 +92,17 @@ class MimoModulesOptimizer(MimoOptimizer):  # type: ignore[misc] # Megatron Core
         """Load a state with the structure that `sharded_state_dict` returns."""
         single = len(self.chained_optimizers) == 1
         for number, part in enumerate(self.chained_optimizers):
-            own = state_dict if single else state_dict[number]
-            plain = own["param_groups"]
-            here = part.optimizer.state_dict()["param_groups"]
+            part_state = state_dict if single else state_dict[number]
+            plain = part_state["param_groups"]
+            current_groups = part.optimizer.state_dict()["param_groups"]
             groups = [
                 {**group, "params": current["params"]}
-                for group, current in zip(plain["param_groups"], here, strict=True)
+                for group, current in zip(plain["param_groups"], current_groups, strict=True)
             ]
             step = {} if plain[STEP] is None else {STEP: plain[STEP]}
-            part.load_state_dict({**own, "state": {**own["state"], **step}, "param_groups": groups})
+            part.load_state_dict(
+                {**part_state, "state": {**part_state["state"], **step}, "param_groups": groups}
+            )
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:

@@ -203,11 +203,11 @@ class MimoForwardStep:
             remedy="Use a dataset of images with captions.",
         )
         parameter = next(model.parameters())
-        own = {key: _part(microbatch[key], self.rows.text) for key in KEYS if key != "images"}
+        local_batch = {key: _part(microbatch[key], self.rows.text) for key in KEYS if key != "images"}
         images = None
         if self.rows.images is not None:
-            own["images"] = _part(microbatch["images"], self.rows.images)
-        batch = to_device(own, [*own], device=parameter.device)
+            local_batch["images"] = _part(microbatch["images"], self.rows.images)
+        batch = to_device(local_batch, [*local_batch], device=parameter.device)
         if self.rows.images is not None:
             images = {VISION: {ENCODER: {"x": batch["images"].to(parameter.dtype)}}}
         compute_metrics = None if model.training else self.compute_metrics
@@ -222,9 +222,8 @@ class MimoForwardStep:
         loss_function: Callable[[torch.Tensor], Loss] = partial(
             masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss
         )
-        if compute_metrics is not None and isinstance(
-            losses, torch.Tensor
-        ):  # a rank of the encoder returns no losses
+        # A rank of the encoder returns no losses.
+        if compute_metrics is not None and isinstance(losses, torch.Tensor):
             if losses.shape != batch["labels"].shape:
                 raise EvaluationMetricsError(
                     "compute_metrics: a vision-language model under context parallelism has the labels of complete "

@@ -86,11 +86,11 @@ def _negative(number: int | None) -> str | None:
 def _matches_dataset(name: str) -> Callable[[object, object], str | None]:
     """Return a test that a field of the model (first) has the dataset's value of that name, if it is set."""
 
-    def test(given: object, expected: object) -> str | None:
+    def test(value: object, expected: object) -> str | None:
         return (
             None
-            if None in (given, expected) or given == expected
-            else f"is {given}, but dataset.{name} is {expected}"
+            if None in (value, expected) or value == expected
+            else f"is {value}, but dataset.{name} is {expected}"
         )
 
     return test

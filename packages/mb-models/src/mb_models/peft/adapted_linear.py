@@ -49,22 +49,24 @@ class AdaptedLinear:
         output, bias, multiplied = self.partition.run(answer, input_)
         if not hasattr(self, "adapter"):
             return output, bias
-        given = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
-        added = join_parts(self, zero_fill_parts(self, given, dim=-1), dim=-1)
+        outputs = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
+        added = join_parts(self, zero_fill_parts(self, outputs, dim=-1), dim=-1)
         if not hasattr(self.adapter, "magnitude"):
             return output + added, bias
-        own = self.bias if self.partition.own_bias else None
+        own_bias = self.bias if self.partition.own_bias else None
         with torch.no_grad():
             length = row_norms(self, self.weight + weight_delta(self))
-        scaled = ((output if own is None else output - own) + added) * (self.adapter.magnitude / length)
-        return (scaled if own is None else scaled + own), bias
+        scaled = ((output if own_bias is None else output - own_bias) + added) * (
+            self.adapter.magnitude / length
+        )
+        return (scaled if own_bias is None else scaled + own_bias), bias
 
     def sharded_state_dict(
         self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> dict[str, Any]:
         """Return the layer's own entries and those of the adapters, which any tensor-parallel size can load."""
-        found = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
-        state: dict[str, Any] = {key: value for key, value in found.items() if ".adapter." not in key}
+        base_state = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        state: dict[str, Any] = {key: value for key, value in base_state.items() if ".adapter." not in key}
         if not hasattr(self, "adapter"):
             return state
         row = self.partition.row
@@ -129,21 +131,21 @@ def join_parts(linear: Any, parts: Sequence[Tensor], *, dim: int) -> Tensor:
     return torch.cat(grouped, dim=dim + 1).flatten(dim, dim + 1)
 
 
-def zero_fill_parts(linear: Any, given: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
+def zero_fill_parts(linear: Any, tensors: Mapping[str, Tensor], *, dim: int) -> list[Tensor]:
     """Return one tensor for each part of a layer: the given ones, and zeros for parts without adapters."""
-    like = next(iter(given.values()))
-    found = []
+    like = next(iter(tensors.values()))
+    filled = []
     for name, size in linear.part_sizes.items():
         shape = list(like.shape)
         shape[dim] = size
-        found.append(given[name] if name in given else like.new_zeros(shape))
-    return found
+        filled.append(tensors[name] if name in tensors else like.new_zeros(shape))
+    return filled
 
 
 def weight_delta(linear: Any) -> Tensor:
     """Return the adapters' update of a layer's weight on this rank, [O, I]."""
-    given = {name: adapter.delta() for name, adapter in linear.adapter.items()}
-    return join_parts(linear, zero_fill_parts(linear, given, dim=0), dim=0)
+    deltas = {name: adapter.delta() for name, adapter in linear.adapter.items()}
+    return join_parts(linear, zero_fill_parts(linear, deltas, dim=0), dim=0)
 
 
 def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:

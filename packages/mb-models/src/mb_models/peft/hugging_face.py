@@ -64,7 +64,7 @@ def save_adapters(
     family = family_of_section(config, model_type=model_type)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     modules: dict[str, None] = {}
     parameters: dict[str, None] = {}
     ranks: dict[str, int] = {}
@@ -82,7 +82,7 @@ def save_adapters(
                 f"{family.model_type}. Merge them, or export another model_type."
             )
         for tensor, value in adapter_tensors(layer, origin, config):
-            found[tensor] = value
+            tensors[tensor] = value
             path = tensor.split(".lora_")[0]
             module = path.rsplit(".", 1)[-1]
             if is_renamed(module, family=family, config=config):
@@ -92,8 +92,8 @@ def save_adapters(
                 modules[module] = None
             if tensor.endswith("lora_A.weight") and len(value) != section.dim:
                 ranks[module] = len(value)
-    found |= experts.tensors()
-    stored = {f"{PREFIX}{name}": value.detach().cpu().contiguous().clone() for name, value in found.items()}
+    tensors |= experts.tensors()
+    stored = {f"{PREFIX}{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_tensors(stored, target / "adapter_model.safetensors")
     content = adapter_config(
         section,

@@ -55,15 +55,15 @@ class ExpertAdapters:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of all adapters by name; experts without adapters have zeros."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for module in dict.fromkeys(module for module, _ in self._pairs):
             adapted = [tensor for tensor in _ORDER if (module, tensor) in self._pairs]
             for depth, tensor in enumerate(reversed(adapted)):
                 a_ERI, b_EOR = self._stacked(self._pairs[module, tensor])
                 stem = module + ".base_layer" * depth
-                found[f"{stem}.lora_A.weight"] = a_ERI.flatten(0, 1)
-                found[f"{stem}.lora_B.weight"] = b_EOR.permute(1, 2, 0).flatten(1)  # experts vary fastest
-        return found
+                tensors[f"{stem}.lora_A.weight"] = a_ERI.flatten(0, 1)
+                tensors[f"{stem}.lora_B.weight"] = b_EOR.permute(1, 2, 0).flatten(1)  # experts vary fastest
+        return tensors
 
     def parameters(self) -> list[str]:
         """Return the tensors of experts with adapters, without the numbers of layers."""
@@ -71,12 +71,12 @@ class ExpertAdapters:
 
     def ranks(self) -> dict[str, int]:
         """Return tensor -> rank of its adapters, where it is not that of the section."""
-        found = {}
+        ranks = {}
         for (module, tensor), pairs in self._pairs.items():
             rank = next(iter(pairs.values()))[0].shape[0]
             if rank != self._section.dim:
-                found[below_layer(f"{module}.{tensor}")] = rank
-        return found
+                ranks[below_layer(f"{module}.{tensor}")] = rank
+        return ranks
 
     def _stacked(
         self, pairs: dict[int, tuple[torch.Tensor, torch.Tensor]]

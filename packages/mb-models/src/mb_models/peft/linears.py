@@ -53,8 +53,8 @@ class LinearPartition:
 
 def is_parallel(module: Any) -> bool:
     """Return whether a module is one of Megatron's parallel linear layers and has a weight."""
-    known = any(cls.__name__ in ROW for cls in type(module).__mro__)
-    return known and getattr(module, "weight", None) is not None  # a tied output layer has none
+    is_supported = any(cls.__name__ in ROW for cls in type(module).__mro__)
+    return is_supported and getattr(module, "weight", None) is not None  # a tied output layer has none
 
 
 def partition_of(name: str, module: Any) -> LinearPartition:

@@ -33,9 +33,11 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
         )
     canonical = section.splits_fused_layers
     targets, exclude = list(section.target_modules), list(section.exclude_modules)
-    found = [select_layers(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks]
-    uneven = validate_on_all_ranks(found, section)
-    for chunk, selection in zip(chunks, found, strict=True):
+    selections = [
+        select_layers(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks
+    ]
+    uneven = validate_on_all_ranks(selections, section)
+    for chunk, selection in zip(chunks, selections, strict=True):
         chunk.requires_grad_(False)
         for path, parts in selection.chosen.items():
             module = chunk.get_submodule(path)

@@ -44,16 +44,16 @@ def select_layers(
     """Return the layers of a chunk that the patterns select. Not collective."""
     modules = dict(chunk.named_modules())
     numbers = _numbers(modules)
-    known: list[CandidateLayer] = []
-    others: list[CandidateLayer] = []
+    candidates: list[CandidateLayer] = []
+    unsupported: list[CandidateLayer] = []
     for path, module in modules.items():
         if not path:
             continue
         parts = _parts(path.rsplit(".", 1)[-1], module, canonical=canonical)
         candidate = CandidateLayer(path=path, name=numbered(path, numbers), parts=parts)
-        (known if is_parallel(module) else others).append(candidate)
-    chosen, used = select(known, targets=targets, exclude=exclude)
-    wrong, named = select(others, targets=targets, exclude=exclude) if targets else ({}, set())
+        (candidates if is_parallel(module) else unsupported).append(candidate)
+    chosen, used = select(candidates, targets=targets, exclude=exclude)
+    wrong, named = select(unsupported, targets=targets, exclude=exclude) if targets else ({}, set())
     problem = None
     for path in (*chosen, *wrong):
         try:
@@ -61,19 +61,21 @@ def select_layers(
         except PeftError as error:
             problem = str(error)
             break
-    kinds = {each.path: _NUMBER.sub(r"\1.", each.name) for each in known}
+    kinds = {candidate.path: _NUMBER.sub(r"\1.", candidate.name) for candidate in candidates}
     return AdapterSelection(
         chosen=chosen,
         kinds=kinds,
         left=frozenset(
-            (kinds[each.path], part)
-            for each in known
-            for part in each.parts
-            if part not in chosen.get(each.path, ())
+            (kinds[candidate.path], part)
+            for candidate in candidates
+            for part in candidate.parts
+            if part not in chosen.get(candidate.path, ())
         ),
         used=frozenset(used | named),
         leaves=frozenset(
-            leaf for each in known for leaf in (each.path.rsplit(".", 1)[-1], *each.parts.values())
+            leaf
+            for candidate in candidates
+            for leaf in (candidate.path.rsplit(".", 1)[-1], *candidate.parts.values())
         ),
         problem=problem,
     )
@@ -84,7 +86,7 @@ _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+\.")
 
 def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
     """Return the path of each transformer layer and expert -> its number in the complete model."""
-    found = {
+    expert_numbers = {
         path: module.layer_number - 1
         for path, module in modules.items()
         if path.rpartition(".")[0].endswith("layers")
@@ -93,8 +95,11 @@ def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
     for path, module in modules.items():
         indices = getattr(module, "local_expert_indices", None)
         if path and isinstance(indices, list):
-            found |= {f"{path}.experts.local_experts.{own}": number for own, number in enumerate(indices)}
-    return found
+            expert_numbers |= {
+                f"{path}.experts.local_experts.{local_index}": number
+                for local_index, number in enumerate(indices)
+            }
+    return expert_numbers
 
 
 def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
@@ -104,7 +109,9 @@ def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
     return CANONICAL_NAMES.get(leaf, {MAIN: leaf}) if canonical else {MAIN: leaf}
 
 
-def validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> set[tuple[str, str]]:
+def validate_on_all_ranks(
+    local_selections: Sequence[AdapterSelection], section: LoRA
+) -> set[tuple[str, str]]:
     """Raise on all ranks the error of any rank; return kinds and parts that only some layers adapt.
 
     Collective over the default process group.
@@ -112,15 +119,15 @@ def validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> s
     Raises:
         PeftError: as `install`.
     """
-    everywhere = _gather_selections(list(found))
-    problems = [each.problem for each in everywhere if each.problem is not None]
+    everywhere = _gather_selections(list(local_selections))
+    problems = [selection.problem for selection in everywhere if selection.problem is not None]
     if problems:
         raise PeftError(problems[0])
     targets = list(section.target_modules)
     missing = require_matches(
         targets or list(section.exclude_modules),
-        used=set().union(*(each.used for each in everywhere)),
-        leaves=set().union(*(each.leaves for each in everywhere)),
+        used=set().union(*(selection.used for selection in everywhere)),
+        leaves=set().union(*(selection.leaves for selection in everywhere)),
         field="peft.target_modules" if targets else "peft.exclude_modules",
         may_lack=targets == type(section)().target_modules,
     )
@@ -130,17 +137,17 @@ def validate_on_all_ranks(found: Sequence[AdapterSelection], section: LoRA) -> s
             ", ".join(missing),
         )
     adapted_kinds = {
-        (each.kinds[path], part)
-        for each in everywhere
-        for path, parts in each.chosen.items()
+        (selection.kinds[path], part)
+        for selection in everywhere
+        for path, parts in selection.chosen.items()
         for part in parts
     }
-    return adapted_kinds & set().union(*(each.left for each in everywhere))
+    return adapted_kinds & set().union(*(selection.left for selection in everywhere))
 
 
-def _gather_selections(own: list[AdapterSelection]) -> list[AdapterSelection]:
+def _gather_selections(local_selections: list[AdapterSelection]) -> list[AdapterSelection]:
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
-        return own
+        return local_selections
     gathered: list[list[AdapterSelection] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return [each for part in gathered for each in part or ()]
+    dist.all_gather_object(gathered, local_selections)
+    return [selection for part in gathered for selection in part or ()]

@@ -58,11 +58,15 @@ def select(
     for candidate in candidates:
         stem = candidate.name.removesuffix(candidate.name.rsplit(".", 1)[-1])
         hits = {
-            part: {each for each in patterns if matches(each, stem + leaf) or matches(each, candidate.name)}
+            part: {
+                pattern
+                for pattern in patterns
+                if matches(pattern, stem + leaf) or matches(pattern, candidate.name)
+            }
             for part, leaf in candidate.parts.items()
         }
         used |= set().union(*hits.values())
-        parts = tuple(part for part, found in hits.items() if bool(found) == bool(targets))
+        parts = tuple(part for part, matched in hits.items() if bool(matched) == bool(targets))
         if parts:
             chosen[candidate.path] = parts
     return chosen, used
@@ -88,9 +92,9 @@ def require_matches(
         return unmatched
     nearest = sorted(leaves, key=lambda leaf: (-_likeness(unmatched[0], leaf), leaf))
     more = f", and {len(nearest) - SHOWN_NAMES} more" if len(nearest) > SHOWN_NAMES else ""
-    there = ", ".join(nearest[:SHOWN_NAMES]) + more if nearest else "none at all"
+    available = ", ".join(nearest[:SHOWN_NAMES]) + more if nearest else "none at all"
     raise PeftError(
-        f"{field}: {', '.join(unmatched)} match no layer of this model. Layers that can have adapters: {there}. "
+        f"{field}: {', '.join(unmatched)} match no layer of this model. Layers that can have adapters: {available}. "
         f"Use some of them, or remove {', '.join(unmatched)}."
     )
 

@@ -44,9 +44,9 @@ LEAST = 1e-9
 
 
 def _of_images(_vision: int, *values: object) -> str | None:
-    found = zip(NEUTRAL.items(), values, strict=True)
-    given = [f"{name}={value}" for (name, neutral), value in found if value != neutral]
-    return f"does not support {', '.join(given)}" if given else None
+    neutral_and_value = zip(NEUTRAL.items(), values, strict=True)
+    unsupported = [f"{name}={value}" for (name, neutral), value in neutral_and_value if value != neutral]
+    return f"does not support {', '.join(unsupported)}" if unsupported else None
 
 
 RULES: tuple[Rule, ...] = (

@@ -53,17 +53,22 @@ _DEEPEP_BLACKWELL = ("b200", "b300")
 
 
 def _deepep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
-    found = capability(gpu)
-    if dispatcher != "flex" or backend != "deepep" or found is None:
+    compute_capability = capability(gpu)
+    if dispatcher != "flex" or backend != "deepep" or compute_capability is None:
         return None
-    if found[0] in (8, 9) or find_short_name(gpu, KNOWN) in _DEEPEP_BLACKWELL:
+    if compute_capability[0] in (8, 9) or find_short_name(gpu, KNOWN) in _DEEPEP_BLACKWELL:
         return None
     return f"deepep does not run on {gpu}"
 
 
 def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
-    found = capability(gpu)
-    if dispatcher != "flex" or backend != "hybridep" or found is None or found[0] in (8, 9, 10):
+    compute_capability = capability(gpu)
+    if (
+        dispatcher != "flex"
+        or backend != "hybridep"
+        or compute_capability is None
+        or compute_capability[0] in (8, 9, 10)
+    ):
         return None
     return f"hybridep does not run on {gpu}"
 

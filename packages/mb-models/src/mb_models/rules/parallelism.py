@@ -19,10 +19,10 @@ def _below_one(*sizes: int | None) -> str | None:
     return f"parallel sizes must be at least 1 ({', '.join(wrong)})" if wrong else None
 
 
-def _divides(what: str, number: int | None, size: int | None, name: str) -> str | None:
+def _divides(parts: str, number: int | None, size: int | None, name: str) -> str | None:
     if number is None or not size or size < 1 or number % size == 0:
         return None
-    return f"{number} {what} cannot be split into {name}={size} equal parts"
+    return f"{number} {parts} cannot be split into {name}={size} equal parts"
 
 
 def _uneven_groups(groups: int | None, tp: int | None) -> str | None:

@@ -18,10 +18,10 @@ def _custom_quantizer(bits: str) -> Callable[..., str | None]:
 
 
 def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int) -> str | None:
-    most = layers // pp if pp > 0 else 0
-    if not (on and fp8) or (0 <= start <= most and 0 <= end <= most):
+    stage_layers = layers // pp if pp > 0 else 0
+    if not (on and fp8) or (0 <= start <= stage_layers and 0 <= end <= stage_layers):
         return None
-    return f"{start} at the start and {end} at the end, but a pipeline stage has {most} layers"
+    return f"{start} at the start and {end} at the end, but a pipeline stage has {stage_layers} layers"
 
 
 def _unsupported_on_gpu(bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str) -> str | None:

@@ -16,9 +16,9 @@ def _recompute_modules(
     if granularity != "selective":
         return None
     gated = extra.get("experimental_attention_variant") == "gated_delta_net"
-    known = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
-    wrong = [name for name in modules or () if name not in known]
-    return f"cannot recompute {', '.join(wrong)}, only {', '.join(known)}" if wrong else None
+    supported = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
+    wrong = [name for name in modules or () if name not in supported]
+    return f"cannot recompute {', '.join(wrong)}, only {', '.join(supported)}" if wrong else None
 
 
 def _recompute_expert_activation(

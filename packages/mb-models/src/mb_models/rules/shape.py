@@ -48,9 +48,9 @@ def _known_positions(kind: str) -> str | None:
 def _transformer_names(
     extra: Mapping[str, object], layers: int | None, kind: str | None, latent: bool | None
 ) -> str | None:
-    own = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
-    if own:
-        return f"{', '.join(own)}: set the field of the model section itself"
+    repeated = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
+    if repeated:
+        return f"{', '.join(repeated)}: set the field of the model section itself"
     private = sorted(name for name in extra if name.startswith("_"))
     if private:
         return f"{', '.join(private)}: private to Megatron"

@@ -47,12 +47,12 @@ _LIMITS: Mapping[str, tuple[int, str, str]] = {
 """Number of the rules to the maximum, the reason, and the limited fields."""
 
 
-def _limits(number: str, most: int, why: str, names: str) -> list[Rule]:
+def _limits(number: str, limit: int, why: str, names: str) -> list[Rule]:
     """Return a rule for each field, with a letter after the number if there are several."""
     fields = names.split()
     letters = ascii_lowercase if len(fields) > 1 else ("",)
     return [
-        at_most(f"{number}{letter}", f"model.{name}", most, why=why)
+        at_most(f"{number}{letter}", f"model.{name}", limit, why=why)
         for letter, name in zip(letters, fields, strict=False)
     ]
 
@@ -61,7 +61,7 @@ def _too_many_parameters(
     hidden: int | None, layers: int | None, inner: int | None, experts: int | None, vocabulary: int | None
 ) -> str | None:
     sizes = (hidden, _WIDTH), (layers, _LAYERS), (inner, _WIDTH), (experts, _EXPERTS), (vocabulary, _ENTRIES)
-    if any(size is not None and size > most for size, most in sizes):
+    if any(size is not None and size > limit for size, limit in sizes):
         return None  # a rule on that field reports it
     width = hidden or 0
     of_layers = prod((layers or 0, width, 4 * width + 2 * (inner or 4 * width) * (experts or 1)))

@@ -54,8 +54,8 @@ def _layout(
     # compared first: the list of all layers may not fit in memory
     same_length = len(parts) == sum(counts.values())
     if not same_length or parts != [part for part, count in counts.items() for _ in range(count)]:
-        wanted = [part for part, count in counts.items() if count > 0]
-        counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(wanted + parts))
+        expected = [part for part, count in counts.items() if count > 0]
+        counted = ", ".join(f"{parts.count(part)} {part}" for part in dict.fromkeys(expected + parts))
         return (
             f"is not embedding, {layers} decoder layers, {mtp or 0} mtp layers and loss, in order ({counted})"
         )
@@ -100,13 +100,13 @@ def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp:
     ends = [size for size in (first, last) if size is not None]
     middle, stages = layers - sum(ends), pp - len(ends)
     even = (middle > 0) == (stages > 0) and (stages <= 0 or middle % stages == 0)
-    each = [*ends, middle // stages if stages > 0 else 0]
+    stage_layers = [*ends, middle // stages if stages > 0 else 0]
     if (
         min(ends) >= 1
         and middle >= 0
         and stages >= 0
         and even
-        and all(size % (vp or 1) == 0 for size in each)
+        and all(size % (vp or 1) == 0 for size in stage_layers)
     ):
         return None
     return f"leaves {middle} of {layers} layers for {stages} of {pp} stages (first={first}, last={last}, vpp={vp})"

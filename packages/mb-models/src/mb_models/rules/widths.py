@@ -270,7 +270,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V243a",
         ("model.vocab_size", "dataset.vocab_size", "tokenizer.tokenizer_type"),
-        lambda rows, entries, other: None if other else _fewer_rows_than_tokens(rows, entries),
+        lambda rows, entries, tied: None if tied else _fewer_rows_than_tokens(rows, entries),
         why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
         fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
         fails=(100, 4096),

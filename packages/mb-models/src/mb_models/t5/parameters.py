@@ -25,7 +25,7 @@ def t5_parameter_count(config: T5ModelConfig, *, vocab_size: int | None = None) 
     norm = hidden if config.normalization == "RMSNorm" else 2 * hidden
     inner = (config.kv_channels or hidden // config.num_attention_heads) * config.num_attention_heads
     attention = 4 * hidden * inner + (3 * inner + hidden if bias else 0)
-    own = attention + (3 * inner if config.add_qkv_bias and not bias else 0)
+    self_attention = attention + (3 * inner if config.add_qkv_bias and not bias else 0)
     width = config.ffn_hidden_size or 4 * hidden
     into = 2 * width if config.gated_linear_unit else width
     mlp = hidden * (into + width) + (into + hidden if bias else 0)
@@ -35,7 +35,7 @@ def t5_parameter_count(config: T5ModelConfig, *, vocab_size: int | None = None) 
         rows * hidden
         + (rows if config.share_embeddings_and_output_weights else rows * hidden)
         + (longest * hidden if learned else 0)
-        + (config.encoder_num_layers or config.num_layers) * (own + mlp + 2 * norm)
-        + config.num_layers * (own + attention + mlp + 3 * norm)
+        + (config.encoder_num_layers or config.num_layers) * (self_attention + mlp + 2 * norm)
+        + config.num_layers * (self_attention + attention + mlp + 3 * norm)
         + 2 * norm
     )

@@ -117,12 +117,14 @@ class T5ForwardStep:
 def attention_masks(batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return masks of encoder [B, 1, E, E], decoder [B, 1, D, D] and cross-attention [B, 1, D, E]; True is masked."""
     padding_B11E = (batch["enc_mask"] == 0)[:, None, None]
-    (pairs, read), written = batch["text_enc"].shape, batch["text_dec"].size(1)
-    later_DD = torch.ones(written, written, dtype=torch.bool, device=padding_B11E.device).triu(1)
+    (pairs, encoder_length), decoder_length = batch["text_enc"].shape, batch["text_dec"].size(1)
+    later_DD = torch.ones(decoder_length, decoder_length, dtype=torch.bool, device=padding_B11E.device).triu(
+        1
+    )
     return (
-        padding_B11E.expand(pairs, 1, read, read),
-        later_DD.expand(pairs, 1, written, written),
-        padding_B11E.expand(pairs, 1, written, read),
+        padding_B11E.expand(pairs, 1, encoder_length, encoder_length),
+        later_DD.expand(pairs, 1, decoder_length, decoder_length),
+        padding_B11E.expand(pairs, 1, decoder_length, encoder_length),
     )
 
 

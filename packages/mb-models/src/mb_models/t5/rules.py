@@ -5,24 +5,24 @@ from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
 
 
-def _some_layers(number: int | None, length: int, written: int) -> str | None:
-    if (number is None or number >= 1) and min(length, written) >= 1:
+def _some_layers(number: int | None, length: int, decoder_length: int) -> str | None:
+    if (number is None or number >= 1) and min(length, decoder_length) >= 1:
         return None
-    return f"is {number} with seq_length={length}, decoder_seq_length={written}"
+    return f"is {number} with seq_length={length}, decoder_seq_length={decoder_length}"
 
 
-def _one_stage(pp: int, vpp: int | None, written: int) -> str | None:
+def _one_stage(pp: int, vpp: int | None, decoder_length: int) -> str | None:
     return f"is {pp} (virtual stages: {vpp})" if pp > 1 or (vpp or 1) > 1 else None
 
 
-def _whole_sequences(cp: int, written: int) -> str | None:
+def _whole_sequences(cp: int, decoder_length: int) -> str | None:
     return f"is {cp}" if cp > 1 else None
 
 
-def _split_evenly(together: bool, tp: int, length: int, written: int) -> str | None:
-    if not together or (length % tp == 0 and written % tp == 0):
+def _split_evenly(together: bool, tp: int, length: int, decoder_length: int) -> str | None:
+    if not together or (length % tp == 0 and decoder_length % tp == 0):
         return None
-    return f"{length} and {written} tokens are not divisible by tensor_model_parallel_size={tp}"
+    return f"{length} and {decoder_length} tokens are not divisible by tensor_model_parallel_size={tp}"
 
 
 _PAIRED = ("model.decoder_seq_length", "dataset.decoder_seq_length")
@@ -91,7 +91,9 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF05",
         ("position_embedding_type", "decoder_seq_length"),
-        lambda kind, written: None if kind in ("learned_absolute", "rope") else f"{kind!r} is not supported",
+        lambda kind, decoder_length: (
+            None if kind in ("learned_absolute", "rope") else f"{kind!r} is not supported"
+        ),
         why="attention without Transformer Engine has no bias of relative positions, and would fail or ignore it",
         fix='Use "learned_absolute" or "rope".',
         fails=("relative", 128),
@@ -100,7 +102,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF06",
         ("num_moe_experts", "decoder_seq_length"),
-        lambda experts, written: f"is {experts}" if experts is not None else None,
+        lambda experts, decoder_length: f"is {experts}" if experts is not None else None,
         why="T5 layers are dense",
         fix="Unset it.",
         fails=(4, 128),
@@ -109,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF07",
         ("qk_layernorm", "multi_latent_attention", "mtp_num_layers", "decoder_seq_length"),
-        lambda norms, latent, ahead, written: (
+        lambda norms, latent, ahead, decoder_length: (
             f"is {norms} with multi_latent_attention={latent}, mtp_num_layers={ahead}"
             if norms or latent or ahead
             else None
@@ -122,7 +124,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF08",
         ("num_query_groups", "num_attention_heads", "decoder_seq_length"),
-        lambda groups, heads, written: (
+        lambda groups, heads, decoder_length: (
             f"is {groups} with {heads} query heads" if groups not in (None, heads) else None
         ),
         why="Megatron Core's cross-attention has as many key/value heads as query heads",
@@ -133,9 +135,9 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF09",
         ("max_position_embeddings", "decoder_seq_length"),
-        lambda longest, written: (
-            f"is {longest} with decoder_seq_length={written}"
-            if longest is not None and longest < written
+        lambda longest, decoder_length: (
+            f"is {longest} with decoder_seq_length={decoder_length}"
+            if longest is not None and longest < decoder_length
             else None
         ),
         why="the decoder would read positions that the embedding does not have",
@@ -146,7 +148,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF10",
         ("window_size", "attention_output_gate", "softmax_type", "decoder_seq_length"),
-        lambda window, gate, softmax, written: (
+        lambda window, gate, softmax, decoder_length: (
             f"is {window} with attention_output_gate={gate}, softmax_type={softmax}"
             if window is not None or gate or softmax != "vanilla"
             else None
@@ -159,7 +161,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "TF11",
         ("cuda_graph_impl", "decoder_seq_length"),
-        lambda implementation, written: (
+        lambda implementation, decoder_length: (
             f"is {implementation}" if implementation == "transformer_engine" else None
         ),
         why="a decoder layer also takes the encoder's output, which Megatron's graphs of layers do not support",

@@ -104,8 +104,8 @@ def get_batch(
     parts = to_device(microbatch, keys, device=device)
     if cp_group is not None and cp_group.size() > 1:
         _check_divides(parts[keys[0]].shape[1], cp_group.size())
-        whole = {**parts, "cu_seqlens": None}
-        parts = get_batch_on_this_cp_rank(whole, is_hybrid_cp=False, cp_group=cp_group)
+        batch = {**parts, "cu_seqlens": None}
+        parts = get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=cp_group)
     return Batch.of(parts)
 
 
@@ -164,7 +164,8 @@ def _packed(
         index = packed_slices(microbatch["cu_seqlens"][0], rank=cp_group.rank(), ranks=cp_group.size())
         tokens = {key for key in keys if key not in PACKED_KEYS}
         microbatch = {
-            key: each.index_select(1, index) if key in tokens else each for key, each in microbatch.items()
+            key: tensor.index_select(1, index) if key in tokens else tensor
+            for key, tensor in microbatch.items()
         }
     parts = to_device(microbatch, [key for key in keys if key != "max_seqlen"], device=device)
     boundaries = parts["cu_seqlens"][0]

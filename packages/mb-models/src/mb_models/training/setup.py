@@ -154,7 +154,7 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         _reject_hook(pre_wrap_hook=pre_wrap_hook, post_wrap_hook=post_wrap_hook)
         return _build_modules(parts, groups=groups, optimizer=optimizer, ddp=ddp, seed=seed)
     hooks = [
-        [] if each is None else [each] if callable(each) else each for each in (pre_wrap_hook, post_wrap_hook)
+        [] if hook is None else [hook] if callable(hook) else hook for hook in (pre_wrap_hook, post_wrap_hook)
     ]
     return _build_one_model(parts, groups=groups, optimizer=optimizer, ddp=ddp, hooks=hooks)
 

@@ -47,13 +47,15 @@ def adopt_stored_architecture(
             weights cannot be loaded. The message names all of them.
     """
     _reject_other_kind(section, stored, source=source)
-    wanted = {item.name for item in fields(section)} - (OF_THE_RUN - _EMBEDDING) | {"transformer"}
+    adopted_names = {item.name for item in fields(section)} - (OF_THE_RUN - _EMBEDDING) | {"transformer"}
     if parallel:
-        wanted |= _PARALLEL
-    taken = {name: value for name, value in stored.items() if name in wanted and name != "transformer"}
+        adopted_names |= _PARALLEL
+    stored_values = {
+        name: value for name, value in stored.items() if name in adopted_names and name != "transformer"
+    }
     conflicts = {
         f"model.{name}": (getattr(section, name), value)
-        for name, value in taken.items()
+        for name, value in stored_values.items()
         if origins.by_user(f"model.{name}") and getattr(section, name) != value
     }
     fixed = [path for path in conflicts if path.partition(".")[2] in SHAPE_FIELDS]
@@ -63,11 +65,11 @@ def adopt_stored_architecture(
             f"checkpoint.use_checkpoint_args: {listed}, and the weights of {source} fit only its values. Omit them, or "
             "set checkpoint.use_checkpoint_args=false and load another checkpoint."
         )
-    adopted = {name: value for name, value in taken.items() if not origins.by_user(f"model.{name}")}
+    adopted = {name: value for name, value in stored_values.items() if not origins.by_user(f"model.{name}")}
     result = replace(section, **adopted, transformer=_transformer(section, stored, origins))
     lines = [
-        f"{path}: {own} was set and applies; the checkpoint has {other}"
-        for path, (own, other) in conflicts.items()
+        f"{path}: {user_value} was set and applies; the checkpoint has {stored_value}"
+        for path, (user_value, stored_value) in conflicts.items()
     ]
     changed = [name for name in adopted if getattr(result, name) != getattr(section, name)]
     return AdoptedArchitecture(section=result, fields=changed, conflicts=lines)
@@ -75,21 +77,21 @@ def adopt_stored_architecture(
 
 def _transformer(section: Any, stored: Mapping[str, Any], origins: OriginsLike) -> dict[str, Any]:
     """Return Megatron's further fields, with those of the checkpoint that belong to the weights."""
-    taken = {
+    stored_transformer = {
         name: value
         for name, value in (stored.get("transformer") or {}).items()
         if name.startswith(_MEGATRON_ARCHITECTURE) and not origins.by_user(f"model.transformer.{name}")
     }
-    return {**(section.transformer or {}), **taken}
+    return {**(section.transformer or {}), **stored_transformer}
 
 
 def _reject_other_kind(section: Any, stored: Mapping[str, Any], *, source: str) -> None:
     """Reject a checkpoint of another class of model."""
-    own, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
+    kind, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
     is_hybrid = bool(stored.get("hybrid_layer_pattern"))
-    other = name if name.endswith("ModelConfig") else "HybridModelConfig" if is_hybrid else own
-    if other != own:
+    stored_kind = name if name.endswith("ModelConfig") else "HybridModelConfig" if is_hybrid else kind
+    if stored_kind != kind:
         raise StoredArchitectureError(
-            f"checkpoint.use_checkpoint_args: {source} holds a {other}, and the model section is a {own}. Choose a "
-            f"recipe of that kind, or set model._target_={other}."
+            f"checkpoint.use_checkpoint_args: {source} holds a {stored_kind}, and the model section is a {kind}. "
+            f"Choose a recipe of that kind, or set model._target_={stored_kind}."
         )

@@ -80,9 +80,9 @@ def fixed_by_weights(paths: Iterable[str]) -> list[str]:
         paths: Dotted paths of the changed fields, such as `model.hidden_size`.
     """
     shape_fields = {"model": SHAPE_FIELDS | {"_target_"}, "peft": ADAPTER_SHAPE_FIELDS}
-    found = []
+    shape_paths = []
     for path in paths:
         section, name = path.split(".")[0], path.split(".")[-1]
         if path == "peft" or name in shape_fields.get(section, ()):
-            found.append(path)
-    return found
+            shape_paths.append(path)
+    return shape_paths

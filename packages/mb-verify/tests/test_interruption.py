@@ -11,7 +11,7 @@ from mb_verify import (
     prove,
 )
 from mb_verify.errors import InterruptionError, VerificationError
-from mb_verify.resume.interruption import require_complete_runs, starts_of_cut_run
+from mb_verify.resume.interruption import require_complete_runs, starts_of_interrupted_run
 
 SHUFFLED = {**STATE, "random streams: torch": "shuffled"}
 RECORDED = {"threads": "2", "torch": "2.11"}
@@ -75,9 +75,11 @@ def test_an_incomplete_run_is_no_proof(tmp_path, interrupted, message):
 
 
 def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_path):
-    left = starts_of_cut_run(Interruption(steps=9, step=3, resumed_by=(2, 1)), folder=tmp_path, processes=1)
+    left = starts_of_interrupted_run(
+        Interruption(steps=9, step=3, resumed_by=(2, 1)), folder=tmp_path, processes=1
+    )
     assert [(each.processes, each.leave_every) for each in left] == [(1, 3), (2, 3), (1, None)]
-    killed = starts_of_cut_run(Interruption(steps=9, step=3, kill=True), folder=tmp_path, processes=1)
+    killed = starts_of_interrupted_run(Interruption(steps=9, step=3, kill=True), folder=tmp_path, processes=1)
     assert [(each.save_every, each.leave_every, each.kill_after) for each in killed] == [
         (3, None, 3),
         (3, None, None),

@@ -210,8 +210,8 @@ class CallbackManager:
                 that of an event.
         """
         if isinstance(callback, list | tuple):
-            for each in callback:
-                self.add(each)
+            for item in callback:
+                self.add(item)
             return
         handled = [
             event
@@ -349,7 +349,7 @@ def observed(data_iterator: Any, events: EventDispatcher) -> Any:
         return data_iterator
     if isinstance(data_iterator, list):
         return [
-            None if each is None else ObservedIterator(each, events, chunk=number)
-            for number, each in enumerate(data_iterator)
+            None if iterator is None else ObservedIterator(iterator, events, chunk=number)
+            for number, iterator in enumerate(data_iterator)
         ]
     return None if data_iterator is None else ObservedIterator(data_iterator, events, chunk=0)

@@ -98,8 +98,10 @@ class MegatronRerunMachine:
         self._machine.current_iteration = step - 1
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         wrapped = [
-            each if each is None or isinstance(each, RerunDataIterator) else RerunDataIterator(each)
-            for each in several
+            iterator
+            if iterator is None or isinstance(iterator, RerunDataIterator)
+            else RerunDataIterator(iterator)
+            for iterator in several
         ]
         self._iterators = wrapped if isinstance(data_iterator, list) else wrapped[0]
         return self._iterators
@@ -120,9 +122,9 @@ class MegatronRerunMachine:
         A loaded state that is waiting for the repetition of this step is reset.
         """
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-        for each in several:
-            if each is not None:
-                each.advance()
+        for iterator in several:
+            if iterator is not None:
+                iterator.advance()
         self._machine.current_iteration += 1
         self._machine.state, self._machine.data_iterator_checkpoints = RerunState.NOT_RUNNING_YET, None
         with self.paused():  # a disabled machine makes its iterators record nothing
@@ -231,7 +233,7 @@ def _restore_random_state(state: dict[str, Any]) -> None:
     """Restore tracked states; within the generators themselves, because captured graphs reference them."""
     tracker, saved = get_cuda_rng_tracker(), state["rng_tracker_states"]
     generators = {
-        name: each for name, each in tracker.get_states().items() if isinstance(each, torch.Generator)
+        name: state for name, state in tracker.get_states().items() if isinstance(state, torch.Generator)
     }
     for name, generator in generators.items():
         generator.set_state(saved[name])

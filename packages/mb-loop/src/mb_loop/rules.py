@@ -16,8 +16,8 @@ SHARDS = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_to
 def _unsharded_weights(clips: bool, *sharded: bool | None) -> str | None:
     if not clips or not any(sharded):
         return None
-    found = ", ".join(f"{path}=true" for path, on in zip(SHARDS, sharded, strict=True) if on)
-    return f"is true with {found}"
+    sharding = ", ".join(f"{path}=true" for path, on in zip(SHARDS, sharded, strict=True) if on)
+    return f"is true with {sharding}"
 
 
 def _is_evaluated(patience: int | None, interval: int | None, batches: int | None, full: bool) -> str | None:

@@ -228,9 +228,9 @@ def batch_plan(cfg: LoopSettings) -> BatchPlan:
     """
     train = cfg.train
     schedule = train.step_batch_size_schedule
-    wanted = train.global_batch_size
+    batch_size = train.global_batch_size
     return BatchPlan.of(
-        _size("train.global_batch_size", wanted) if schedule is None else 0,
+        _size("train.global_batch_size", batch_size) if schedule is None else 0,
         micro_batch_size=_size("train.micro_batch_size", train.micro_batch_size),
         data_parallel_size=_size("data_parallel_size", cfg.data_parallel_size),
         rampup_batch_size=train.rampup_batch_size,
@@ -249,14 +249,14 @@ def evaluation_batch(cfg: LoopSettings) -> StepBatch:
     Raises:
         BatchSizeError: a size is not set, or the sizes do not divide.
     """
-    wanted, micro = cfg.validation.eval_global_batch_size, cfg.validation.eval_micro_batch_size
+    batch_size, micro = cfg.validation.eval_global_batch_size, cfg.validation.eval_micro_batch_size
     return step_batch(
-        _size("train.global_batch_size", cfg.train.global_batch_size if wanted is None else wanted),
+        _size("train.global_batch_size", cfg.train.global_batch_size if batch_size is None else batch_size),
         micro_batch_size=_size(
             "train.micro_batch_size", cfg.train.micro_batch_size if micro is None else micro
         ),
         data_parallel_size=_size("data_parallel_size", cfg.data_parallel_size),
-        decrease_batch_size_if_needed=wanted in (None, cfg.train.global_batch_size)
+        decrease_batch_size_if_needed=batch_size in (None, cfg.train.global_batch_size)
         and cfg.train.decrease_batch_size_if_needed,
     )
 

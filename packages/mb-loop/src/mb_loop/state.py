@@ -49,13 +49,13 @@ class TrainState:
         Raises:
             TrainStateError: a counter is missing or unknown; no counter is changed.
         """
-        known = {field.name for field in fields(self)}
-        missing, unknown = known - state.keys(), state.keys() - known
+        names = {field.name for field in fields(self)}
+        missing, unknown = names - state.keys(), state.keys() - names
         if missing or unknown:
             raise TrainStateError(
                 f"train state: missing {sorted(missing)}, unknown {sorted(unknown)}; a partial state would "
                 "resume at the wrong sample. Load a state that this version's state_dict() wrote."
             )
-        for name in known:
+        for name in names:
             kind = type(getattr(self, name))  # converts 0-d tensors and numpy scalars to builtins
             setattr(self, name, kind(state[name]))

@@ -135,9 +135,8 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
                 graphs.end()
             if leave.reason == "finished":
                 saver.finish(counters.step)
-            saver.poll(
-                blocking=True
-            )  # before the outcome is built: only a completed save makes the step "saved"
+            # Before the outcome is built: only a completed save makes the step "saved".
+            saver.poll(blocking=True)
             outcome = TrainOutcome(
                 reason=leave.reason,
                 message=leave.message,

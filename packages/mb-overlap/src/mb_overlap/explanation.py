@@ -155,8 +155,8 @@ def _tensor_parallel_needs(plan: OverlapPlan) -> list[str]:
         .removeprefix("Set ")
         .removesuffix(",")
         .removeprefix("Install ")
-        for rule, given in zip(NEEDS, values, strict=True)
-        if rule.test(*given)
+        for rule, rule_values in zip(NEEDS, values, strict=True)
+        if rule.test(*rule_values)
     ]
 
 

@@ -36,19 +36,19 @@ def has_field(section: object, name: str) -> bool:
 
 def read_field(section: object, name: str) -> object:
     """Return the value of a field; None if the section has no such field."""
-    own = field_name(section, name)
-    if own is None:
+    field = field_name(section, name)
+    if field is None:
         return None
-    return section[own] if isinstance(section, Mapping) else getattr(section, own)
+    return section[field] if isinstance(section, Mapping) else getattr(section, field)
 
 
 def write_field(section: object, name: str, value: object) -> None:
     """Set a field that the section has."""
-    own = field_name(section, name) or name
+    field = field_name(section, name) or name
     if isinstance(section, MutableMapping):
-        section[own] = value
+        section[field] = value
     else:
-        setattr(section, own, value)
+        setattr(section, field, value)
 
 
 class SectionView(Mapping[str, object]):

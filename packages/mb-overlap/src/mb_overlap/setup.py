@@ -162,7 +162,7 @@ def find_request_conflicts(
         requested: `requests`, and the values that the user set on the model itself.
     """
     decided = {name: decision.value for name, decision in decisions.items() if decision.value is not None}
-    known = {
+    checked_sections = {
         "comm_overlap": requests,
         "model": SectionView(sections.model, decided),
         "ddp": SectionView(sections.ddp, decided),
@@ -177,7 +177,7 @@ def find_request_conflicts(
         for name in _SECTION_RULES
         if requested.get(name)
     ]
-    return check(known, [rule for each in rules for rule in each], facts=facts)
+    return check(checked_sections, [rule for group in rules for rule in group], facts=facts)
 
 
 def _kept_values(
@@ -186,7 +186,7 @@ def _kept_values(
     """Return the values that the user set on the sections themselves, as requested values."""
     origins = {name: f"comm_overlap.{name}" for name in requests}
     origin_values = dict(requests)
-    kept: dict[str, object] = {}
+    kept_values: dict[str, object] = {}
     for path, section, name in sections.targets():
         if f"{path}.{name}" not in keep or (path != "model" and not layout.distributed_optimizer):
             continue
@@ -195,8 +195,8 @@ def _kept_values(
             conflict = _contradiction(f"{path}.{name}", value, origins[name], origin_values[name])
             raise OverlapConflictError([conflict])
         origins[name] = f"{path}.{name}"
-        origin_values[name] = kept[name] = value
-    return kept
+        origin_values[name] = kept_values[name] = value
+    return kept_values
 
 
 def _contradiction(path: str, value: object, origin: str, origin_value: object) -> Problem:
@@ -213,11 +213,11 @@ def _contradiction(path: str, value: object, origin: str, origin_value: object) 
 
 def _changes(decisions: Mapping[str, Decision], sections: TargetSections) -> Iterator[OverlapChange]:
     """Yield each change once, even if one namespace serves as several sections."""
-    seen = set()
+    reported = set()
     for path, section, name in sections.targets():
         change = _change(decisions.get(name), section, name, path=path)
-        if change is not None and (id(section), name) not in seen:
-            seen.add((id(section), name))
+        if change is not None and (id(section), name) not in reported:
+            reported.add((id(section), name))
             yield change
 
 

@@ -74,7 +74,9 @@ class MegatronReader:
         return values | (self._parameters(context.model) if gathers_late(context) else {})
 
     def _parameters(self, model: Sequence[Any]) -> dict[str, str]:
-        return {f"parameters: {name}": digest(each) for name, each in parameter_names(model).items()}
+        return {
+            f"parameters: {name}": digest(parameter) for name, parameter in parameter_names(model).items()
+        }
 
 
 def parameter_names(model: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -124,9 +126,8 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
     for part_number, part in enumerate(parts):
         prefix = f"part {part_number} " if len(parts) > 1 else ""
         owners = {**names, **names_of_copies(part, names)}
-        inner = vars(part).get(
-            "optimizer", part
-        )  # Megatron's wrap torch's; None on a rank that trains nothing
+        # Megatron's wrap torch's; None on a rank that trains nothing.
+        inner = vars(part).get("optimizer", part)
         if inner is None:
             continue
         scaler = vars(part).get("grad_scaler")
@@ -138,9 +139,8 @@ def optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[
         for number, group in enumerate(inner.param_groups):
             counted = any("step" in inner.state.get(parameter, {}) for parameter in group["params"])
             for name, value in group.items():
-                if name != "params" and not (
-                    name == "step" and counted
-                ):  # Megatron's load leaves a copy there
+                # Megatron's load leaves a copy there.
+                if name != "params" and not (name == "step" and counted):
                     yield f"{prefix}group {number} {name}", setting(value)
             for index, parameter in enumerate(group["params"]):
                 owner = owners.get(id(parameter), f"group {number} parameter {index}")

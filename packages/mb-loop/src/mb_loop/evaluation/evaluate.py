@@ -213,28 +213,33 @@ def run_evaluation(
     state: GlobalState = events.state
     release = empty_cache if state.cfg.train.empty_unused_memory_level >= 1 else None
     sets = [
-        each for each in validation_sets(forward_backward.data_iterator, state.cfg.validation) if each.batches
+        validation_set
+        for validation_set in validation_sets(forward_backward.data_iterator, state.cfg.validation)
+        if validation_set.batches
     ]
     if not sets:
         return None
     start, _, _, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)
-    full_count = counters.consumed_valid_samples + sum(each.batches for each in sets) * batch.samples
+    full_count = (
+        counters.consumed_valid_samples
+        + sum(validation_set.batches for validation_set in sets) * batch.samples
+    )
     non_loss = NonLossData() if non_loss is None else non_loss
     with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
         losses: dict[str, float] = {}
         complete = True
-        for each in sets:
+        for validation_set in sets:
             forward = EvaluationForward(
-                forward_backward.with_data(each.data()),
+                forward_backward.with_data(validation_set.data()),
                 batch=batch,
-                keep=non_loss.repeats_batch and each is sets[-1],
+                keep=non_loss.repeats_batch and validation_set is sets[-1],
             )
             rows = _run_batches(
                 forward,
                 events,
-                batches=each.batches,
+                batches=validation_set.batches,
                 kind=kind,
                 stop_evaluation=stop_evaluation,
                 after_batch=release,
@@ -243,7 +248,7 @@ def run_evaluation(
                 losses, complete = {}, False
                 counters.consumed_valid_samples = full_count  # as if every batch had been read
                 break
-            suffix = f" {each.name}" if each.name else ""
+            suffix = f" {validation_set.name}" if validation_set.name else ""
             averages = _averages(*rows, groups=groups)
             losses.update({f"{name}{suffix}": loss for name, loss in averages.items() if loss is not None})
             _warn_undefined([f"{name}{suffix}" for name, loss in averages.items() if loss is None], kind=kind)

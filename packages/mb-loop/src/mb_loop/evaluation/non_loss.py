@@ -98,7 +98,8 @@ class EvaluationForward:
         data = forward_backward.data_iterator
         self._several = isinstance(data, list)
         self._iterators = [
-            None if each is None else _RecordingIterator(each) for each in (data if self._several else [data])
+            None if iterator is None else _RecordingIterator(iterator)
+            for iterator in (data if self._several else [data])
         ]
         self._forward_backward = (
             self._reading(forward_backward, self._iterators) if keep else forward_backward
@@ -107,14 +108,14 @@ class EvaluationForward:
 
     def __call__(self) -> list[dict[str, Tensor]]:
         """Run the next batch; return the values reported by the loss function, per microbatch."""
-        for each in self._iterators:
-            if each is not None:
-                each.items.clear()
+        for iterator in self._iterators:
+            if iterator is not None:
+                iterator.items.clear()
         return self._forward_backward(self.batch, forward_only=True)
 
     def repeat_last_batch(self) -> list[Any]:
         """Run the last batch again on the recorded data; return the non-loss data per microbatch."""
-        again = [None if each is None else iter(each.items) for each in self._iterators]
+        again = [None if iterator is None else iter(iterator.items) for iterator in self._iterators]
         return self._reading(self._forward_backward, again)(
             self.batch, forward_only=True, collect_non_loss_data=True
         )

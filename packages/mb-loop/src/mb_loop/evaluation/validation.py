@@ -53,8 +53,8 @@ def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[Named
         ValidationSetError: the settings require sets and there are none, or two sets have the same name.
         DataIteratorError: the data is neither sets nor an iterator.
     """
-    if isinstance(data, Sequence) and data and all(isinstance(each, NamedBatches) for each in data):
-        names = [each.name for each in data]
+    if isinstance(data, Sequence) and data and all(isinstance(item, NamedBatches) for item in data):
+        names = [named.name for named in data]
         if len(set(names)) < len(names):
             raise ValidationSetError(
                 f"validation.validation_set_names: {names} has a name twice, so their losses could not be "
@@ -77,11 +77,11 @@ def require_iterators(data: Any, *, name: str) -> None:
     Raises:
         DataIteratorError: the data is of another type.
     """
-    for each in data if isinstance(data, list | tuple) else [data]:
-        if each is not None and not hasattr(each, "__next__"):
+    for iterator in data if isinstance(data, list | tuple) else [data]:
+        if iterator is not None and not hasattr(iterator, "__next__"):
             raise DataIteratorError(
-                f"{name}: is of type {type(each).__name__}, which is not an iterator, so the loop could not keep its "
-                "position from step to step. Write mb_loop.repeat(...) around it, which restarts at its end, or "
+                f"{name}: is of type {type(iterator).__name__}, which is not an iterator, so the loop could not keep "
+                "its position from step to step. Write mb_loop.repeat(...) around it, which restarts at its end, or "
                 "iter(...)."
             )
 

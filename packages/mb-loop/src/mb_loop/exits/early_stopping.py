@@ -117,8 +117,8 @@ class EarlyStopping(Callback):
         if context.total_loss_dict is None:
             return
         value = context.total_loss_dict.get(self.metric)
-        known = -math.inf if value is None else _WORST if math.isnan(value) else self._sign * value
-        score = max_across_ranks(known)
+        local_score = -math.inf if value is None else _WORST if math.isnan(value) else self._sign * value
+        score = max_across_ranks(local_score)
         if score != -math.inf:
             self._record(score)
         elif self._best == _WORST and not self._without_improvement:

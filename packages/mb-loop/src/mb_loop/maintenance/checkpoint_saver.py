@@ -113,13 +113,13 @@ def checkpointer_of(context: object, checkpointer: Checkpointer | None) -> Check
             f"checkpointing_context: is a {type(context).__name__}, but the checkpointer is read from a mapping, under "
             f"{CHECKPOINTER!r}. Pass {{{CHECKPOINTER!r}: ...}}, or the keyword argument checkpointer."
         )
-    found: Checkpointer | None = context.get(CHECKPOINTER)
-    if checkpointer is not None and found not in (None, checkpointer):
+    from_context: Checkpointer | None = context.get(CHECKPOINTER)
+    if checkpointer is not None and from_context not in (None, checkpointer):
         raise TrainSettingsError(
             f"checkpointing_context[{CHECKPOINTER!r}]: differs from the argument checkpointer, and one of them would "
             "never be called. Pass one."
         )
-    return found if checkpointer is None else checkpointer
+    return from_context if checkpointer is None else checkpointer
 
 
 def require_checkpointer(settings: CheckpointSettings, checkpointer: Checkpointer | None) -> None:

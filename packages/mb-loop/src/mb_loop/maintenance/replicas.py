@@ -53,8 +53,8 @@ def different_weights(model: Sequence[Any], *, dense: ProcessGroup, expert: Proc
         expert: ranks that hold the same experts; None: there are none.
     """
     different = []
-    for group, wanted in ((dense, False), (expert, True)):
-        names, weights = _named(model, experts=wanted)
+    for group, experts in ((dense, False), (expert, True)):
+        names, weights = _named(model, experts=experts)
         if group is None or not weights:
             continue
         digests = torch.stack([weight_digest(weight) for weight in weights])
@@ -118,8 +118,8 @@ def is_expert(weight: Tensor) -> bool:
 
 
 def _named(model: Sequence[Any], *, experts: bool) -> tuple[list[str], list[Tensor]]:
-    found = [(name, weight) for name, weight in _all(model) if experts is is_expert(weight)]
-    return [name for name, _ in found], [weight for _, weight in found]
+    named_weights = [(name, weight) for name, weight in _all(model) if experts is is_expert(weight)]
+    return [name for name, _ in named_weights], [weight for _, weight in named_weights]
 
 
 def _all(model: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

@@ -76,16 +76,19 @@ class AttentionLogits:
         self._groups = groups
         self._clip = clip
         self._device = next(model[0].parameters()).device
-        found: list[Any] = [
+        attention_layers: list[Any] = [
             module for chunk in model for module in chunk.modules() if isinstance(module, ClippableAttention)
         ]
-        self._layers = [layer for layer in found if isinstance(layer.core_attention, MaxLogitKernel)]
+        self._layers = [
+            layer for layer in attention_layers if isinstance(layer.core_attention, MaxLogitKernel)
+        ]
         count = torch.tensor(len(self._layers), device=self._device)
         _largest(count, None if groups is None else groups.mp)
         if not count.item():
             raise TrainSettingsError(
-                f"model.qk_clip, model.log_max_attention_logit: none of {len(found)} attention layers measures its "
-                "logits, so neither has an effect. Use transformer_impl transformer_engine on a GPU, or disable both."
+                f"model.qk_clip, model.log_max_attention_logit: none of {len(attention_layers)} attention layers "
+                "measures its logits, so neither has an effect. Use transformer_impl transformer_engine on a GPU, or "
+                "disable both."
             )
 
     def reset(self) -> None:
@@ -102,12 +105,12 @@ class AttentionLogits:
         layers = [layer for layer in self._layers if layer.core_attention.current_max_attn_logits is not None]
         largest = torch.full((), float("-inf"), device=self._device)
         if layers:
-            own = [layer.core_attention.current_max_attn_logits.float() for layer in layers]
-            packed = torch.cat([logits.flatten() for logits in own])
+            local_logits = [layer.core_attention.current_max_attn_logits.float() for layer in layers]
+            packed = torch.cat([logits.flatten() for logits in local_logits])
             _largest(packed, None if groups is None else groups.dp_cp)
             largest = packed.max()
-            parts = torch.split(packed, [logits.numel() for logits in own])
-            for layer, logits, part in zip(layers, own, parts, strict=True):
+            parts = torch.split(packed, [logits.numel() for logits in local_logits])
+            for layer, logits, part in zip(layers, local_logits, parts, strict=True):
                 layer.core_attention.current_max_attn_logits = part.view_as(logits)
                 if self._clip and successful:
                     layer.clip_qk()

@@ -93,9 +93,9 @@ class ForwardBackwardRunner:
 
     def with_data(self, data_iterator: Any) -> "ForwardBackwardRunner":
         """Return a copy that reads from another data iterator."""
-        other = copy(self)
-        other.data_iterator = data_iterator
-        return other
+        with_iterator = copy(self)
+        with_iterator.data_iterator = data_iterator
+        return with_iterator
 
     def __call__(
         self, batch: StepBatch, *, forward_only: bool, collect_non_loss_data: bool = False

@@ -43,9 +43,9 @@ def checked_loss(returned: Any) -> tuple[Any, ...]:
         )
     loss, report = returned[0], returned[-1]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(report, Mapping):
-        found = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        shape = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ForwardStepError(
-            f"loss function: returned a loss ({found}) and a report ({type(report).__name__}), but the first must be a "
+            f"loss function: returned a loss ({shape}) and a report ({type(report).__name__}), but the first must be a "
             "tensor with one element and the last a dictionary. Write: return loss, {'loss': loss.detach()}."
         )
     if torch.is_grad_enabled() and not loss.requires_grad:

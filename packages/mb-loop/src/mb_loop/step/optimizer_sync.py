@@ -31,16 +31,20 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
     differ only if a rank trains no dense or no expert weights while another rank does (frozen parts). One collective
     detects this here; only in that case each step has one more collective and one device synchronisation.
     """
-    wanted = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
-    if not (wanted and isinstance(groups, ModelParallelGroup)):
+    needs_sync = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
+    if not (needs_sync and isinstance(groups, ModelParallelGroup)):
         return None
     group = groups.mp
     if group.size() == 1 or _same_kinds_on_all_ranks(optimizer, group):
         return None
 
     def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
-        own = [not update.successful, *_present(update.grad_norm), *_present(update.num_zeros_in_grad)]
-        values = torch.tensor(own, dtype=torch.float64, device=_device(group))
+        local_update = [
+            not update.successful,
+            *_present(update.grad_norm),
+            *_present(update.num_zeros_in_grad),
+        ]
+        values = torch.tensor(local_update, dtype=torch.float64, device=_device(group))
         torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
         failed, has_norm, norm, has_zeros, zeros = values.tolist()
         return OptimizerUpdate(
@@ -60,8 +64,8 @@ def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
         for part in optimizer.param_groups
         for weight in part["params"]
     }
-    own = [int("dense" in kinds), int("expert" in kinds)]
-    values = torch.tensor([*own, *(-each for each in own)], device=_device(group))
+    has_kinds = [int("dense" in kinds), int("expert" in kinds)]
+    values = torch.tensor([*has_kinds, *(-flag for flag in has_kinds)], device=_device(group))
     torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
     most_dense, most_expert, least_dense, least_expert = values.tolist()
     return bool(most_dense == -least_dense and most_expert == -least_expert)

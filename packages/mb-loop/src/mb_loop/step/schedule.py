@@ -55,7 +55,7 @@ def forward_backward_no_pipelining(
     reported = []
     for index in range(num_microbatches):
         last = index == num_microbatches - 1
-        with _gradient_sync(model[0], wanted=last or forward_only):
+        with _gradient_sync(model[0], sync=last or forward_only):
             output, loss_function = checked_output(forward_step_func(iterator, model[0]))
             if collect_non_loss_data:
                 reported.append(loss_function(output, non_loss_data=True))
@@ -72,8 +72,8 @@ def _mean_loss(returned: Any) -> tuple[Tensor, Any]:
     return loss / torch.as_tensor(tokens[0]).clamp(min=1) if tokens else loss, report
 
 
-def _gradient_sync(module: Module, *, wanted: bool) -> AbstractContextManager[None]:
-    """Return a context in which torch's DistributedDataParallel averages gradients only if `wanted`."""
-    if isinstance(module, DistributedDataParallel) and not wanted:
+def _gradient_sync(module: Module, *, sync: bool) -> AbstractContextManager[None]:
+    """Return a context in which torch's DistributedDataParallel averages gradients only if `sync`."""
+    if isinstance(module, DistributedDataParallel) and not sync:
         return module.no_sync()
     return nullcontext()

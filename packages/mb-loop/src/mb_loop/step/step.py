@@ -54,7 +54,7 @@ class TrainStep:
         hooks = forward_pre_hooks(cfg, parts.model) if hooks is None else hooks
         self.copy_parameters = parameter_copy(cfg, parts.optimizer, hooks=hooks) or _copy_nothing
         self.agree_on_update = (
-            update_sync(parts.optimizer, parts.pg_collection, settings=cfg.train) or _as_it_is
+            update_sync(parts.optimizer, parts.pg_collection, settings=cfg.train) or _unchanged
         )
         self.seq_length = cfg.model.seq_length
         self.empty_cache = empty_cache
@@ -125,7 +125,7 @@ def _copy_nothing() -> None:
     pass
 
 
-def _as_it_is(update: OptimizerUpdate) -> OptimizerUpdate:
+def _unchanged(update: OptimizerUpdate) -> OptimizerUpdate:
     return update
 
 

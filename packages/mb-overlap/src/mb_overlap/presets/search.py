@@ -88,7 +88,7 @@ def find_preset(
     gpu = short_name(gpu, GENERATIONS)
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
     _require_positive(sizes)
-    matches = (_match(each, sizes, precision, gpu, lora) for each in PRESETS.values())
+    matches = (_match(preset, sizes, precision, gpu, lora) for preset in PRESETS.values())
     best = min(matches, key=lambda match: match.distance)
     if not best.exact:
         warnings.warn(

@@ -36,47 +36,47 @@ def _delayed_in_graph(
     return captured_modules(impl, modules) & ({"attn"} | routers)
 
 
-def _engine(impl: str | None) -> str | None:
+def _needs_engine_layers(impl: str | None) -> str | None:
     if impl in (None, "transformer_engine"):
         return None
     return f"needs Transformer Engine's layers (transformer_impl={impl})"
 
 
-def _engine_release(version: str) -> str | None:
+def _needs_engine_release(version: str) -> str | None:
     return f"needs Transformer Engine 2.7.0, not {version}" if is_older(version, 2, 7) else None
 
 
-def _with_overlapped_reduction(reduced: bool | None, version: str, resolved: bool) -> str | None:
+def _supports_overlapped_reduction(reduced: bool | None, version: str, resolved: bool) -> str | None:
     if not (resolved and reduced and is_older(version, 2, 8)):
         return None
     return f"with overlap_grad_reduce needs Transformer Engine 2.8.0, not {version}"
 
 
-def _with_graphs(impl: object, modules: object, version: str) -> str | None:
+def _supports_graphs(impl: object, modules: object, version: str) -> str | None:
     if not captured_modules(impl, modules) or not is_older(version, 2, 10):
         return None
     return f"with CUDA graphs needs Transformer Engine 2.10.0, not {version}"
 
 
-def _with_graphs_of_gradients(
+def _graphs_need_engine_release(
     impl: object, modules: object, shared: object, overlap: object, version: str
 ) -> str | None:
-    found = sorted(_delayed_in_graph(impl, modules, shared, overlap))
-    if not found or not is_older(version, 2, 12):
+    delayed = sorted(_delayed_in_graph(impl, modules, shared, overlap))
+    if not delayed or not is_older(version, 2, 12):
         return None
-    return f"with CUDA graphs of {' and '.join(found)} needs Transformer Engine 2.12.0, not {version}"
+    return f"with CUDA graphs of {' and '.join(delayed)} needs Transformer Engine 2.12.0, not {version}"
 
 
-def _with_fusion(
+def _graphs_need_fusion(
     impl: object, modules: object, shared: object, overlap: object, fusion: bool | None
 ) -> str | None:
-    found = sorted(_delayed_in_graph(impl, modules, shared, overlap))
-    if not found or fusion:
+    delayed = sorted(_delayed_in_graph(impl, modules, shared, overlap))
+    if not delayed or fusion:
         return None
-    return f"with CUDA graphs of {' and '.join(found)} needs gradient_accumulation_fusion"
+    return f"with CUDA graphs of {' and '.join(delayed)} needs gradient_accumulation_fusion"
 
 
-def _without_bias(impl: object, modules: object, linear: bool | None, qkv: bool | None) -> str | None:
+def _graphs_need_no_bias(impl: object, modules: object, linear: bool | None, qkv: bool | None) -> str | None:
     if "attn" not in captured_modules(impl, modules) or not (linear or qkv):
         return None
     return f"with CUDA graphs of attn takes no bias (add_bias_linear={linear}, add_qkv_bias={qkv})"
@@ -85,42 +85,42 @@ def _without_bias(impl: object, modules: object, linear: bool | None, qkv: bool 
 _NEWER = "older releases do not compute the delayed gradients there"
 CONDITIONS: tuple[Rule, ...] = (
     rule(
-        "O10b", "model.transformer_impl", _engine,
+        "O10b", "model.transformer_impl", _needs_engine_layers,
         why="Megatron's local layers compute weight gradients immediately",
         fix="Set model.transformer_impl=transformer_engine.",
         fails=("local",), passes=("transformer_engine",),
     ),
     rule(
-        "O10c", _VERSION, _engine_release,
+        "O10c", _VERSION, _needs_engine_release,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.7 or later.",
         fails=("2.6.0",), passes=("2.7.0",),
     ),
     rule(
-        "O10d", ("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), _with_overlapped_reduction,
+        "O10d", ("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), _supports_overlapped_reduction,
         why="older releases do not notify DDP when a delayed gradient is ready",
         fix="Install transformer-engine[pytorch] 2.8 or later, or set ddp.overlap_grad_reduce=false.",
         fails=(True, "2.7.0", True), passes=(True, "2.8.0", True),
     ),
     rule(
-        "O10e", (*CUDA_GRAPH_FIELDS, _VERSION), _with_graphs,
+        "O10e", (*CUDA_GRAPH_FIELDS, _VERSION), _supports_graphs,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.10 or later.",
         fails=("transformer_engine", ["mamba"], "2.9.0"), passes=("transformer_engine", ["mamba"], "2.10.0"),
     ),
     rule(
-        "O10f", (*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), _with_graphs_of_gradients,
+        "O10f", (*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), _graphs_need_engine_release,
         why=_NEWER, fix="Install transformer-engine[pytorch] 2.12 or later.",
         fails=("transformer_engine", ["attn"], None, False, "2.11.0"),
         passes=("transformer_engine", ["moe_router"], 64, True, "2.11.0"),
     ),
     rule(
-        "O10g", (*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), _with_fusion,
+        "O10g", (*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), _graphs_need_fusion,
         why="a CUDA graph needs gradients at fixed addresses, and only fused accumulation keeps them there",
         fix="Set model.gradient_accumulation_fusion=true.",
         fails=("transformer_engine", ["moe_router"], 64, False, False),
         passes=("transformer_engine", ["moe_router"], 64, False, True),
     ),
     rule(
-        "O10h", (*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), _without_bias,
+        "O10h", (*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), _graphs_need_no_bias,
         why="Megatron Core cannot capture a bias together with a delayed gradient",
         fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
         fails=("transformer_engine", ["attn"], True, False), passes=("transformer_engine", ["attn"], False, False),

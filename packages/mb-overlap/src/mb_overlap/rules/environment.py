@@ -52,10 +52,12 @@ def _matches_recommendation(
         return None
     tp, cp, pp = tp or 1, cp or 1, pp or 1
     dp = max(1, world_size // (tp * cp * pp))
-    wanted = recommended_env_vars(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp, fsdp=bool(fsdp)).get(MAX_CONNECTIONS)
-    if wanted is None or wanted == env[MAX_CONNECTIONS]:
+    recommended = recommended_env_vars(gpu=gpu, tp=tp, cp=cp, dp=dp, pp=pp, fsdp=bool(fsdp)).get(
+        MAX_CONNECTIONS
+    )
+    if recommended is None or recommended == env[MAX_CONNECTIONS]:
         return None
-    return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={wanted}, but it is {env[MAX_CONNECTIONS]}"
+    return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={recommended}, but it is {env[MAX_CONNECTIONS]}"
 
 
 FSDP_QUEUES = rule(

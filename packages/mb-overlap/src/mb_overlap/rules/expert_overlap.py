@@ -11,37 +11,37 @@ from mb_schema.rule_kinds import rule
 from mb_schema.rules import Rule
 
 
-def _ranks(ep: int | None) -> str | None:
+def _needs_expert_parallel(ep: int | None) -> str | None:
     return None if (ep or 1) > 1 else f"needs expert parallelism (expert_model_parallel_size={ep})"
 
 
-def _experts(experts: int | None) -> str | None:
+def _needs_experts(experts: int | None) -> str | None:
     return None if (experts or 0) > 1 else f"needs several experts (num_moe_experts={experts})"
 
 
-def _dispatcher(kind: str | None) -> str | None:
+def _supports_dispatcher(kind: str | None) -> str | None:
     if kind in ("alltoall", "flex"):
         return None
     return f"needs the alltoall or the flex dispatcher (moe_token_dispatcher_type={kind})"
 
 
-def _precision(bf16: bool | None, fp16: bool | None, resolved: bool) -> str | None:
+def _needs_half_precision(bf16: bool | None, fp16: bool | None, resolved: bool) -> str | None:
     if bf16 or fp16 or not resolved:
         return None
     return f"needs bfloat16 or float16 (bf16={bf16}, fp16={fp16})"
 
 
-def _torch(version: str) -> str | None:
+def _needs_torch_release(version: str) -> str | None:
     return f"needs torch 2.6.0, not {version}" if is_older(version, 2, 6) else None
 
 
-def _stages(pp: int | None, vp: int | None) -> str | None:
+def _fits_schedule(pp: int | None, vp: int | None) -> str | None:
     if (pp or 1) < 2 or vp is not None:
         return None
     return f"needs virtual pipeline stages (pp={pp}, vp={vp})"
 
 
-def _granularity(granularity: str | None) -> str | None:
+def _supports_granularity(granularity: str | None) -> str | None:
     return (
         "is not supported with full recomputation (recompute_granularity=full)"
         if granularity == "full"
@@ -49,7 +49,7 @@ def _granularity(granularity: str | None) -> str | None:
     )
 
 
-def _method(method: str | None) -> str | None:
+def _supports_method(method: str | None) -> str | None:
     return (
         None
         if method is None
@@ -57,11 +57,11 @@ def _method(method: str | None) -> str | None:
     )
 
 
-def _layers(layers: int | None) -> str | None:
+def _has_no_recomputed_layers(layers: int | None) -> str | None:
     return None if layers is None else f"is not supported with recompute_num_layers={layers}"
 
 
-def _modules(modules: list[str] | None) -> str | None:
+def _recomputes_no_experts(modules: list[str] | None) -> str | None:
     return (
         f"is not supported with recomputation of the experts (recompute_modules={modules})"
         if "moe" in (modules or ())
@@ -69,11 +69,11 @@ def _modules(modules: list[str] | None) -> str | None:
     )
 
 
-def _shared_experts(overlap: bool | None) -> str | None:
+def _has_no_shared_expert_overlap(overlap: bool | None) -> str | None:
     return "is not supported with moe_shared_expert_overlap=True" if overlap else None
 
 
-def _mtp(layers: int | None) -> str | None:
+def _supports_mtp_layers(layers: int | None) -> str | None:
     return (
         f"supports at most one multi-token prediction layer (mtp_num_layers={layers})"
         if (layers or 0) > 1
@@ -81,88 +81,90 @@ def _mtp(layers: int | None) -> str | None:
     )
 
 
-def _graphs(impl: object, modules: object) -> str | None:
-    found = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
+def _captures_no_experts(impl: object, modules: object) -> str | None:
+    captured = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
     return (
-        f"is not supported with CUDA graphs of {' and '.join(found)} (cuda_graph_modules)" if found else None
+        f"is not supported with CUDA graphs of {' and '.join(captured)} (cuda_graph_modules)"
+        if captured
+        else None
     )
 
 
 CONDITIONS: tuple[Rule, ...] = (
     rule(
-        "O09a", "model.expert_model_parallel_size", _ranks,
+        "O09a", "model.expert_model_parallel_size", _needs_expert_parallel,
         why="without expert parallelism no token leaves its rank",
         fix="Set model.expert_model_parallel_size=2 or more.",
         fails=(1,), passes=(2,),
     ),
     rule(
-        "O09b", "model.num_moe_experts", _experts,
+        "O09b", "model.num_moe_experts", _needs_experts,
         why="a dense model has no all-to-all",
         fix="Set model.num_moe_experts.",
         fails=(None,), passes=(8,),
     ),
     rule(
-        "O09c", "model.moe_token_dispatcher_type", _dispatcher,
+        "O09c", "model.moe_token_dispatcher_type", _supports_dispatcher,
         why="the other dispatchers gather all tokens and have no all-to-all to hide",
         fix="Set model.moe_token_dispatcher_type=alltoall.",
         fails=("allgather",), passes=("flex",),
     ),
     rule(
-        "O09d", ("model.bf16", "model.fp16", "facts.resolved"), _precision,
+        "O09d", ("model.bf16", "model.fp16", "facts.resolved"), _needs_half_precision,
         why="its schedule supports 16-bit activations only",
         fix="Set mixed_precision=bf16_mixed.",
         fails=(False, False, True), passes=(True, False, True),
     ),
     rule(
-        "O09e", "facts.torch_version", _torch,
+        "O09e", "facts.torch_version", _needs_torch_release,
         why="it hangs with older releases",
         fix="Install torch 2.6 or later.",
         fails=("2.5.1",), passes=("2.6.0a0+34c6371d24",),
     ),
     rule(
-        "O09f", ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), _stages,
+        "O09f", ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"), _fits_schedule,
         why="the all-to-all of one model chunk is hidden under the computation of another",
         fix="Set model.virtual_pipeline_model_parallel_size.",
         fails=(2, None), passes=(2, 2),
     ),
     rule(
-        "O09g", "model.recompute_granularity", _granularity,
+        "O09g", "model.recompute_granularity", _supports_granularity,
         why="the schedule runs the parts of a layer one by one and cannot recompute a complete layer",
         fix="Set model.recompute_granularity=selective or null.",
         fails=("full",), passes=("selective",),
     ),
     rule(
-        "O09h", "model.recompute_method", _method,
+        "O09h", "model.recompute_method", _supports_method,
         why="the method only applies to full recomputation",
         fix="Set model.recompute_method=null.",
         fails=("uniform",), passes=(None,),
     ),
     rule(
-        "O09i", "model.recompute_num_layers", _layers,
+        "O09i", "model.recompute_num_layers", _has_no_recomputed_layers,
         why="this number only applies to full recomputation",
         fix="Set model.recompute_num_layers=null.",
         fails=(1,), passes=(None,),
     ),
     rule(
-        "O09j", "model.recompute_modules", _modules,
+        "O09j", "model.recompute_modules", _recomputes_no_experts,
         why="recomputing the experts would send their tokens again",
         fix="Remove moe from model.recompute_modules.",
         fails=(["moe"],), passes=(["moe_act"],),
     ),
     rule(
-        "O09k", "model.moe_shared_expert_overlap", _shared_experts,
+        "O09k", "model.moe_shared_expert_overlap", _has_no_shared_expert_overlap,
         why="both hide the same all-to-all",
         fix="Set model.moe_shared_expert_overlap=false.",
         fails=(True,), passes=(False,),
     ),
     rule(
-        "O09l", "model.mtp_num_layers", _mtp,
+        "O09l", "model.mtp_num_layers", _supports_mtp_layers,
         why="its schedule supports one such layer",
         fix="Set model.mtp_num_layers=1 or null.",
         fails=(2,), passes=(1,),
     ),
     rule(
-        "O09m", CUDA_GRAPH_FIELDS, _graphs,
+        "O09m", CUDA_GRAPH_FIELDS, _captures_no_experts,
         why="the schedule interleaves the parts of these modules with other work",
         fix="Remove moe and mlp from model.cuda_graph_modules.",
         fails=("transformer_engine", ["moe"]), passes=("transformer_engine", ["attn"]),

@@ -46,8 +46,8 @@ def _settings_supported(cfg: Dataclass | Mapping[str, Any] | str | None, version
         return None
     settings = to_transformer_engine(cfg)
     in_any_release = setting_problems(settings)
-    found = setting_problems(settings, release=parse_version(version))
-    problems = [text for text in found if text not in in_any_release]
+    in_release = setting_problems(settings, release=parse_version(version))
+    problems = [text for text in in_release if text not in in_any_release]
     return "; ".join(problems) or None
 
 

@@ -69,8 +69,8 @@ def _method_problems(gemm: str, entry: Mapping[str, object], release: Release) -
     if not isinstance(method, str):
         return
     if method not in METHODS or METHODS[method] > release:
-        known = [name for name, since in METHODS.items() if since <= release]
-        yield f"{gemm}.method {method!r} is not one of {', '.join(known)}"
+        methods = [name for name, since in METHODS.items() if since <= release]
+        yield f"{gemm}.method {method!r} is not one of {', '.join(methods)}"
     elif (gemm in EXTERNAL) != (method == "external"):
         yield (
             f"{gemm}.method cannot be {method}: {' and '.join(EXTERNAL)} require the method external, and no other "

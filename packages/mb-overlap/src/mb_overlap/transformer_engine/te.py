@@ -14,9 +14,9 @@ def initialize_user_buffers(arguments: Mapping[str, Any]) -> None:
     Args:
         arguments: arguments from `mb_overlap.initialize_ub_arguments` for the installed release.
     """
-    taken = dict(arguments)
-    if "quantization_modes" in taken:
-        taken["quantization_modes"] = [
-            base.UserBufferQuantizationMode[name] for name in taken["quantization_modes"]
+    te_arguments = dict(arguments)
+    if "quantization_modes" in te_arguments:
+        te_arguments["quantization_modes"] = [
+            base.UserBufferQuantizationMode[name] for name in te_arguments["quantization_modes"]
         ]
-    base.initialize_ub(**taken)
+    base.initialize_ub(**te_arguments)

@@ -86,12 +86,12 @@ def parse_version(version: str) -> Release:
     Raises:
         ValueError: the version does not begin with a number.
     """
-    found = re.match(r"\d+(\.\d+)*", version)
-    if found is None:
+    match = re.match(r"\d+(\.\d+)*", version)
+    if match is None:
         raise ValueError(
             f"version: {version!r} is invalid, because a version begins with a number. Pass a version such as '2.20'."
         )
-    return tuple(map(int, found[0].split(".")))
+    return tuple(map(int, match[0].split(".")))
 
 
 def format_version(release: Release) -> str:

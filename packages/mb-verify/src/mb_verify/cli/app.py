@@ -117,10 +117,10 @@ def drill(  # noqa: PLR0913 - options of a command
     )
 
     def make_command(start: RunStart) -> list[str]:
-        return [each.replace("{run}", str(start.run)) for each in command]
+        return [argument.replace("{run}", str(start.run)) for argument in command]
 
     try:
-        if not any("{run}" in each for each in command):
+        if not any("{run}" in argument for argument in command):
             raise typer.BadParameter(
                 "needs {run}, which becomes the run folder of each run", param_hint="COMMAND"
             )

@@ -87,12 +87,12 @@ def condition_lines(conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
         name: {where: of_start.get(name, "unknown") for where, of_start in conditions.items()}
         for name in names
     }
-    shared = {name: each for name, each in values.items() if len(set(each.values())) == 1}
-    same = ", ".join(f"{name}: {next(iter(each.values()))}" for name, each in shared.items())
+    shared = {name: by_run for name, by_run in values.items() if len(set(by_run.values())) == 1}
+    same = ", ".join(f"{name}: {next(iter(by_run.values()))}" for name, by_run in shared.items())
     lines = [f"  conditions: {same}"] if same else []
-    for name, each in values.items():
+    for name, by_run in values.items():
         if name not in shared:
             lines.append(
-                f"  {name} differs: " + "; ".join(f"{value} in {where}" for where, value in each.items())
+                f"  {name} differs: " + "; ".join(f"{value} in {where}" for where, value in by_run.items())
             )
     return lines

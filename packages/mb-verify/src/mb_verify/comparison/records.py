@@ -117,8 +117,8 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
     Raises:
         VerificationError: the uninterrupted run recorded no values of the kind that is compared.
     """
-    wanted = [row.position for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)]
-    if not wanted:
+    positions = [row.position for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)]
+    if not positions:
         raise VerificationError(
             "the uninterrupted run recorded no values to compare: it has no step, or none of its ranks reads data. "
             "Record a run of at least one step."
@@ -145,8 +145,8 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
     return Verdict(
         lines=tuple(count for count in counts.values() if count.compared),
         first=min(map(narrow, differences), key=sort_key) if differences else None,
-        ranks=len({position.rank for position in wanted}),
-        last_step=max(position.step for position in wanted),
+        ranks=len({position.rank for position in positions}),
+        last_step=max(position.step for position in positions),
         resumed_at=interrupted.started_at[1:],
         unseeded=tuple(sorted(full.partition(": ")[2] for full in unseeded)),
         loaded_equal=all(loaded) if loaded else None,
@@ -220,25 +220,25 @@ def rows_to_compare(run: RunRecord, *, same_ranks: bool) -> list[RecordRow]:
 
 def pair_rows(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: bool) -> list[RowPair]:
     """Return the rows of both runs by position: all of the interrupted run, and those that it lacks; see `compare`."""
-    wanted = {row.position: row.values for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)}
+    expected = {row.position: row.values for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)}
     pairs = []
     for row in rows_to_compare(interrupted, same_ranks=same_ranks):
         position = row.position
         at_interruption = position.after_step and position.step in interrupted.started_at
-        if position in wanted or not at_interruption:
+        if position in expected or not at_interruption:
             pairs.append(
                 RowPair(
                     position=position,
-                    uninterrupted=wanted.get(position, {}),
+                    uninterrupted=expected.get(position, {}),
                     interrupted=row.values,
                     start=row.start,
                 )
             )
-    missing = wanted.keys() - {pair.position for pair in pairs}
+    missing = expected.keys() - {pair.position for pair in pairs}
     pairs += [
         RowPair(
             position=position,
-            uninterrupted=wanted[position],
+            uninterrupted=expected[position],
             interrupted={},
             start=start_of_step(position.step, interrupted),
         )
@@ -270,11 +270,11 @@ def narrow(difference: Difference) -> Difference:
     old, new = (text.split() for text in (difference.uninterrupted, difference.interrupted))
     if difference.position.rank == ALL_RANKS:
         return narrow_items(difference, old, new, number="number", at="")
-    for microbatch, (one, other) in enumerate(zip(old, new, strict=False)):
-        if one != other:
+    for microbatch, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
+        if old_item != new_item:
             at = f", microbatch {microbatch}"
             return narrow_items(
-                difference, one.split(","), other.split(","), number=f"number of sequences{at}", at=at
+                difference, old_item.split(","), new_item.split(","), number=f"number of sequences{at}", at=at
             )
     return narrow_items(difference, old, new, number="number of microbatches", at="")
 
@@ -283,9 +283,11 @@ def narrow_items(
     difference: Difference, old: Sequence[str], new: Sequence[str], *, number: str, at: str
 ) -> Difference:
     """Return the difference of the first pair of items that differ, or of the numbers of items."""
-    for position, (one, other) in enumerate(zip(old, new, strict=False)):
-        if one != other:
+    for position, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
+        if old_item != new_item:
             where = f"{at}, sequence {position}" if at else ""
-            return replace(difference, name=difference.name + where, uninterrupted=one, interrupted=other)
+            return replace(
+                difference, name=difference.name + where, uninterrupted=old_item, interrupted=new_item
+            )
     name = f"{difference.name}, {number}"
     return replace(difference, name=name, uninterrupted=str(len(old)), interrupted=str(len(new)))

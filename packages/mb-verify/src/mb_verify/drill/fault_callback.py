@@ -42,7 +42,7 @@ class FaultRequest:
         try:
             request = cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            names = ", ".join(each.name for each in fields(cls))
+            names = ", ".join(item.name for item in fields(cls))
             raise RecordingRequestError(
                 f"{FAULT}: {text!r} is not a request of a fault ({error}). Set a JSON object with {names}, or unset it."
             ) from None

@@ -191,7 +191,7 @@ def filled(folder: Path) -> Iterator[None]:
     Raises:
         OSError: it cannot be shrunk.
     """
-    whole = os.statvfs(folder)
+    filesystem = os.statvfs(folder)
     for attempt in range(20):
         now = os.statvfs(folder)
         used = (now.f_blocks - now.f_bfree) * now.f_frsize
@@ -205,7 +205,7 @@ def filled(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        mount("-o", f"remount,size={whole.f_blocks * whole.f_frsize}", str(folder))
+        mount("-o", f"remount,size={filesystem.f_blocks * filesystem.f_frsize}", str(folder))
 
 
 @contextmanager

@@ -38,7 +38,9 @@ def read_progress(folder: Path, *, start: int) -> StartProgress:
                 processes[int(row["values"]["rank"])] = row["process"]
             elif row["kind"] == "step":
                 times.setdefault(row["step"], []).append(row["time"])
-    completed = {step: max(each) for step, each in times.items() if len(each) == len(processes)}
+    completed = {
+        step: max(rank_times) for step, rank_times in times.items() if len(rank_times) == len(processes)
+    }
     return StartProgress(processes=processes, began_at=began, completed=completed)
 
 

@@ -14,7 +14,7 @@ DRILL_EXIT_CODES: Mapping[DrillConclusion, int] = {"passed": 0, "failed": 1, "no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeRun:
+class RunResult:
     """A run that has ended, with all its starts."""
 
     starts: tuple[StartProgress, ...]
@@ -85,7 +85,7 @@ class DrillReport:
         return "failed" if self.repetition is None else "not repeatable"
 
 
-def gaps_of(run: MadeRun) -> dict[int, float]:
+def gaps_of(run: RunResult) -> dict[int, float]:
     """Return for each step the seconds since the previous one was complete, or since the start of the command."""
     times = first_completions(run.starts)
     gaps, previous = {}, run.began
@@ -94,7 +94,7 @@ def gaps_of(run: MadeRun) -> dict[int, float]:
     return gaps
 
 
-def outcome_of(fault: PlannedFault, disturbed: MadeRun, undisturbed: MadeRun) -> FaultOutcome:
+def outcome_of(fault: PlannedFault, disturbed: RunResult, undisturbed: RunResult) -> FaultOutcome:
     """Compare a run with the undisturbed one."""
     failed = (
         None
@@ -121,11 +121,11 @@ def first_difference(
 ) -> str | None:
     """Return the first result, by step and rank, that two runs do not share; None: all are equal, bit for bit."""
     for step, rank in sorted({*expected, *actual}):
-        values, others = expected.get((step, rank), {}), actual.get((step, rank), {})
-        for name in sorted({*values, *others}):
-            if values.get(name) != others.get(name):
+        values, actual_values = expected.get((step, rank), {}), actual.get((step, rank), {})
+        for name in sorted({*values, *actual_values}):
+            if values.get(name) != actual_values.get(name):
                 return (
                     f"{name}, in step {step}, rank {rank}: {values.get(name, 'nothing')} in the undisturbed run, "
-                    f"{others.get(name, 'nothing')} in this one"
+                    f"{actual_values.get(name, 'nothing')} in this one"
                 )
     return None

@@ -21,7 +21,7 @@ from mb_verify.drill.progress import (
     final_values,
     read_progress,
 )
-from mb_verify.drill.report import DrillReport, FaultOutcome, MadeRun, first_difference, gaps_of, outcome_of
+from mb_verify.drill.report import DrillReport, FaultOutcome, RunResult, first_difference, gaps_of, outcome_of
 from mb_verify.drill.start_process import StartedCommand
 from mb_verify.errors import DrillError, VerificationError
 from mb_verify.record.environment import PREFIX, RECORD, RecordingRequest
@@ -115,7 +115,7 @@ class Drill:
             repetition=repetition,
         )
 
-    def _make_rounds(self, undisturbed: MadeRun, gaps: Mapping[int, float]) -> list[FaultOutcome]:
+    def _make_rounds(self, undisturbed: RunResult, gaps: Mapping[int, float]) -> list[FaultOutcome]:
         rng, deadline = random.Random(self._plan.seed), time.monotonic() + (self._plan.seconds or 0)
         outcomes: list[FaultOutcome] = []
         number = 0
@@ -130,7 +130,7 @@ class Drill:
         return outcomes
 
     def _make_outcome(
-        self, fault: PlannedFault, name: str, undisturbed: MadeRun, gaps: Mapping[int, float]
+        self, fault: PlannedFault, name: str, undisturbed: RunResult, gaps: Mapping[int, float]
     ) -> FaultOutcome:
         reason = reason_to_skip(fault.kind, processes=self._plan.processes, folder=self._folder)
         if reason is not None:
@@ -149,7 +149,7 @@ class Drill:
         self._log(f"{fault.kind}: {result}, {len(disturbed.starts)} starts")
         return outcome
 
-    def _make_undisturbed(self, name: str) -> MadeRun:
+    def _make_undisturbed(self, name: str) -> RunResult:
         folders = self._folders(name)
         folders.record.mkdir(parents=True)
         run = self._make_run(folders, None)
@@ -160,7 +160,7 @@ class Drill:
             )
         return run
 
-    def _make_run(self, folders: DrilledRun, injector: FaultInjector | None) -> MadeRun:
+    def _make_run(self, folders: DrilledRun, injector: FaultInjector | None) -> RunResult:
         """Start the command again until the run is complete or may not be restarted."""
         began, ends = time.time(), []
         starts: list[StartProgress] = []
@@ -172,7 +172,7 @@ class Drill:
             if injector is not None:
                 injector.after_start()
             complete = ends[-1].startswith(ENDED) and not self._is_unfinished(starts[-1])
-        return MadeRun(
+        return RunResult(
             starts=tuple(starts),
             ends=tuple(ends),
             began=began,
@@ -206,9 +206,8 @@ class Drill:
         finally:
             # A launcher may end before its ranks: what still runs would write into the folder of the next start.
             remaining = started.kill(grace=5.0)
-        if (
-            injector is not None and number == 0
-        ):  # the fault itself may have ended the process between two polls
+        # The fault itself may have ended the process between two polls.
+        if injector is not None and number == 0:
             injector.poll(started, read_progress(folders.record, start=0), processes=processes)
         if quiet is not None:
             return f"completed no step for {quiet:.0f} s and was ended"
@@ -251,13 +250,13 @@ ENDED = "ended in order"
 
 def describe_end(exit_code: int, *, log: Path, remaining: Sequence[str] = ()) -> str:
     """Return how a start ended, with its last error line and the processes that it left."""
-    left = f"; processes that it left were ended: {', '.join(remaining)}" if remaining else ""
+    ended = f"; processes that it left were ended: {', '.join(remaining)}" if remaining else ""
     if exit_code == 0:
-        return ENDED + left
+        return ENDED + ended
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if line.startswith(("error:", "Error")) or "Error: " in line]
     how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-    return how + (f": {errors[-1]}" if errors and exit_code > 0 else "") + left
+    return how + (f": {errors[-1]}" if errors and exit_code > 0 else "") + ended
 
 
 def end_of(log: Path, *, lines: int = 20) -> str:

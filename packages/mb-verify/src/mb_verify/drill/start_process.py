@@ -56,17 +56,17 @@ class StartedCommand:
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        others: dict[int, str] = {}
+        killed: dict[int, str] = {}
         deadline = time.monotonic() + 10
         while (remaining := processes_with(self._mark)) and time.monotonic() < deadline:
             for process in remaining:
-                others.setdefault(process, name_of(process))
+                killed.setdefault(process, name_of(process))
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.02)
         self._process.wait()
-        others.pop(self._process.pid, None)
-        return [others[process] for process in sorted(others)]
+        killed.pop(self._process.pid, None)
+        return [killed[process] for process in sorted(killed)]
 
 
 def processes_with(variable: str) -> list[int]:

@@ -122,11 +122,13 @@ class RecordFile:
                 f"{self._path}: {unnamed[0]!r} has no category, so it cannot be compared. Pass what read_torch_step "
                 "and read_torch_state return, or names such as 'losses: loss'."
             )
-        others = [name for name, value in values.items() if not isinstance(value, str | int | float | None)]
-        if others:
+        unsupported = [
+            name for name, value in values.items() if not isinstance(value, str | int | float | None)
+        ]
+        if unsupported:
             raise VerificationError(
-                f"{self._path}: {others[0]!r} is a {type(values[others[0]]).__name__}, which is neither text nor a "
-                "number. Pass .item() of a tensor or an array with one element, or a hash."
+                f"{self._path}: {unsupported[0]!r} is a {type(values[unsupported[0]]).__name__}, which is neither "
+                "text nor a number. Pass .item() of a tensor or an array with one element, or a hash."
             )
         return {name: value_text(value) for name, value in values.items()}
 
@@ -215,8 +217,8 @@ def rows_of_all_ranks(rows: Iterable[RecordRow], readers: set[tuple[int, int]]) 
         for name, value in row.values.items():
             category = name.partition(": ")[0]
             if category == "samples" and name.split()[1] in TOKENS:
-                read = [*values.get(GLOBAL_BATCH, "").split(), *value.replace(",", " ").split()]
-                values[GLOBAL_BATCH] = " ".join(sorted(read))
+                sequences = [*values.get(GLOBAL_BATCH, "").split(), *value.replace(",", " ").split()]
+                values[GLOBAL_BATCH] = " ".join(sorted(sequences))
             elif category in INDEPENDENT_OF_RANKS - {"samples"}:
                 values.setdefault(name, value)
     for (start, position), values in together.items():

@@ -81,8 +81,8 @@ def read_random_streams() -> dict[str, str]:
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        states["np_rng_state"] = (name, keys.tolist(), *rest)
+        name, keys, *counters = numpy.random.get_state()
+        states["np_rng_state"] = (name, keys.tolist(), *counters)
     if torch.cuda.is_available():
         states["cuda_rng_state"] = torch.cuda.get_rng_state()
     return {f"random streams: {name}": digest(state) for name, state in states.items()}
@@ -118,10 +118,10 @@ def digest(value: object) -> str:
     """Return a hash of 16 hexadecimal digits: of dtype, shape and bits of a tensor or shard, or of a value's text."""
     if not isinstance(value, torch.Tensor):
         return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
-    here = value.detach()
-    here = here.to_local() if isinstance(here, DTensor) else here
-    hashed = hashlib.blake2b(f"{here.dtype} {tuple(here.shape)}".encode(), digest_size=8)
-    flat = here.cpu().contiguous().reshape(-1)
+    local = value.detach()
+    local = local.to_local() if isinstance(local, DTensor) else local
+    hashed = hashlib.blake2b(f"{local.dtype} {tuple(local.shape)}".encode(), digest_size=8)
+    flat = local.cpu().contiguous().reshape(-1)
     size = flat.numel() * flat.element_size()
     if size:  # not through numpy, which torch does not require
         hashed.update((ctypes.c_ubyte * size).from_address(flat.data_ptr()))

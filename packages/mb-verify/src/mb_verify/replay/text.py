@@ -26,12 +26,12 @@ def replay_as_data(replay: Replay) -> dict[str, object]:
         "compared": list(replay.names),
         "differences": [
             {
-                "step": each.step,
-                "name": each.name,
-                "recorded": each.recorded,
-                "replayed": each.replayed,
+                "step": difference.step,
+                "name": difference.name,
+                "recorded": difference.recorded,
+                "replayed": difference.replayed,
             }
-            for each in replay.differences
+            for difference in replay.differences
         ],
         "tensor_norms": [replay.tensor_norms[step] for step in sorted(replay.tensor_norms)],
     }
@@ -82,7 +82,7 @@ def norm_lines(replay: Replay, *, full: bool) -> Iterator[str]:
     yield f"{'value':>12}  {f'x step {step - 1}' if compared else '':>10}  {'':<18}  tensor"
     for kind, name, value, factor, count in shown:
         note = f"  {count:,} not finite" if count else ""
-        yield f"{_number(value):>12}  {'' if factor is None else f'{factor:.3g}':>10}  {kind:<18}  {name}{note}"
+        yield f"{value:>12.4g}  {'' if factor is None else f'{factor:.3g}':>10}  {kind:<18}  {name}{note}"
     if len(shown) < len(rows):
         yield f"{len(rows) - len(shown):,} more: --full lists all by layer, --json prints them"
 
@@ -115,7 +115,3 @@ def _change(row: tuple[str, str, float, float | None, int]) -> tuple[bool, float
     if factor is None or factor <= 0 or not finite:
         return bool(count) or not finite, 0.0
     return bool(count), max(factor, 1 / factor)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"

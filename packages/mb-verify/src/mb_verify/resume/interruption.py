@@ -135,7 +135,7 @@ def prove_in(
         return read_record(record)
 
     first = uninterrupted("uninterrupted")
-    for start in starts_of_cut_run(interruption, folder=folder, processes=processes):
+    for start in starts_of_interrupted_run(interruption, folder=folder, processes=processes):
         make_start(start)
     records = {"uninterrupted": first, "interrupted": read_record(folder / "records" / "interrupted")}
     verdict = compare(first, records["interrupted"], same_ranks=same_ranks)
@@ -148,7 +148,7 @@ def prove_in(
     return ResumeProof(verdict=verdict, repetition=repeated, conditions=conditions_of(records))
 
 
-def starts_of_cut_run(interruption: Interruption, *, folder: Path, processes: int) -> list[RunStart]:
+def starts_of_interrupted_run(interruption: Interruption, *, folder: Path, processes: int) -> list[RunStart]:
     """Return the starts of the interrupted run: one up to the interruption, and those that resume."""
     resumes = interruption.resumed_by or (processes,)
     kill, step = interruption.kill, interruption.step

@@ -55,10 +55,10 @@ class KillAfterCheckpoint:
         deadline = self._clock() + self._pause
         self._pause = min(2 * self._pause, self._longest)
         while (tracked_step(self._tracker) or 0) < self._step:
-            left = deadline - self._clock()
-            if left <= 0:
+            remaining = deadline - self._clock()
+            if remaining <= 0:
                 return
-            self._sleep(min(left, 0.02))
+            self._sleep(min(remaining, 0.02))
         if self._kill:
             if self._mark is not None:
                 self._mark.touch()

@@ -81,7 +81,7 @@ def on_every_rank(work: Callable[[], T]) -> T:
         results.append(work())
     except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
         failure, cause = cause_of(error), error
-    failures = [f"rank {rank}: {each}" for rank, each in enumerate(gather(failure)) if each]
+    failures = [f"rank {rank}: {text}" for rank, text in enumerate(gather(failure)) if text]
     if failures:
         raise RanksFailedError("; ".join(failures[:MAX_RANKS_NAMED])) from cause
     return results[0]

@@ -39,28 +39,30 @@ def create_checkpoint_manager(
         return DefaultCheckpointManager(
             checkpoint_config, write_assets=write_assets, log_outcomes=log_outcomes
         )
-    wanted = _class(name, allowed_modules)
-    _reject_other_signature(name, wanted, (object(),), "its constructor", "__init__(self, checkpoint_config)")
-    found = wanted(checkpoint_config)
-    if not isinstance(found, CheckpointManager):
-        lacks = [method for method in _METHODS if not hasattr(found, method)]
+    manager_class = _class(name, allowed_modules)
+    _reject_other_signature(
+        name, manager_class, (object(),), "its constructor", "__init__(self, checkpoint_config)"
+    )
+    manager = manager_class(checkpoint_config)
+    if not isinstance(manager, CheckpointManager):
+        lacks = [method for method in _METHODS if not hasattr(manager, method)]
         raise CheckpointConfigError(
             f"{FIELD}: {name} lacks {', '.join(lacks)}. Add what CheckpointManager has."
         )
     _reject_other_signature(
-        name, found.save, (object(), object()), "save", "save(self, ctx, callback_manager=None)"
+        name, manager.save, (object(), object()), "save", "save(self, ctx, callback_manager=None)"
     )
-    return found
+    return manager
 
 
 def _reject_other_signature(
-    name: str, called: Callable[..., Any], given: tuple[object, ...], what: str, wanted: str
+    name: str, called: Callable[..., Any], arguments: tuple[object, ...], described: str, signature: str
 ) -> None:
     try:
-        inspect.signature(called).bind(*given)
+        inspect.signature(called).bind(*arguments)
     except (TypeError, ValueError) as error:  # ValueError: of some builtin classes nothing is known
         raise CheckpointConfigError(
-            f"{FIELD}: {name}: {what} does not take what a manager's does ({error}). Define {wanted}."
+            f"{FIELD}: {name}: {described} does not take what a manager's does ({error}). Define {signature}."
         ) from error
 
 
@@ -78,22 +80,22 @@ def _class(name: str, allowed_modules: Sequence[str] | None) -> Any:
             f"{FIELD}: {name!r} is not a module and class. Give both, such as mine.storage.Manager."
         )
     if allowed_modules is not None and not any(
-        module == each or module.startswith(f"{each}.") for each in allowed_modules
+        module == allowed or module.startswith(f"{allowed}.") for allowed in allowed_modules
     ):
         raise CheckpointConfigError(
             f"{FIELD}: {module} is not among the allowed modules {list(allowed_modules)}. Add it there."
         )
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except ImportError as error:
         raise CheckpointConfigError(
             f"{FIELD}: cannot import {module} ({error}). Install it, or correct the name."
         ) from error
-    if not hasattr(found, attribute):
+    if not hasattr(imported, attribute):
         raise CheckpointConfigError(f"{FIELD}: {module} has no {attribute}. Correct the name.")
-    wanted = getattr(found, attribute)
-    if not inspect.isclass(wanted):
+    named_class = getattr(imported, attribute)
+    if not inspect.isclass(named_class):
         raise CheckpointConfigError(
-            f"{FIELD}: {name} is not a class but {wanted!r:.40}. Name a class that takes the checkpoint section."
+            f"{FIELD}: {name} is not a class but {named_class!r:.40}. Name a class that takes the checkpoint section."
         )
-    return wanted
+    return named_class

@@ -117,7 +117,7 @@ class DefaultCheckpointManager:
             "clock": self._clock,
         }
         try:
-            done = self._begin(ctx, options)
+            saved = self._begin(ctx, options)
         except CheckpointSaveError as error:
             failed = FailedSave(
                 root=self._destination(ctx),
@@ -127,9 +127,9 @@ class DefaultCheckpointManager:
             )
             return self._failed(failed, cause=error)
         self._validated = True
-        if isinstance(done, SavedCheckpoint):
-            self._report(done)
-        return done
+        if isinstance(saved, SavedCheckpoint):
+            self._report(saved)
+        return saved
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
@@ -153,15 +153,15 @@ class DefaultCheckpointManager:
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
         """
-        done = self._pending.poll(blocking=blocking) if self._pending is not None else None
+        result = self._pending.poll(blocking=blocking) if self._pending is not None else None
         try:
-            if done is not None:
+            if result is not None:
                 self._pending = None
-            if isinstance(done, FailedSave):
-                return self._failed(done, cause=None)
-            if done is not None:
-                self._report(done)
-            return done
+            if isinstance(result, FailedSave):
+                return self._failed(result, cause=None)
+            if result is not None:
+                self._report(result)
+            return result
         finally:
             if terminate and self._writer is not None and self._pending is None:
                 self._writer.stop()

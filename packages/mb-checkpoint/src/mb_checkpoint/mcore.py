@@ -112,9 +112,9 @@ def _without_classes(entry: Any) -> Any:
     A checkpoint that names a class is rejected when it is read; this run's optimizer has its own.
     """
     if isinstance(entry, Mapping):
-        return {key: _without_classes(each) for key, each in entry.items() if not isinstance(each, type)}
+        return {key: _without_classes(item) for key, item in entry.items() if not isinstance(item, type)}
     if isinstance(entry, list):
-        return [_without_classes(each) for each in entry]
+        return [_without_classes(item) for item in entry]
     if isinstance(entry, ShardedObject):
         entry.data = _without_classes(entry.data)
     return entry
@@ -162,22 +162,22 @@ def distributed_parts(optimizer: Any | None) -> list[Any]:
 
 def parameter_groups(optimizer: Any) -> list[list[dict[str, Any]]]:
     """Return the parameter groups of each chained optimizer, with parameters as indices into its state."""
-    found = []
+    part_groups = []
     for part in optimizer_parts(optimizer):
         first, groups = 0, []
         for group in part.param_groups:  # torch numbers the parameters of an optimizer in this order
             count = len(group["params"])
             groups.append({**group, "params": list(range(first, first + count))})
             first += count
-        found.append(groups)
-    return found
+        part_groups.append(groups)
+    return part_groups
 
 
 def set_schedule(optimizer: Any, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Copy the schedule of fitted groups, in the same order, to the parameter groups of each chained optimizer."""
     for part, fitted in zip(optimizer_parts(optimizer), groups, strict=True):
-        for group, other in zip(part.param_groups, fitted, strict=True):
-            group.update({key: other[key] for key in SCHEDULE if key in other})
+        for group, fitted_group in zip(part.param_groups, fitted, strict=True):
+            group.update({key: fitted_group[key] for key in SCHEDULE if key in fitted_group})
 
 
 def schedule_policy(scheduler: Any | None) -> Policy | None:
@@ -256,7 +256,7 @@ def reject_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) ->
         return
     for part in distributed_parts(optimizer):
         for buffer in part.buffers:
-            padding = sum(each.grad_data.numel() - each.numel_unpadded for each in buffer.buckets[:-1])
+            padding = sum(bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets[:-1])
             if padding:
                 raise CheckpointLayoutError(
                     "checkpoint.dist_ckpt_optim_fully_reshardable: this optimizer has "
@@ -326,8 +326,8 @@ class CheckpointContents:
     @property
     def layout(self) -> Mapping[str, int] | None:
         """Parallel sizes of the run that wrote it; None if not recorded."""
-        found: Mapping[str, int] | None = self.common.get("parallel_layout")
-        return found or layout_of(self.common)
+        layout: Mapping[str, int] | None = self.common.get("parallel_layout")
+        return layout or layout_of(self.common)
 
     @property
     def has_optimizer(self) -> bool:
@@ -366,12 +366,12 @@ def read_contents(directory: Path) -> CheckpointContents:
 
 def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the global shape of each tensor that sharded weights of this rank request."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for entry in nested_values(dict(sections)):
         for part in _parts(entry):
             if isinstance(part, ShardedTensor):
-                found[part.key] = tuple(part.global_shape)
-    return found
+                shapes[part.key] = tuple(part.global_shape)
+    return shapes
 
 
 def padded_tensors(sections: Mapping[str, Any]) -> set[str]:
@@ -388,7 +388,7 @@ def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointConte
     """Return the sharded weights without the entries that a checkpoint lacks; all of them if that is unknown."""
     if contents.shapes is None:
         return {section: dict(entries) for section, entries in sections.items()}
-    known = contents.objects | contents.shapes.keys()
+    names_stored = contents.objects | contents.shapes.keys()
 
     def stored(entry: Any) -> bool:
         names = [
@@ -396,7 +396,7 @@ def entries_in_checkpoint(sections: Mapping[str, Any], contents: CheckpointConte
             for part in _parts(entry)
             if isinstance(part, (ShardedObject, ShardedTensor))
         ]
-        return known.issuperset(names)
+        return names_stored.issuperset(names)
 
     return {
         section: {name: entry for name, entry in entries.items() if stored(entry)}
@@ -421,9 +421,8 @@ class MegatronRng:
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
         """Replace all states."""
         tracker = get_cuda_rng_tracker()
-        graphable = is_graph_safe_cuda_rng_tracker(
-            tracker
-        )  # Megatron's in one mode, Transformer Engine's always
+        # Megatron's in one mode, Transformer Engine's always.
+        graphable = is_graph_safe_cuda_rng_tracker(tracker)
         tracker.set_states(
             {name: convert_cuda_rng_state(state, to_graphable=graphable) for name, state in states.items()}
         )

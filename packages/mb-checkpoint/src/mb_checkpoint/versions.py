@@ -21,19 +21,19 @@ INCOMPATIBLE_VERSIONS = {
 
 def installed_versions(*distributions: str) -> dict[str, str]:
     """Return the versions of distributions without those that are not installed, as in a source tree on the path."""
-    found = {}
+    installed = {}
     for name in distributions:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def release(version: str) -> tuple[int, int] | None:
     """Return major and minor number of a version such as "0.4.1+cu12"; None if it has none."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def incompatible_with_megatron(version: str | None) -> str | None:

@@ -40,30 +40,33 @@ def ls(folder: Path, *, as_json: bool) -> int:
         CheckpointNotFoundError: the folder does not exist, is one checkpoint, or has none.
     """
     root = _root_of(folder)
-    found, notes = list_checkpoints(root), check_trackers(root)
-    lines = [*map(listed_line, found), *(f"{each.path.name} {each.text}" for each in notes)]
-    print_result(found, lines, as_json=as_json)
-    damaged = [*(each.problems for each in found if not each.unfinished), *(each.damaged for each in notes)]
+    checkpoints, notes = list_checkpoints(root), check_trackers(root)
+    lines = [*map(listed_line, checkpoints), *(f"{note.path.name} {note.text}" for note in notes)]
+    print_result(checkpoints, lines, as_json=as_json)
+    damaged = [
+        *(item.problems for item in checkpoints if not item.unfinished),
+        *(item.damaged for item in notes),
+    ]
     return 1 if any(damaged) else 0
 
 
 def show(folder: Path, *, step: int | None, as_json: bool) -> int:
     """Print the contents of a checkpoint; raises as `describe_checkpoint`."""
-    found = describe_checkpoint(_checkpoints_of(folder), step=step)
-    print_result(found, _description_lines(found), as_json=as_json)
+    description = describe_checkpoint(_checkpoints_of(folder), step=step)
+    print_result(description, _description_lines(description), as_json=as_json)
     return 0
 
 
 def verify(folder: Path, *, as_json: bool) -> int:
     """Read every file of every checkpoint. Return 0 if all are intact, otherwise 1; raises as `verify_checkpoint`."""
     root = _checkpoints_of(folder)
-    total = sum(each.total_bytes for each in list_checkpoints(root) if not each.unfinished)
+    total = sum(checkpoint.total_bytes for checkpoint in list_checkpoints(root) if not checkpoint.unfinished)
     with byte_progress("verifying", total or 1) as progress:
-        found = verify_checkpoint(root, progress=progress)
-    lines = [f"{path}: {'; '.join(problems) or 'intact'}" for path, problems in found.items()]
-    lines += [f"{each.path}: {each.text}" for each in check_trackers(root) if not each.damaged]
-    print_result(found, lines, as_json=as_json)
-    return 1 if any(found.values()) else 0
+        problems_by_path = verify_checkpoint(root, progress=progress)
+    lines = [f"{path}: {'; '.join(problems) or 'intact'}" for path, problems in problems_by_path.items()]
+    lines += [f"{note.path}: {note.text}" for note in check_trackers(root) if not note.damaged]
+    print_result(problems_by_path, lines, as_json=as_json)
+    return 1 if any(problems_by_path.values()) else 0
 
 
 def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
@@ -72,14 +75,14 @@ def diff(old: Path, new: Path, *, values: bool, as_json: bool) -> int:
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: see `diff_checkpoints`.
     """
-    found = diff_checkpoints(_checkpoints_of(old), _checkpoints_of(new), values=values)
-    lines = skipped_lines(found.skipped)
-    lines += [f"{name}: {path}" for name, path in zip(("old", "new"), found.paths, strict=True)]
-    lines += _difference_lines(found) or [
+    difference = diff_checkpoints(_checkpoints_of(old), _checkpoints_of(new), values=values)
+    lines = skipped_lines(difference.skipped)
+    lines += [f"{name}: {path}" for name, path in zip(("old", "new"), difference.paths, strict=True)]
+    lines += _difference_lines(difference) or [
         "no difference" if values else "no difference; values were not compared"
     ]
-    print_result(found, lines, as_json=as_json)
-    return 1 if found else 0
+    print_result(difference, lines, as_json=as_json)
+    return 1 if difference else 0
 
 
 def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool, as_json: bool) -> int:
@@ -88,17 +91,17 @@ def prune(folder: Path, *, keep: int, retain_interval: int | None, dry_run: bool
     Raises:
         CheckpointNotFoundError: the folder does not exist, is one checkpoint, or has no intact one.
     """
-    done = prune_checkpoints(
+    pruned = prune_checkpoints(
         _root_of(folder), keep=keep, retain_interval=retain_interval, dry_run=dry_run, unfinished=True
     )
     verb = "would delete" if dry_run else "deleted"
-    lines = [f"{verb} {path}" for path in done.removed]
-    lines += [f"kept {path}: {reason}" for path, reason in done.not_removed]
-    if done.kept_best is not None:
-        lines.append(f"kept {done.kept_best}: the best by checkpoint.best_metric")
-    lines += [f"not counted {path}: {reason}" for path, reason in done.damaged]
-    print_result(done, lines or ["nothing to delete"], as_json=as_json)
-    return 1 if any(reason != TRACKED for _, reason in done.not_removed) else 0
+    lines = [f"{verb} {path}" for path in pruned.removed]
+    lines += [f"kept {path}: {reason}" for path, reason in pruned.not_removed]
+    if pruned.kept_best is not None:
+        lines.append(f"kept {pruned.kept_best}: the best by checkpoint.best_metric")
+    lines += [f"not counted {path}: {reason}" for path, reason in pruned.damaged]
+    print_result(pruned, lines or ["nothing to delete"], as_json=as_json)
+    return 1 if any(reason != TRACKED for _, reason in pruned.not_removed) else 0
 
 
 def stored(url: str, *, as_json: bool) -> int:
@@ -130,11 +133,13 @@ def stored(url: str, *, as_json: bool) -> int:
 
 def upload(folder: Path, url: str, *, step: int | None, as_json: bool) -> int:
     """Copy an intact checkpoint to a storage. Return 0; raises as `describe_checkpoint` and `upload_checkpoint`."""
-    found = describe_checkpoint(_checkpoints_of(folder), step=step)
-    done = upload_checkpoint(found.path, open_storage(url))
-    size = f"{format_bytes(done.copied_bytes)} of {format_bytes(done.total_bytes)}"
+    description = describe_checkpoint(_checkpoints_of(folder), step=step)
+    uploaded = upload_checkpoint(description.path, open_storage(url))
+    size = f"{format_bytes(uploaded.copied_bytes)} of {format_bytes(uploaded.total_bytes)}"
     print_result(
-        done, [*skipped_lines(found.skipped), f"{url}/{done.folder}: copied {size}"], as_json=as_json
+        uploaded,
+        [*skipped_lines(description.skipped), f"{url}/{uploaded.folder}: copied {size}"],
+        as_json=as_json,
     )
     return 0
 
@@ -178,33 +183,37 @@ def _root_of(folder: Path) -> Path:
     return root
 
 
-def _description_lines(found: CheckpointDescription) -> list[str]:
-    lines = skipped_lines(found.skipped)
-    lines.append(f"{found.path}: step {found.step}, {format_bytes(found.total_bytes)}")
-    lines += [f"  {name}: {value}" for name, value in found.train_state.items()]
-    if found.manifest is None:
+def _description_lines(description: CheckpointDescription) -> list[str]:
+    lines = skipped_lines(description.skipped)
+    lines.append(f"{description.path}: step {description.step}, {format_bytes(description.total_bytes)}")
+    lines += [f"  {name}: {value}" for name, value in description.train_state.items()]
+    if description.manifest is None:
         lines.append("  no manifest.json: made by another program")
     else:
-        lines += layout_lines(found.manifest.layout)
-        lines.append(f"  content: {named_values(found.manifest.content)}")
-        lines.append(f"  versions: {named_values(found.manifest.versions)}")
-    lines.append(f"  {len(found.tensors)} tensors and {found.objects} other entries")
-    for name, tensor in list(found.tensors.items())[:MAX_TENSORS]:
+        lines += layout_lines(description.manifest.layout)
+        lines.append(f"  content: {named_values(description.manifest.content)}")
+        lines.append(f"  versions: {named_values(description.manifest.versions)}")
+    lines.append(f"  {len(description.tensors)} tensors and {description.objects} other entries")
+    for name, tensor in list(description.tensors.items())[:MAX_TENSORS]:
         lines.append(f"    {name}: {tensor.dtype} {list(tensor.shape)}")
-    if len(found.tensors) > MAX_TENSORS:
-        lines.append(f"    ... {len(found.tensors) - MAX_TENSORS} more; --json names all")
+    if len(description.tensors) > MAX_TENSORS:
+        lines.append(f"    ... {len(description.tensors) - MAX_TENSORS} more; --json names all")
     return lines
 
 
-def _difference_lines(found: CheckpointDifference) -> list[str]:
-    compared = (("train_state", found.train_state), ("layout", found.layout), ("tensor", found.tensors))
+def _difference_lines(difference: CheckpointDifference) -> list[str]:
+    compared = (
+        ("train_state", difference.train_state),
+        ("layout", difference.layout),
+        ("tensor", difference.tensors),
+    )
     return [
         *(
-            f"{title}.{name}: {one} -> {other}"
+            f"{title}.{name}: {old} -> {new}"
             for title, entries in compared
-            for name, (one, other) in entries.items()
+            for name, (old, new) in entries.items()
         ),
-        *(f"run_config.yaml {line}" for line in found.config),
-        *(f"value.{name}: differs by at most {largest:g}" for name, largest in found.values.items()),
-        *(f"object.{name}: {text}" for name, text in found.objects.items()),
+        *(f"run_config.yaml {line}" for line in difference.config),
+        *(f"value.{name}: differs by at most {largest:g}" for name, largest in difference.values.items()),
+        *(f"object.{name}: {text}" for name, text in difference.objects.items()),
     ]

@@ -33,36 +33,36 @@ def as_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def listed_line(each: ListedCheckpoint) -> str:
+def listed_line(checkpoint: ListedCheckpoint) -> str:
     """Return the line of one checkpoint in the listing."""
-    state = "; ".join(each.problems) or ("newest by the tracker" if each.tracked else "complete")
-    if not each.has_manifest and not each.unfinished:
+    state = "; ".join(checkpoint.problems) or ("newest by the tracker" if checkpoint.tracked else "complete")
+    if not checkpoint.has_manifest and not checkpoint.unfinished:
         state = f"{state}, no manifest: contents cannot be verified"
-    if each.best is not None:
-        state = f"{state}, best: {each.best}"
-    if each.non_persistent:
+    if checkpoint.best is not None:
+        state = f"{state}, best: {checkpoint.best}"
+    if checkpoint.non_persistent:
         state = f"non-persistent, {state}"
-    return f"{each.step:>9}  {format_bytes(each.total_bytes):>9}  {each.path.name}  {state}"
+    return f"{checkpoint.step:>9}  {format_bytes(checkpoint.total_bytes):>9}  {checkpoint.path.name}  {state}"
 
 
 def skipped_lines(skipped: Sequence[SkippedCheckpoint]) -> list[str]:
     """Return one line for each checkpoint that was skipped."""
-    return [f"skipped {each.path}: {each.reason}" for each in skipped]
+    return [f"skipped {checkpoint.path}: {checkpoint.reason}" for checkpoint in skipped]
 
 
 def layout_lines(layout: Mapping[str, int]) -> list[str]:
     """Return the lines of the parallel sizes: one per module with its own parallelism, then one for all other sizes."""
     modules: dict[str, dict[str, int]] = {}
-    rest = {}
+    common_sizes = {}
     for name, size in layout.items():
         module, dot, field = name.rpartition(".")
         if dot:
             modules.setdefault(module, {})[field] = size
         else:
-            rest[name] = size
+            common_sizes[name] = size
     return [
-        *(f"  layout of {each}: {named_values(sizes)}" for each, sizes in modules.items()),
-        f"  layout: {named_values(rest)}",
+        *(f"  layout of {module}: {named_values(sizes)}" for module, sizes in modules.items()),
+        f"  layout: {named_values(common_sizes)}",
     ]
 
 

@@ -93,9 +93,9 @@ def convert_once(
 
 def environment_of_child(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of a launcher, and without GPUs."""
-    kept = {
+    inherited = {
         name: value
         for name, value in environment.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
-    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
+    return {**inherited, "CUDA_VISIBLE_DEVICES": ""}

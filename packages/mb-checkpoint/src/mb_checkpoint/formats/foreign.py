@@ -56,9 +56,9 @@ def recognize_foreign(path: Path) -> ForeignCheckpoint | None:
     if not path.is_dir():
         return None
     for folder in (path, *_step_folders(path)):
-        found = _recognize_one(folder, named=path)
-        if found is not None:
-            return found
+        recognized = _recognize_one(folder, named=path)
+        if recognized is not None:
+            return recognized
     return None
 
 
@@ -153,8 +153,8 @@ def _step_folders(root: Path) -> list[Path]:
 
 
 def _children(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
-    found = [each for each in islice(folder.iterdir(), MAX_ENTRIES) if name.fullmatch(each.name)]
-    return (each for each in sorted(found, reverse=True) if each.is_dir())
+    matching = [entry for entry in islice(folder.iterdir(), MAX_ENTRIES) if name.fullmatch(entry.name)]
+    return (entry for entry in sorted(matching, reverse=True) if entry.is_dir())
 
 
 def why_no_source(named: str, *, resume: bool) -> str | None:
@@ -206,25 +206,27 @@ def nearest_folder(path: Path) -> Path | None:
     Candidates are the siblings and children of `path`, and the `checkpoints` folder of each. Without a candidate,
     returns the nearest existing parent of `path`, or None if `path` exists.
     """
-    existing = next((each for each in (path, *path.parents) if each.is_dir()), None)
+    existing = next((folder for folder in (path, *path.parents) if folder.is_dir()), None)
     if existing is None:
         return None
-    children = [each for each in islice(existing.iterdir(), MAX_ENTRIES) if each.is_dir()]
+    children = [entry for entry in islice(existing.iterdir(), MAX_ENTRIES) if entry.is_dir()]
     if existing == path and path.parent != path:
         children += [
-            each for each in islice(path.parent.iterdir(), MAX_ENTRIES) if each.is_dir() and each != path
+            entry for entry in islice(path.parent.iterdir(), MAX_ENTRIES) if entry.is_dir() and entry != path
         ]
-    candidates = [each for child in children for each in (child, child / "checkpoints") if each.is_dir()]
-    with_checkpoint = [each for each in candidates if why_not_a_checkpoint(each) is None]
+    candidates = [
+        folder for child in children for folder in (child, child / "checkpoints") if folder.is_dir()
+    ]
+    with_checkpoint = [folder for folder in candidates if why_not_a_checkpoint(folder) is None]
     if with_checkpoint:
-        return max(with_checkpoint, key=lambda each: SequenceMatcher(None, str(each), str(path)).ratio())
+        return max(with_checkpoint, key=lambda folder: SequenceMatcher(None, str(folder), str(path)).ratio())
     if existing == path:
         return None
     missing = path.relative_to(existing).parts[0]
-    similar = get_close_matches(missing, [each.name for each in children], n=1, cutoff=0.5)
+    similar = get_close_matches(missing, [child.name for child in children], n=1, cutoff=0.5)
     return existing / similar[0] if similar else existing
 
 
-def is_same_folder(one: str | None, other: str | None) -> bool:
+def is_same_folder(first: str | None, second: str | None) -> bool:
     """Return whether two paths name the same folder, which need not exist."""
-    return one is not None and other is not None and Path(one).resolve() == Path(other).resolve()
+    return first is not None and second is not None and Path(first).resolve() == Path(second).resolve()

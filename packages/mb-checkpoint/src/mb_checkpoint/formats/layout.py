@@ -68,8 +68,8 @@ def staged_step(path: Path) -> int | None:
 
 def staging_directories(root: Path) -> list[Path]:
     """Return the staging folders below a root, by name: of saves in progress, and of processes that died."""
-    found = root.glob(f"{_STAGING}iter_*")
-    return sorted(path for path in found if path.is_dir() and staged_step(path) is not None)
+    staged = root.glob(f"{_STAGING}iter_*")
+    return sorted(path for path in staged if path.is_dir() and staged_step(path) is not None)
 
 
 def replaced_directory(root: Path, step: int) -> Path:
@@ -79,8 +79,8 @@ def replaced_directory(root: Path, step: int) -> Path:
 
 def legacy_ranks(directory: Path) -> list[Path]:
     """Return the folders of ranks in a checkpoint of Megatron-LM's legacy layout `torch`; empty for others."""
-    found = [path for path in directory.glob("mp_rank_*") if _LEGACY_RANK.fullmatch(path.name)]
-    return sorted(path for path in found if (path / LEGACY_FILE).is_file())
+    rank_folders = [path for path in directory.glob("mp_rank_*") if _LEGACY_RANK.fullmatch(path.name)]
+    return sorted(path for path in rank_folders if (path / LEGACY_FILE).is_file())
 
 
 def is_iteration_directory(path: Path) -> bool:
@@ -127,17 +127,17 @@ def why_not_a_checkpoint(path: Path) -> str | None:
         marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG) or legacy_ranks(
             path
         )
-        found = (
+        has_checkpoint = (
             bool(marked)
             or _has_tracker(path)
             or any(steps_in(root) for root in (path, path / NON_PERSISTENT))
         )
-        config_alone = not found and (path / RUN_CONFIG).is_file()
+        config_alone = not has_checkpoint and (path / RUN_CONFIG).is_file()
     except OSError as error:
         return f"cannot be read ({type(error).__name__}: {error.strerror})"
     if config_alone:
         return f"has a {RUN_CONFIG} and no checkpoint"
-    return None if found else "has no checkpoint"
+    return None if has_checkpoint else "has no checkpoint"
 
 
 HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin*")
@@ -199,13 +199,13 @@ def steps_in(root: Path) -> dict[int, Path]:
     """
     if not root.is_dir():
         return {}
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     for path in root.iterdir():
         plain = path.with_name(path.name.removeprefix(_REPLACED))
         step = step_of(path)
         if step is not None and path.is_dir() and (plain == path or not plain.exists()):
-            found[step] = path
-    return dict(sorted(found.items(), reverse=True))
+            folders[step] = path
+    return dict(sorted(folders.items(), reverse=True))
 
 
 def format_of(directory: Path) -> str:

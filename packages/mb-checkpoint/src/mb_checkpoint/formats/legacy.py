@@ -56,13 +56,13 @@ def read_legacy(path: Path, model: Sequence[Any], groups: CheckpointGroups) -> L
         CheckpointLayoutError: The parallel sizes differ.
         CheckpointReadError: A rank could not read its file, or the folder is not trusted.
     """
-    here = groups.layout(model)
+    run_layout = groups.layout(model)
     folder = path / rank_folder(groups)
     lacking = [name for name in gather("" if (folder / LEGACY_FILE).is_file() else folder.name) if name]
     if lacking:
-        there = ", ".join(each.name for each in legacy_ranks(path))
+        stored_names = ", ".join(folder.name for folder in legacy_ranks(path))
         raise _other_layout(
-            path, f"has files of {there}, and this run needs those of {', '.join(lacking)}, too"
+            path, f"has files of {stored_names}, and this run needs those of {', '.join(lacking)}, too"
         )
 
     def read() -> LegacyState:
@@ -71,8 +71,8 @@ def read_legacy(path: Path, model: Sequence[Any], groups: CheckpointGroups) -> L
 
     state = read_on_all_ranks(path, read)
     stored = state.contents.layout
-    if stored is not None and dict(stored) != here:
-        raise _other_layout(path, f"was written with {dict(stored)} and this run has {here}")
+    if stored is not None and dict(stored) != run_layout:
+        raise _other_layout(path, f"was written with {dict(stored)} and this run has {run_layout}")
     return state
 
 
@@ -101,20 +101,20 @@ class LegacyRestorer(StateRestorer):
     def run(self) -> list[str]:
         """Compare and restore; return notes on the state that was left unchanged. Collective."""
         ctx = self._ctx
-        own: Any = ctx.optimizer
+        optimizer_of_run: Any = ctx.optimizer
         weights = read_on_all_ranks(self._path, self._matched_weights)
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
         if with_optimizer:
             optimizer = read_on_all_ranks(self._path, lambda: self._matched_optimizer(weights))
         names = mcore.section_names(ctx.model)
-        found = {name: values for name, (values, _) in zip(names, weights, strict=True)}
+        model_sections = {name: values for name, (values, _) in zip(names, weights, strict=True)}
         with extra_state.permitted():
-            mcore.load_model_sections(ctx.model, self._without_code(found), strict=False)
+            mcore.load_model_sections(ctx.model, self._without_code(model_sections), strict=False)
         if with_optimizer:
-            mcore.load_optimizer_section(own, self._fitted(optimizer))
-            if mcore.distributed_parts(own):
-                own.load_parameter_state(str(self._state.folder / LEGACY_OPTIMIZER))
+            mcore.load_optimizer_section(optimizer_of_run, self._fitted(optimizer))
+            if mcore.distributed_parts(optimizer_of_run):
+                optimizer_of_run.load_parameter_state(str(self._state.folder / LEGACY_OPTIMIZER))
         elif mcore.has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, None)
         if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
@@ -143,15 +143,16 @@ class LegacyRestorer(StateRestorer):
             CheckpointLayoutError: The order is another one, or a group has other parameters.
         """
         stored = self._state.values["optimizer"]
-        own = mcore.parameter_groups(self._ctx.optimizer)
-        sizes = [[len(group["params"]) for group in part] for part in own]
-        found = [[len(group.get("params", ())) for group in part] for part in groups_in(stored)]
+        run_groups = mcore.parameter_groups(self._ctx.optimizer)
+        sizes = [[len(group["params"]) for group in part] for part in run_groups]
+        stored_sizes = [[len(group.get("params", ())) for group in part] for part in groups_in(stored)]
         distributed = bool(mcore.distributed_parts(self._ctx.optimizer))
-        if not all(ordered for _, ordered in weights) or (found != sizes and not distributed):
+        if not all(ordered for _, ordered in weights) or (stored_sizes != sizes and not distributed):
             raise CheckpointLayoutError(
-                f"{self._path}: its optimizer state has other parameters or another order of them (groups of {found}, "
-                f"here {sizes}), as with layers of Transformer Engine in one of the runs and Megatron's own in the "
-                "other. Set model.transformer_impl as in that run, or checkpoint.load_optim=false."
+                f"{self._path}: its optimizer state has other parameters or another order of them (groups of "
+                f"{stored_sizes}, here {sizes}), as with layers of Transformer Engine in one of the runs and "
+                "Megatron's own in the other. Set model.transformer_impl as in that run, or "
+                "checkpoint.load_optim=false."
             )
         return dict(enumerate(stored)) if isinstance(stored, list) else stored
 
@@ -162,15 +163,12 @@ class LegacyRestorer(StateRestorer):
             return self._leave("optimizer: load_optim is off; it starts fresh")
         if "optimizer" not in self._state.values:
             return self._leave("optimizer: the checkpoint holds none; it starts fresh")
-        there, here = (
-            (self._state.folder / LEGACY_OPTIMIZER).is_file(),
-            mcore.distributed_parts(self._ctx.optimizer),
-        )
-        if there != bool(here):
+        has_file = (self._state.folder / LEGACY_OPTIMIZER).is_file()
+        if has_file != bool(mcore.distributed_parts(self._ctx.optimizer)):
             raise CheckpointLayoutError(
-                f"{self._path}: {'has' if there else 'has no'} {LEGACY_OPTIMIZER}, because its run used "
-                f"{'the' if there else 'no'} distributed optimizer, whose state has another form. Set "
-                f"ddp.use_distributed_optimizer={str(there).lower()}, or checkpoint.load_optim=false."
+                f"{self._path}: {'has' if has_file else 'has no'} {LEGACY_OPTIMIZER}, because its run used "
+                f"{'the' if has_file else 'no'} distributed optimizer, whose state has another form. Set "
+                f"ddp.use_distributed_optimizer={str(has_file).lower()}, or checkpoint.load_optim=false."
             )
         return True
 
@@ -192,7 +190,7 @@ def groups_in(stored: Any) -> list[Sequence[Mapping[str, Any]]]:
 
 
 def matched(
-    stored: Mapping[str, Any], own: Mapping[str, Any], *, path: Path, strict: bool
+    stored: Mapping[str, Any], model_state: Mapping[str, Any], *, path: Path, strict: bool
 ) -> tuple[dict[str, Any], bool]:
     """Return stored weights under the names of a model, and whether the two have the same names.
 
@@ -202,25 +200,29 @@ def matched(
         CheckpointShapeError: A tensor has another shape, or only one of the two has it.
     """
     values = {
-        _own_name(name, own): value
+        _own_name(name, model_state): value
         for name, value in stored.items()
-        if not (name.endswith(_EXTRA) and (value is None or name not in own))
+        if not (name.endswith(_EXTRA) and (value is None or name not in model_state))
     }
-    shapes = {name: tuple(each.shape) for name, each in values.items() if isinstance(each, torch.Tensor)}
-    wanted = {
-        name: tuple(each.shape)
-        for name, each in own.items()
-        if isinstance(each, torch.Tensor) and not name.endswith(_EXTRA)
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in values.items() if isinstance(tensor, torch.Tensor)
     }
-    check_shapes(wanted, shapes, path=path, may_lack=not strict, may_have_more=not strict)
-    return values, [name for name in stored if name in wanted] == [name for name in own if name in wanted]
+    model_shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in model_state.items()
+        if isinstance(tensor, torch.Tensor) and not name.endswith(_EXTRA)
+    }
+    check_shapes(model_shapes, shapes, path=path, may_lack=not strict, may_have_more=not strict)
+    return values, [name for name in stored if name in model_shapes] == [
+        name for name in model_state if name in model_shapes
+    ]
 
 
-def _own_name(name: str, own: Mapping[str, Any]) -> str:
+def _own_name(name: str, model_state: Mapping[str, Any]) -> str:
     """Return the name of a stored weight in a model whose norms are fused, or are not."""
-    if name not in own:
+    if name not in model_state:
         for separate, fused in _FUSED_NORMS:
-            for one, other in ((separate, fused), (fused, separate)):
-                if (changed := name.replace(one, other)) != name and changed in own:
+            for old_part, new_part in ((separate, fused), (fused, separate)):
+                if (changed := name.replace(old_part, new_part)) != name and changed in model_state:
                     return changed
     return name

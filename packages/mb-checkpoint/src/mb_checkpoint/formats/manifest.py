@@ -90,8 +90,8 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
                 f"has format {number} and this version knows {FORMAT}",
                 fix="Use a newer mb-checkpoint",
             )
-        read = _entry_of_format_1 if number == 1 else FileEntry
-        manifest = Manifest(**{**body, "files": tuple(read(**entry) for entry in body["files"])})
+        make_entry = _entry_of_format_1 if number == 1 else FileEntry
+        manifest = Manifest(**{**body, "files": tuple(make_entry(**entry) for entry in body["files"])})
         if problem := _problem_in(manifest):
             raise _unusable(source, problem)
         return manifest
@@ -104,10 +104,12 @@ def decode_manifest(content: bytes, *, source: str) -> Manifest:
 def _problem_in(manifest: Manifest) -> str | None:
     """Return what is wrong with the names and the types of values in a manifest; None if they are right."""
     mappings = (manifest.layout, manifest.content, manifest.versions)
-    if not all(isinstance(each, dict) for each in mappings) or not isinstance(manifest.ckpt_format, str):
+    if not all(isinstance(mapping, dict) for mapping in mappings) or not isinstance(
+        manifest.ckpt_format, str
+    ):
         return "has a section of another type"
     numbers = (manifest.step, *(entry.size for entry in manifest.files), *manifest.layout.values())
-    if not all(type(each) is int and 0 <= each < _LARGEST_NUMBER for each in numbers):
+    if not all(type(value) is int and 0 <= value < _LARGEST_NUMBER for value in numbers):
         return "has a step or a size that is none"
     names = {MANIFEST}
     for entry in manifest.files:
@@ -244,14 +246,14 @@ def find_hash_mismatches(
         if algorithm not in HASHES:
             return f"{entry.name} has a checksum of an unknown kind in the manifest ({algorithm:.20})"
         try:
-            found = hash_file(
+            actual = hash_file(
                 path_inside(directory, entry.name), name=entry.name, algorithm=algorithm, progress=report
             )
         except FileNameError as error:
             return f"{MANIFEST} {error}"
         except OSError as error:
             return f"{entry.name} cannot be read ({error.strerror})"
-        return None if found == entry else f"{entry.name} differs from the manifest (checksum)"
+        return None if actual == entry else f"{entry.name} differs from the manifest (checksum)"
 
     with ThreadPoolExecutor(threads) as pool:
         return [line for line in pool.map(problem, list(entries)) if line is not None]

@@ -33,9 +33,9 @@ def read_common_state(directory: Path) -> dict[str, Any]:
         Exception: A damaged file, see `select.DAMAGED`.
     """
     with _content(directory) as stream:
-        found = {} if stream is None else _plain(_inert(stream), {})
-    found = found[0] if isinstance(found, list) and found else found
-    return found if isinstance(found, dict) else {}
+        state = {} if stream is None else _plain(_inert(stream), {})
+    state = state[0] if isinstance(state, list) and state else state
+    return state if isinstance(state, dict) else {}
 
 
 def read_arguments(directory: Path) -> Mapping[str, Any] | None:
@@ -43,8 +43,10 @@ def read_arguments(directory: Path) -> Mapping[str, Any] | None:
 
     Raises: see `read_common_state`.
     """
-    found = read_common_state(directory).get(ARGUMENTS)
-    return {name: value for name, value in vars(found).items() if value is not None} if found else None
+    arguments = read_common_state(directory).get(ARGUMENTS)
+    return (
+        {name: value for name, value in vars(arguments).items() if value is not None} if arguments else None
+    )
 
 
 def _inert(stream: BinaryIO) -> Any:
@@ -74,7 +76,7 @@ def read_legacy_tensors(directory: Path) -> dict[str, tuple[tuple[int, ...], str
         OSError: A file cannot be read.
         Exception: A damaged file, see `select.DAMAGED`.
     """
-    ranks, found = legacy_ranks(directory), {}
+    ranks, tensors = legacy_ranks(directory), {}
     for rank in ranks:
         with (rank / LEGACY_FILE).open("rb") as stream:
             state = _inert(stream)
@@ -84,8 +86,8 @@ def read_legacy_tensors(directory: Path) -> dict[str, tuple[tuple[int, ...], str
         ):
             for key, value in section.items():
                 if isinstance(value, _InertTensor):
-                    found[prefix + key] = (value.shape, value.dtype)
-    return found
+                    tensors[prefix + key] = (value.shape, value.dtype)
+    return tensors
 
 
 class _Inert:
@@ -140,30 +142,30 @@ class _InertUnpickler(pickle.Unpickler):
     """Unpickler that imports nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {
+        allowed = {
             ("argparse", "Namespace"): _NewNamespace,
             ("collections", "OrderedDict"): FrozenCall(_PlainDict),
             ("torch._utils", "_rebuild_tensor_v2"): FrozenCall(_InertTensor),
         }
         storage = module == "torch" and name.endswith("Storage")
-        return _DTYPES.get(name, name) if storage else known.get((module, name), _Inert)
+        return _DTYPES.get(name, name) if storage else allowed.get((module, name), _Inert)
 
     def persistent_load(self, identifier: Any) -> Any:
         return identifier[1]  # the type of the storage
 
 
-def _plain(value: Any, done: dict[int, Any]) -> Any:
+def _plain(value: Any, converted: dict[int, Any]) -> Any:
     """Return a value with None in place of every substitute; what occurs repeatedly in it is converted once."""
     if isinstance(value, _Inert) or value is _Inert:
         return None
     if not isinstance(value, Namespace | dict | list | tuple):
         return value
-    if id(value) not in done:
+    if id(value) not in converted:
         if isinstance(value, Namespace):
-            made: Any = Namespace(**{name: _plain(each, done) for name, each in vars(value).items()})
+            plain: Any = Namespace(**{name: _plain(item, converted) for name, item in vars(value).items()})
         elif isinstance(value, dict):
-            made = {key: _plain(each, done) for key, each in value.items()}
+            plain = {key: _plain(item, converted) for key, item in value.items()}
         else:
-            made = type(value)(_plain(each, done) for each in value)
-        done[id(value)] = made
-    return done[id(value)]
+            plain = type(value)(_plain(item, converted) for item in value)
+        converted[id(value)] = plain
+    return converted[id(value)]

@@ -80,9 +80,9 @@ class SafeFileSystemReader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the index; see `read_metadata`."""
-        found = read_metadata(Path(self.path))
-        found.storage_meta.load_id = self.load_id  # type: ignore[union-attr]  # there since `read_metadata`
-        return found
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta.load_id = self.load_id  # type: ignore[union-attr]  # there since `read_metadata`
+        return metadata
 
 
 def read_metadata(directory: Path) -> Metadata:
@@ -96,15 +96,15 @@ def read_metadata(directory: Path) -> Metadata:
     path = directory / TENSOR_INDEX
     with path.open("rb") as stream:
         identity = _identity(os.fstat(stream.fileno()))
-        found = _unpickled(stream, path)
-    if not isinstance(found, Metadata):
-        raise pickle.UnpicklingError(f"holds a {type(found).__name__} instead of an index")
-    _check_pieces(found, directory)
+        metadata = _unpickled(stream, path)
+    if not isinstance(metadata, Metadata):
+        raise pickle.UnpicklingError(f"holds a {type(metadata).__name__} instead of an index")
+    _check_pieces(metadata, directory)
     if not is_trusted(path):
         _checked[path] = identity
-    if found.storage_meta is None:
-        found.storage_meta = StorageMeta()
-    return found
+    if metadata.storage_meta is None:
+        metadata.storage_meta = StorageMeta()
+    return metadata
 
 
 def read_piece(directory: Path, piece: Any) -> bytes:
@@ -133,7 +133,7 @@ def _check_pieces(index: Metadata, directory: Path) -> None:
     pieces = (index.storage_data or {}).values()
     for piece in pieces:
         numbers = (getattr(piece, "offset", None), getattr(piece, "length", None))
-        if not all(type(each) is int and 0 <= each < _LARGEST for each in numbers):
+        if not all(type(value) is int and 0 <= value < _LARGEST for value in numbers):
             raise pickle.UnpicklingError("has an entry without a position")
     names = dict.fromkeys(checked_name(getattr(piece, "relative_path", None)) for piece in pieces)
     for name in names:
@@ -216,7 +216,7 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
                 if name := _unsafe_in(path):
                     raise _unsafe(path, name) from error
                 if isinstance(error, CheckpointException):
-                    reason = next((str(each[0]) for each in error.failures.values()), str(error))
+                    reason = next((str(failure[0]) for failure in error.failures.values()), str(error))
                     raise DamagedCheckpointError(
                         f"{path}: cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
                     ) from error
@@ -263,8 +263,8 @@ class _Restricted(pickle.Unpickler):
             return _record(module, name)
         if (module, name) in _VALUES:
             return FrozenCall(_VALUES[module, name])
-        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
         raise _unsafe(self._path, f"{module}.{name}")
 
 

@@ -62,14 +62,18 @@ def ranked_checkpoints(root: Path, *, up_to: int | None = None) -> list[BestChec
 
 def ranked(manifests: Mapping[Path, Manifest]) -> list[BestCheckpoint]:
     """Return the checkpoints with a metric, the best first; see `ranked_checkpoints`."""
-    newest_first = sorted(manifests.items(), key=lambda each: each[1].step, reverse=True)
-    measured = [found for path, manifest in newest_first if (found := _measured(path, manifest)) is not None]
+    newest_first = sorted(manifests.items(), key=lambda item: item[1].step, reverse=True)
+    measured = [
+        checkpoint for path, manifest in newest_first if (checkpoint := _measured(path, manifest)) is not None
+    ]
     if not measured:
         return []
     metric, mode = measured[0].metric, measured[0].mode
     sign = 1 if mode == "min" else -1
-    comparable = [each for each in measured if (each.metric, each.mode) == (metric, mode)]
-    return sorted(comparable, key=lambda each: (sign * each.value, each.step))
+    comparable = [
+        checkpoint for checkpoint in measured if (checkpoint.metric, checkpoint.mode) == (metric, mode)
+    ]
+    return sorted(comparable, key=lambda checkpoint: (sign * checkpoint.value, checkpoint.step))
 
 
 def metric_entry(metric: str | None, mode: str, value: float | None) -> dict[str, Any]:

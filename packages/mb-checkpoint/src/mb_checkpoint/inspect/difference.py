@@ -60,15 +60,18 @@ def diff_checkpoints(old: Path | str, new: Path | str, *, values: bool = False) 
         DamagedCheckpointError: A value cannot be read.
     """
     first, second = describe_checkpoint(old), describe_checkpoint(new)
-    layouts = [dict(each.manifest.layout) if each.manifest is not None else {} for each in (first, second)]
+    layouts = [
+        dict(description.manifest.layout) if description.manifest is not None else {}
+        for description in (first, second)
+    ]
     same = [name for name, tensor in first.tensors.items() if second.tensors.get(name) == tensor]
     return CheckpointDifference(
         train_state=_differing(first.train_state, second.train_state),
         layout=_differing(*layouts),
         config=_changed_lines(first.path / RUN_CONFIG, second.path / RUN_CONFIG),
         tensors={
-            name: (_shown(one), _shown(other))
-            for name, (one, other) in _differing(first.tensors, second.tensors).items()
+            name: (_shown(old_entry), _shown(new_entry))
+            for name, (old_entry, new_entry) in _differing(first.tensors, second.tensors).items()
         },
         values=_changed_values(first, second, same) if values else {},
         objects=_changed_objects(first.path, second.path) if values else {},
@@ -99,33 +102,33 @@ def _changed_values(
     old: CheckpointDescription, new: CheckpointDescription, names: list[str]
 ) -> dict[str, float]:
     changed = {}
-    lengths = [_stored_lengths(each.path) for each in (old, new)]
+    lengths = [_stored_lengths(description.path) for description in (old, new)]
     for name in names:
-        for each, stored in zip((old, new), lengths, strict=True):
-            _require_stored(each, name, stored[name])
-        difference = _largest_difference(*(_tensor(each, name) for each in (old, new)))
+        for description, stored in zip((old, new), lengths, strict=True):
+            _require_stored(description, name, stored[name])
+        difference = _largest_difference(*(_tensor(description, name) for description in (old, new)))
         if difference is not None:
             changed[name] = difference
     return changed
 
 
-def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float | None:
+def _largest_difference(old_tensor: torch.Tensor, new_tensor: torch.Tensor) -> float | None:
     """Return the largest absolute difference of two elements; None if all are equal. NaN equals NaN."""
-    if torch.equal(one, other):
+    if torch.equal(old_tensor, new_tensor):
         return None
-    first, second = one.double(), other.double()
+    first, second = old_tensor.double(), new_tensor.double()
     equal = (first == second) | (first.isnan() & second.isnan())
-    if one.is_floating_point() and bool(equal.all()):
+    if old_tensor.is_floating_point() and bool(equal.all()):
         return None
     return float((first - second).abs().masked_fill(equal, 0.0).max())
 
 
 def _stored_lengths(folder: Path) -> Counter[str]:
     """Return the bytes of all pieces of each entry."""
-    found: Counter[str] = Counter()
+    lengths: Counter[str] = Counter()
     for entry, position in (read_tensor_index(folder).storage_data or {}).items():
-        found[entry.fqn] += position.length
-    return found
+        lengths[entry.fqn] += position.length
+    return lengths
 
 
 def _require_stored(checkpoint: CheckpointDescription, name: str, length: int) -> None:
@@ -164,7 +167,7 @@ def _errors_with_name(folder: Path, name: str) -> Iterator[None]:
         yield
     except (CheckpointException, RuntimeError, OSError, *DAMAGED) as error:
         causes = error.failures.values() if isinstance(error, CheckpointException) else ()
-        reason = next((str(each[0]) for each in causes), str(error))
+        reason = next((str(cause[0]) for cause in causes), str(error))
         raise DamagedCheckpointError(
             f"{folder}: {name} cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
         ) from error
@@ -186,9 +189,9 @@ def _objects(folder: Path) -> dict[str, Any]:
     """Return the position of each entry that is not a tensor."""
     index = read_tensor_index(folder)
     return {
-        each.fqn: position
-        for each, position in (index.storage_data or {}).items()
-        if not isinstance(index.state_dict_metadata.get(each.fqn), TensorStorageMetadata)
+        item_index.fqn: position
+        for item_index, position in (index.storage_data or {}).items()
+        if not isinstance(index.state_dict_metadata.get(item_index.fqn), TensorStorageMetadata)
     }
 
 

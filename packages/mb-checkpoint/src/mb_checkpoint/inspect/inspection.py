@@ -110,11 +110,11 @@ def list_checkpoints(root: Path | str) -> list[ListedCheckpoint]:
     Of the same step the non-persistent one comes first, because a load prefers it.
     """
     persistent = Path(root)
-    found = [
+    listed = [
         *_listed(persistent / NON_PERSISTENT, non_persistent=True),
         *_listed(persistent, non_persistent=False),
     ]
-    return sorted(found, key=lambda each: each.step or 0, reverse=True)
+    return sorted(listed, key=lambda checkpoint: checkpoint.step or 0, reverse=True)
 
 
 def _listed(root: Path, *, non_persistent: bool) -> list[ListedCheckpoint]:
@@ -250,9 +250,11 @@ def _legacy_weights(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 def _root_of(root: Path, *, step: int | None) -> Path:
     """Return the folder to search: that of the non-persistent checkpoints if no persistent one matches."""
     persistent = step in steps_in(root) if step is not None else has_checkpoint(root) or steps_in(root)
-    there = steps_in(root / NON_PERSISTENT)
+    non_persistent = steps_in(root / NON_PERSISTENT)
     return (
-        root / NON_PERSISTENT if not persistent and (step in there if step is not None else there) else root
+        root / NON_PERSISTENT
+        if not persistent and (step in non_persistent if step is not None else non_persistent)
+        else root
     )
 
 
@@ -276,12 +278,12 @@ def verify_checkpoint(
     folders = (
         [root]
         if is_iteration_directory(root)
-        else [path for each in roots for path in steps_in(each).values()]
+        else [path for folder in roots for path in steps_in(folder).values()]
     )
     if not folders:
         reason = "its trackers name one that does not exist" if has_checkpoint(root) else "no checkpoint"
         raise CheckpointNotFoundError(f"{root}: {reason}. {NAME_A_FOLDER}")
-    damaged = [note for each in roots for note in check_trackers(each) if note.damaged]
+    damaged = [note for folder in roots for note in check_trackers(folder) if note.damaged]
     return {
         **{folder: _verified(folder, progress) for folder in folders},
         **{note.path: [note.text] for note in damaged},

@@ -52,9 +52,9 @@ def _step_in(path: Path) -> int | None:
     return int(content)
 
 
-def _about(path: Path, step: int, there: list[int]) -> list[TrackerNote]:
-    if step not in there:
+def _about(path: Path, step: int, steps: list[int]) -> list[TrackerNote]:
+    if step not in steps:
         return [TrackerNote(path=path, text=f"names step {step}, whose folder is not there", damaged=True)]
-    if step < there[0]:
-        return [TrackerNote(path=path, text=f"names step {step}, and {there[0]} is there too", damaged=False)]
+    if step < steps[0]:
+        return [TrackerNote(path=path, text=f"names step {step}, and {steps[0]} is there too", damaged=False)]
     return []

@@ -39,12 +39,12 @@ class VerifiedCache:
             directory: Folder of the checkpoint.
             contents: Hash contents that are not in the cache; False compares only the sizes of those.
         """
-        found = find_problems(directory)
+        problems_found = find_problems(directory)
         seal = _seal(directory)
-        known, problems = self._known.get(directory.absolute(), (None, ()))
-        if found or seal is None:
-            return found
-        if known == seal:
+        known_seal, problems = self._known.get(directory.absolute(), (None, ()))
+        if problems_found or seal is None:
+            return problems_found
+        if known_seal == seal:
             return list(problems)
         if not contents:
             return []

@@ -36,12 +36,12 @@ def verify_last_checkpoint(
     if newest is None:
         return None
     total = sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
-    done = 0
+    done_bytes = 0
 
     def add(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
+        nonlocal done_bytes
+        done_bytes += count
+        progress(done_bytes, total)
 
     return first_intact(find, contents=section.verify_integrity, progress=add)
 

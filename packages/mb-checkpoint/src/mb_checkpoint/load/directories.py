@@ -49,10 +49,10 @@ def resumable_directories(config: ResumeSettings) -> list[Path]:
         if is_iteration_directory(load):
             return [load]
         roots = (load, *non_persistent_roots(config))
-        found = [item for root in roots for item in steps_in(root).items()]
+        step_folders = [item for root in roots for item in steps_in(root).items()]
     except OSError:
         return []
-    return [folder for _, folder in sorted(found, reverse=True)]
+    return [folder for _, folder in sorted(step_folders, reverse=True)]
 
 
 def is_checkpoint_file(file: Path, *, weights: object) -> bool:

@@ -253,8 +253,8 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
     groups = CheckpointGroups.of(pg_collection)
     context = _weights_context(model, strict=strict, key_filter=key_filter)
     if base is not None and key_filter is not None:
-        left = key_filter if base_filter is None else either(key_filter, all_but(base_filter))
-        _load_base(context, config, groups, str(base), adapters=left)
+        adapter_filter = key_filter if base_filter is None else either(key_filter, all_but(base_filter))
+        _load_base(context, config, groups, str(base), adapters=adapter_filter)
     with intact_checkpoint(find, config) as (_, chosen):
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")

@@ -29,13 +29,13 @@ LAYOUT = frozenset({"params", "is_expert_parallel"})
 
 
 def fit_groups(
-    stored: Sequence[Group], own: Sequence[Group], *, policy: Policy = "equal"
+    stored: Sequence[Group], current: Sequence[Group], *, policy: Policy = "equal"
 ) -> list[dict[str, Any]]:
-    """Return one group for each of `own`, in that order: its settings, with stored values of what the optimizer counts.
+    """Return one group for each of `current`, in that order: its settings, with the stored counts of the optimizer.
 
     Args:
         stored: Groups of the checkpoint.
-        own: Groups of this run's optimizer.
+        current: Groups of this run's optimizer.
         policy: With "stored", the entries of `SCHEDULE` come from the checkpoint.
 
     Raises:
@@ -43,7 +43,7 @@ def fit_groups(
         CheckpointScheduleError: The policy is "equal", and a group and its counterpart have different schedules.
     """
     fitted = []
-    for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
+    for group, counterpart in zip(current, _counterparts(stored, current), strict=True):
         if counterpart is None and policy != "configured":
             shown = {key: group[key] for key in (*STRUCTURE, *SCHEDULE) if key in group}
             raise CheckpointLayoutError(
@@ -55,38 +55,39 @@ def fit_groups(
     return fitted
 
 
-def fit_group(stored: Group, own: Group, *, policy: Policy) -> dict[str, Any]:
+def fit_group(stored: Group, current: Group, *, policy: Policy) -> dict[str, Any]:
     """Return the settings of one group, with the values that the optimizer counts taken from its stored counterpart.
 
     Raises:
         CheckpointScheduleError: See `fit_groups`.
     """
-    different = [key for key in SCHEDULE if stored.get(key) != own.get(key)]
+    different = [key for key in SCHEDULE if stored.get(key) != current.get(key)]
     if policy == "equal" and different:
         shown = ", ".join(
-            f"{key}: {own.get(key)} here, {stored.get(key)} in the checkpoint" for key in different
+            f"{key}: {current.get(key)} here, {stored.get(key)} in the checkpoint" for key in different
         )
         raise CheckpointScheduleError(_schedule_message(f"a parameter group has another schedule ({shown})"))
-    kept = {"step"} | COUNTED & stored.keys()  # the count of an earlier load is not that of this checkpoint
-    merged = {**stored, **{key: value for key, value in own.items() if key not in kept}}
+    # "step": the count of an earlier load is not that of this checkpoint.
+    from_checkpoint = {"step"} | COUNTED & stored.keys()
+    merged = {**stored, **{key: value for key, value in current.items() if key not in from_checkpoint}}
     return merged | ({key: stored[key] for key in SCHEDULE if key in stored} if policy == "stored" else {})
 
 
-def group_changes(stored: Sequence[Group], own: Sequence[Group]) -> list[str]:
+def group_changes(stored: Sequence[Group], current: Sequence[Group]) -> list[str]:
     """Describe the settings, except those of the schedule, in which groups differ from their counterparts."""
     lines = set()
-    for group, counterpart in zip(own, _counterparts(stored, own), strict=True):
+    for group, counterpart in zip(current, _counterparts(stored, current), strict=True):
         lines |= changes_of(counterpart or group, group)
     return sorted(lines)
 
 
-def changes_of(stored: Group, own: Group) -> set[str]:
+def changes_of(stored: Group, current: Group) -> set[str]:
     """Describe the settings, except those of the schedule, in which one group differs from its counterpart."""
-    keys = stored.keys() & own.keys() - COUNTED - LAYOUT - {*SCHEDULE, *STRUCTURE}
+    keys = stored.keys() & current.keys() - COUNTED - LAYOUT - {*SCHEDULE, *STRUCTURE}
     return {
-        f"{key} {_plain(own[key])} (in the checkpoint: {_plain(stored[key])})"
+        f"{key} {_plain(current[key])} (in the checkpoint: {_plain(stored[key])})"
         for key in keys
-        if _plain(stored[key]) != _plain(own[key])
+        if _plain(stored[key]) != _plain(current[key])
     }
 
 
@@ -116,28 +117,28 @@ def with_groups(part: Mapping[Any, Any], groups: Sequence[Group]) -> dict[Any, A
     }
 
 
-def _counterparts(stored: Sequence[Group], own: Sequence[Group]) -> list[Group | None]:
+def _counterparts(stored: Sequence[Group], current: Sequence[Group]) -> list[Group | None]:
     """Return the stored counterpart of each group: best match first, and each stored group once if there are enough."""
-    chosen: list[Group | None] = [None] * len(own)
+    chosen: list[Group | None] = [None] * len(current)
     used: set[int] = set()
     for keys, again in (
         (("is_expert_parallel", *STRUCTURE, *SCHEDULE), False),
         (("is_expert_parallel", *STRUCTURE), False),
         (STRUCTURE, True),  # experts on other ranks: one group becomes two, or two become one
     ):
-        for index, group in enumerate(own):
+        for index, group in enumerate(current):
             if chosen[index] is not None:
                 continue
-            for number, each in enumerate(stored):
-                if (again or number not in used) and _same(group, each, keys):
-                    chosen[index] = each
+            for number, candidate in enumerate(stored):
+                if (again or number not in used) and _same(group, candidate, keys):
+                    chosen[index] = candidate
                     used.add(number)
                     break
     return chosen
 
 
-def _same(group: Group, other: Group, keys: Sequence[str]) -> bool:
-    return all(group[key] == other[key] for key in keys if key in group and key in other)
+def _same(group: Group, second: Group, keys: Sequence[str]) -> bool:
+    return all(group[key] == second[key] for key in keys if key in group and key in second)
 
 
 ALIASES = {
@@ -169,20 +170,24 @@ NOT_IN_MEGATRON_STATE = frozenset({"init_lr", "wsd_decay_steps", "lr_wsd_decay_s
 """Settings that shape the learning rate, and that Megatron's scheduler neither stores nor restores."""
 
 
-def schedule_changes(stored: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def schedule_changes(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return setting -> (stored, own) for each setting in which two states of a scheduler differ.
 
     Settings that shape neither schedule are left out. Earlier versions rounded a warm-up that is a fraction of the
     decay to whole sequences; that is not a difference.
     """
-    found, consumed = {}, _stored_value(stored, "num_steps")
+    changes, consumed = {}, _stored_value(stored, "num_steps")
     for name, setting in SETTINGS.items():
-        there, here = _stored_value(stored, name), own.get(name)
-        if there is None or here is None or not any(_shapes(name, each, consumed) for each in (stored, own)):
+        stored_value, value = _stored_value(stored, name), current.get(name)
+        if (
+            stored_value is None
+            or value is None
+            or not any(_shapes(name, settings, consumed) for settings in (stored, current))
+        ):
             continue
-        if there != here and not (name == "lr_warmup_steps" and is_rounded(there, here)):
-            found[setting] = (there, here)
-    return found
+        if stored_value != value and not (name == "lr_warmup_steps" and is_rounded(stored_value, value)):
+            changes[setting] = (stored_value, value)
+    return changes
 
 
 def unstored_settings(stored: Mapping[str, Any]) -> list[str]:
@@ -195,7 +200,7 @@ def unstored_settings(stored: Mapping[str, Any]) -> list[str]:
 
 
 def _stored_value(stored: Mapping[str, Any], name: str) -> Any:
-    names = [each for each in (name, *ALIASES.get(name, ())) if each in stored]
+    names = [alias for alias in (name, *ALIASES.get(name, ())) if alias in stored]
     return stored[names[0]] if names else None
 
 
@@ -206,10 +211,13 @@ def _shapes(name: str, state: Mapping[str, Any], consumed: int | None) -> bool:
     return name not in NOT_IN_MEGATRON_STATE or _stored_value(state, "lr_decay_style") == "WSD"
 
 
-def is_rounded(stored: Any, own: Any) -> bool:
+def is_rounded(stored: Any, current: Any) -> bool:
     """Return whether a stored number of warm-up sequences is this run's fractional number, rounded."""
     return (
-        isinstance(stored, int) and isinstance(own, float) and not own.is_integer() and stored == round(own)
+        isinstance(stored, int)
+        and isinstance(current, float)
+        and not current.is_integer()
+        and stored == round(current)
     )
 
 
@@ -242,7 +250,8 @@ def reject_unstored_settings(unstored: Sequence[str], changes: Mapping[str, tupl
 def describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
     """Format changes in one line."""
     return ", ".join(
-        f"{name}: {here} here, {there} in the checkpoint" for name, (there, here) in changes.items()
+        f"{name}: {value} here, {stored_value} in the checkpoint"
+        for name, (stored_value, value) in changes.items()
     )
 
 

@@ -62,14 +62,14 @@ class StateRestorer:
         sections = (
             all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
         )
-        wanted = merge_over_ranks(mcore.shapes_of(sections))
+        model_shapes = merge_over_ranks(mcore.shapes_of(sections))
         if keep is not None:
             total = merge_over_ranks(mcore.shapes_of(all_sections))
-            reject_empty_selection(keep, accepted=len(wanted), total=len(total))
+            reject_empty_selection(keep, accepted=len(model_shapes), total=len(total))
         if self._contents.shapes is not None:
             padded = set[str]().union(*gather(mcore.padded_tensors(sections)))
             differing = check_shapes(
-                wanted,
+                model_shapes,
                 self._contents.model_shapes,
                 path=self._path,
                 may_lack=not ctx.strict,
@@ -78,10 +78,10 @@ class StateRestorer:
                 padding=self._vocabulary_multiple(),
             )
             if differing:
-                self._leave(padding_note(wanted, self._contents.model_shapes, differing))
-        left = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
+                self._leave(padding_note(model_shapes, self._contents.model_shapes, differing))
+        missing = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
         requested: dict[str, Any] = (
-            extra_state.without_entries(sections, left) if ctx.strict else self._stored_part(sections)
+            extra_state.without_entries(sections, missing) if ctx.strict else self._stored_part(sections)
         )
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
@@ -97,9 +97,9 @@ class StateRestorer:
         requested |= self._rerun_request()
         none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
         loaded = none | self._read(requested)
-        for section, values in left.items():
+        for section, values in missing.items():
             loaded[section] |= values
-        if fresh := extra_state.count_nonempty(left):
+        if fresh := extra_state.count_nonempty(missing):
             self._leave(f"8-bit scales: the checkpoint holds none for {fresh} modules; they start fresh")
         take_over(ctx.rerun_state_machine, loaded, requested=RERUN_KEY in requested)
         self._put_back(
@@ -153,11 +153,11 @@ class StateRestorer:
             return self._leave("optimizer: load_optim is off; it starts fresh")
         if not self._contents.has_optimizer:
             return self._leave("optimizer: the checkpoint holds none; it starts fresh")
-        stored, here = self._contents.layout, self._groups.layout(self._ctx.model)
+        stored, run_layout = self._contents.layout, self._groups.layout(self._ctx.model)
         bound = self._contents.metadata.get(mcore.SHARDING_KEY) == "dp_reshardable"
-        if bound and stored is not None and dict(stored) != here:
+        if bound and stored is not None and dict(stored) != run_layout:
             raise CheckpointLayoutError(
-                f"{self._path}: its optimizer state was stored for {dict(stored)} and this run has {here}; the "
+                f"{self._path}: its optimizer state was stored for {dict(stored)} and this run has {run_layout}; the "
                 "form dp_reshardable can be read by another data-parallel size only. Use the same sizes, or "
                 "checkpoint.load_optim=false, or save with checkpoint.dist_ckpt_optim_fully_reshardable=true."
             )
@@ -175,10 +175,12 @@ class StateRestorer:
         return self._leave("random state: the checkpoint holds none")
 
     def _rerun_request(self) -> dict[str, Any]:
-        here, stored = self._groups.layout(self._ctx.model), self._contents.layout
+        run_layout, stored = self._groups.layout(self._ctx.model), self._contents.layout
         machine = self._ctx.rerun_state_machine if self._resume else None
         request, note = rerun_request(
-            machine, objects=self._contents.objects, same_layout=stored is not None and dict(stored) == here
+            machine,
+            objects=self._contents.objects,
+            same_layout=stored is not None and dict(stored) == run_layout,
         )
         if note is not None:
             self._leave(note)
@@ -186,7 +188,9 @@ class StateRestorer:
 
     def _has_own_rng(self) -> bool:
         """Return whether a random state for this rank is stored: its own, or the one that its replicas share."""
-        return any(self._rng_key(per_replica=each) in self._contents.objects for each in (False, True))
+        return any(
+            self._rng_key(per_replica=per_replica) in self._contents.objects for per_replica in (False, True)
+        )
 
     def _rng_key(self, *, per_replica: bool) -> str:
         return str(mcore.rng_object(None, self._groups, per_replica=per_replica).unique_key)
@@ -217,25 +221,25 @@ class StateRestorer:
 
     def _without_code(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return weights whose scales may be unpickled; note those that may not."""
-        kept, reasons = extra_state.reject_code(sections, self._path)
+        without_code, reasons = extra_state.reject_code(sections, self._path)
         if reasons:
             self._leave(
                 f"8-bit scales: those of {len(reasons)} modules are not only numbers ({reasons[0]}), and reading them "
                 "could execute code; they start fresh. If you trust their author, pass --trust with the folder, or set "
                 "checkpoint.trust=true"
             )
-        return kept
+        return without_code
 
     def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the optimizer state for the parameter groups of this run; note settings that change."""
         optimizer = self._ctx.optimizer
-        own = mcore.parameter_groups(optimizer)
-        fitted = fit_chained_state(stored, own, policy=self._policy() or "configured")
+        run_groups = mcore.parameter_groups(optimizer)
+        fitted = fit_chained_state(stored, run_groups, policy=self._policy() or "configured")
         groups = [groups_of(part)["param_groups"] for part in parts_of(fitted)]
         if self._policy() == "stored":
             mcore.set_schedule(optimizer, groups)
-        known = [group for part in parts_of(stored) for group in groups_of(part)["param_groups"]]
-        if changed := group_changes(known, [group for part in own for group in part]):
+        stored_groups = [group for part in parts_of(stored) for group in groups_of(part)["param_groups"]]
+        if changed := group_changes(stored_groups, [group for part in run_groups for group in part]):
             self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
         return fitted
 
@@ -247,11 +251,11 @@ class StateRestorer:
         common = self._contents.common.get("optimizer")
         if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
             return  # the distributed optimizer reads its groups as one object
-        stored, here = parts_of(common), parts_of(requested)
-        if len(stored) != len(here):
+        stored, run_parts = parts_of(common), parts_of(requested)
+        if len(stored) != len(run_parts):
             return
-        for part, own in zip(stored, here, strict=True):
-            holder = groups_of(own)
+        for part, run_part in zip(stored, run_parts, strict=True):
+            holder = groups_of(run_part)
             groups = holder["param_groups"]
             if isinstance(groups, list) and len(groups) != len(groups_of(part)["param_groups"]):
                 del holder["param_groups"]  # type: ignore[attr-defined]  # a dict of Megatron's
@@ -262,8 +266,8 @@ class StateRestorer:
     def _stored_schedule(self, loaded: Mapping[str, Any]) -> Mapping[str, Any] | None:
         for name in ("opt_param_scheduler", "lr_scheduler"):
             if name in loaded:
-                found: Mapping[str, Any] = loaded[name]
-                return found
+                section: Mapping[str, Any] = loaded[name]
+                return section
         return None
 
     def _compare_schedules(self) -> None:

@@ -30,7 +30,7 @@ def restore_position(ctx: CheckpointLoadContext, stored: Callable[[], Any | None
         return iterable is None or position is not None
 
     try:
-        found = all(gather(on_every_rank(restore)))
+        is_restored = all(gather(on_every_rank(restore)))
     except RanksFailedError as error:
         raise DataloaderStateError(f"data loader: its position could not be restored ({error})") from error
-    return [] if found else ["data loader: no position was stored; it starts from the beginning"]
+    return [] if is_restored else ["data loader: no position was stored; it starts from the beginning"]

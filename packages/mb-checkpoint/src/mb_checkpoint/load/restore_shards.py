@@ -68,10 +68,10 @@ def reject_fused_layer_resharding(
     Raises:
         CheckpointLayoutError: The model has such a layer, and the sizes differ.
     """
-    there = (contents.layout or {}).get("tensor_model_parallel_size", groups.tp.size())
-    if there != groups.tp.size() and fsdp.fused_layers(model):
+    stored_tp = (contents.layout or {}).get("tensor_model_parallel_size", groups.tp.size())
+    if stored_tp != groups.tp.size() and fsdp.fused_layers(model):
         raise CheckpointLayoutError(
-            f"{path}: was stored by {there} tensor-parallel ranks and this run has {groups.tp.size()}, because the "
+            f"{path}: was stored by {stored_tp} tensor-parallel ranks and this run has {groups.tp.size()}, because the "
             f"layout {fsdp.FORMAT} keeps joined projections of state-space layers as those ranks had them. Use the "
             "same tensor-parallel size."
         )
@@ -90,11 +90,11 @@ class ShardRestorer(StateRestorer):
         requested = self._request(with_optimizer=with_optimizer)
         if with_optimizer:
             fsdp.drop_state_not_stored(ctx.model, ctx.optimizer, stored)
-        known = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
+        names_stored = {**(contents.shapes or {}), **dict.fromkeys(contents.objects)}
         wanted = {
             name: entry if isinstance(entry, Shard) else None
             for name, entry in requested.items()
-            if name in known
+            if name in names_stored
         }
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
@@ -114,21 +114,21 @@ class ShardRestorer(StateRestorer):
         filtered = ctx.adapter_key_filter is not None
         may = {"may_lack": not strict, "may_have_more": not strict or filtered}
         requested: dict[str, Any] = dict(fsdp.weights(ctx.model, self._groups, keep=ctx.adapter_key_filter))
-        wanted, stored = shapes_of(requested), contents.model_shapes
+        model_shapes, stored = shapes_of(requested), contents.model_shapes
         if filtered:
             total = shapes_of(dict(fsdp.weights(ctx.model, self._groups, keep=None)))
-            reject_empty_selection(ctx.adapter_key_filter, accepted=len(wanted), total=len(total))
-        compare(wanted, stored, path=self._path, **may)
+            reject_empty_selection(ctx.adapter_key_filter, accepted=len(model_shapes), total=len(total))
+        compare(model_shapes, stored, path=self._path, **may)
         if with_optimizer:
             of_optimizer = {
                 name: shape for name, shape in (contents.shapes or {}).items() if name not in stored
             }
             entries = self._optimizer_entries(of_optimizer, **may)
             requested, stored = requested | entries, stored | of_optimizer
-            wanted |= shapes_of(entries)
-        if lacking := wanted.keys() - stored.keys():
+            model_shapes |= shapes_of(entries)
+        if lacking := model_shapes.keys() - stored.keys():
             self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they remain unchanged")
-        if not filtered and (more := stored.keys() - wanted.keys()):
+        if not filtered and (more := stored.keys() - model_shapes.keys()):
             self._leave(f"tensors: the checkpoint also holds {shown(more)}; left out")
         return requested
 
@@ -141,16 +141,17 @@ class ShardRestorer(StateRestorer):
             CheckpointShapeError: See `check_shapes`; the created state is removed again.
         """
         ctx = self._ctx
-        stepped = any(
-            name.startswith(fsdp.STATE_PREFIX) for name in stored
-        )  # else the run was saved before its first step
-        made = fsdp.make_state(ctx.model, ctx.optimizer) if stepped else []
+        # Else the run was saved before its first step.
+        stepped = any(name.startswith(fsdp.STATE_PREFIX) for name in stored)
+        optimizer_parts = fsdp.make_state(ctx.model, ctx.optimizer) if stepped else []
         entries = fsdp.optimizer_entries(ctx.model, ctx.optimizer)
-        wanted = shapes_of(entries)
+        state_shapes = shapes_of(entries)
         try:
-            check_shapes(wanted, stored, path=self._path, may_lack=may_lack, may_have_more=may_have_more)
+            check_shapes(
+                state_shapes, stored, path=self._path, may_lack=may_lack, may_have_more=may_have_more
+            )
         except CheckpointShapeError:
-            for part in made:
+            for part in optimizer_parts:
                 part.optimizer.state.clear()
             raise
         return entries
@@ -185,8 +186,8 @@ class ShardRestorer(StateRestorer):
         return wants
 
     def _has_own_rng(self) -> bool:
-        here, stored = self._groups.layout(self._ctx.model), self._contents.layout
-        return (stored is None or dict(stored) == here) and self._rng_count() in (
+        run_layout, stored = self._groups.layout(self._ctx.model), self._contents.layout
+        return (stored is None or dict(stored) == run_layout) and self._rng_count() in (
             1,
             self._groups.dp_cp.size(),
         )

@@ -210,9 +210,9 @@ def _exactly(
     bad: Mapping[Path, str],
 ) -> SelectedCheckpoint:
     if not directory.is_dir():
-        there = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
+        available_steps = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
         raise CheckpointNotFoundError(
-            f"checkpoint.ckpt_step: {directory} does not exist; steps there: {there}. Name one of them."
+            f"checkpoint.ckpt_step: {directory} does not exist; steps there: {available_steps}. Name one of them."
         )
     problems = _problems(directory, wanted=wanted, bad=bad)
     if problems:
@@ -259,12 +259,12 @@ def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
 
 def tracked_steps(root: Path) -> frozenset[int]:
     """Return the steps that the trackers name, whether or not they agree; unreadable trackers are ignored."""
-    found = set()
+    steps = set()
     with suppress(TrainStateError, OSError):
-        found.add(int(read_train_state(root / STATE_TRACKER)["step"]))
+        steps.add(int(read_train_state(root / STATE_TRACKER)["step"]))
     with suppress(ValueError, OSError):
-        found.add(int((root / STEP_TRACKER).read_text()))
-    return frozenset(found)
+        steps.add(int((root / STEP_TRACKER).read_text()))
+    return frozenset(steps)
 
 
 def _may_be_copy(state: Path, original: Path) -> bool:
@@ -282,16 +282,20 @@ def _folder_of(root: Path, step: int) -> Path:
 
 def _newer_than(root: Path, step: int | None) -> list[SkippedCheckpoint]:
     reason = "newer than the tracker: its save was never committed"
-    newer = [(found, path) for found, path in steps_in(root).items() if step is not None and found > step]
+    newer = [
+        (found_step, path)
+        for found_step, path in steps_in(root).items()
+        if step is not None and found_step > step
+    ]
     return [SkippedCheckpoint(path=path, reason=reason) for _, path in newer]
 
 
 def _newest_complete(
     root: Path, passed: list[SkippedCheckpoint], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
 ) -> SelectedCheckpoint | None:
-    seen = {entry.path for entry in passed}
+    rejected_paths = {entry.path for entry in passed}
     for step, directory in steps_in(root).items():
-        if directory in seen:
+        if directory in rejected_paths:
             continue
         problems = _problems(directory, wanted=wanted, bad=bad)
         if not problems:

@@ -37,18 +37,20 @@ def check_shapes(
     """
     lines, differing = [], []
     for key in sorted(wanted.keys() | stored.keys()):
-        here, there = wanted.get(key), stored.get(key)
-        left = (there is None and may_lack) or (here is None and may_have_more)
+        model_shape, stored_shape = wanted.get(key), stored.get(key)
+        may_differ = (stored_shape is None and may_lack) or (model_shape is None and may_have_more)
         if (
-            here
-            and there
+            model_shape
+            and stored_shape
             and key in padded
-            and here[1:] == there[1:]
-            and 0 < abs(here[0] - there[0]) < padding
+            and model_shape[1:] == stored_shape[1:]
+            and 0 < abs(model_shape[0] - stored_shape[0]) < padding
         ):
             differing.append(key)
-        elif here != there and not left:
-            lines.append(f"{key}: {_shape(there)} in the checkpoint, {_shape(here)} in the model")
+        elif model_shape != stored_shape and not may_differ:
+            lines.append(
+                f"{key}: {_shape(stored_shape)} in the checkpoint, {_shape(model_shape)} in the model"
+            )
     if lines:
         raise CheckpointShapeError(
             f"{path}: made by a model of another shape: {first_of(lines)}. Set the model as in "
@@ -66,16 +68,18 @@ def padding_note(
 ) -> str:
     """Return a note on tensors whose vocabulary is padded to another size than in a checkpoint."""
     rows = sorted({(stored[key][0], wanted[key][0]) for key in differing})
-    sizes = ", ".join(f"{there} rows in the checkpoint, {here} in the model" for there, here in rows)
+    sizes = ", ".join(
+        f"{stored_rows} rows in the checkpoint, {model_rows} in the model" for stored_rows, model_rows in rows
+    )
     return (
         f"vocabulary: padded to another size ({sizes}), as the tensor-parallel size or "
         "model.make_vocab_size_divisible_by differs; common rows are loaded, further ones of the model are zero"
     )
 
 
-def merge_over_ranks(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def merge_over_ranks(local_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes that any rank requests. Collective."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for shapes in gather(own):
-        wanted |= shapes
-    return wanted
+    merged: dict[str, tuple[int, ...]] = {}
+    for shapes in gather(local_shapes):
+        merged |= shapes
+    return merged

@@ -69,11 +69,11 @@ def _damage(path: Path, *, contents: bool) -> str | None:
         )
 
     try:
-        own = look()
+        local_problems = look()
     except (ManifestError, OSError) as error:
-        own = [file_problem(error, MANIFEST)]
-    found = [line for lines in gather(own) for line in lines]
-    return first_of(found) or None
+        local_problems = [file_problem(error, MANIFEST)]
+    all_problems = [line for lines in gather(local_problems) for line in lines]
+    return first_of(all_problems) or None
 
 
 def find_checkpoint(
@@ -159,7 +159,7 @@ def _to_resume(
     wanted = WEIGHTS if config.finetune else RESUMABLE
     if config.ckpt_step is not None or is_iteration_directory(Path(load)):
         return select_checkpoint(load, step=config.ckpt_step, wanted=wanted, rejected=rejected)
-    found: list[SelectedCheckpoint] = []
+    candidates: list[SelectedCheckpoint] = []
     trouble: list[CheckpointNotFoundError] = []
     for root in (Path(load), *non_persistent_roots(config)):
         try:
@@ -168,28 +168,26 @@ def _to_resume(
             trouble.append(error)
             continue
         if chosen is not None:
-            found.append(chosen)
-    if not found:
+            candidates.append(chosen)
+    if not candidates:
         if trouble:
             raise trouble[0]
         return None
-    return _newest(found, trouble)
+    return _newest(candidates, trouble)
 
 
-def _newest(found: list[SelectedCheckpoint], trouble: list[CheckpointNotFoundError]) -> SelectedCheckpoint:
+def _newest(
+    candidates: list[SelectedCheckpoint], trouble: list[CheckpointNotFoundError]
+) -> SelectedCheckpoint:
     """Return the selection of the highest step; of the same step the non-persistent one, which is later in the list."""
-    best = max(enumerate(found), key=lambda each: (_rank(each[1]), each[0]))[1]
-    passed = [entry for each in found for entry in each.skipped]
+    best = max(reversed(candidates), key=lambda candidate: -1 if candidate.step is None else candidate.step)
+    passed = [entry for candidate in candidates for entry in candidate.skipped]
     passed += [
-        SkippedCheckpoint(path=each.path, reason=f"older than {best.path}")
-        for each in found
-        if each is not best
+        SkippedCheckpoint(path=candidate.path, reason=f"older than {best.path}")
+        for candidate in candidates
+        if candidate is not best
     ]
     passed += [
         SkippedCheckpoint(path=Path(str(error).partition(":")[0]), reason=str(error)) for error in trouble
     ]
     return replace(best, skipped=tuple(passed))
-
-
-def _rank(selection: SelectedCheckpoint) -> int:
-    return -1 if selection.step is None else selection.step

@@ -134,8 +134,8 @@ def load_local(
     root = Path(config.non_persistent_local_ckpt_dir or "")
     fsdp.reject_torch_dist_checkpoint(ctx.model, root)
     by_rank = gather(stored.tensors)
-    known = [each for each in by_rank if each is not None]
-    tensors = frozenset[str]().union(*known) if len(known) == len(by_rank) else None
+    tensor_names = [names for names in by_rank if names is not None]
+    tensors = frozenset[str]().union(*tensor_names) if len(tensor_names) == len(by_rank) else None
     contents = mcore.CheckpointContents(
         common=stored.common, shapes=None, objects=stored.objects, tensors=tensors
     )
@@ -179,7 +179,7 @@ def _position_of(
     if ctx.dataloader_load is None:
         return stored
     named = iteration_directory(ctx.dataloader_load, step)
-    found = read_dataloader_state(
+    position = read_dataloader_state(
         named, dp_rank=groups.dp_rank, dp_size=groups.dp_size, folder=ctx.dataloader_load
     )
-    return stored if found is None else found
+    return stored if position is None else position

@@ -105,8 +105,8 @@ class LocalStore:
             CheckpointingException: Another rank could not.
         """
         self._manager.forget()
-        for left in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
-            left.unlink()  # of an interrupted save; the library rejects an existing name
+        for unfinished in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
+            unfinished.unlink()  # of an interrupted save; the library rejects an existing name
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(
             state, cached_metadata=self._distribution, **self._options
         )
@@ -143,7 +143,7 @@ class LocalStore:
             return filled
 
         entries = list(nested_values(aware.sharded_state_dict))
-        objects = frozenset(each.unique_key for each in entries if isinstance(each, ShardedObject))
-        tensors = frozenset(each.key for each in entries if isinstance(each, ShardedTensor))
+        objects = frozenset(entry.unique_key for entry in entries if isinstance(entry, ShardedObject))
+        tensors = frozenset(entry.key for entry in entries if isinstance(entry, ShardedTensor))
         common: Mapping[str, Any] = aware.common_state_dict
         return LocalState(common=common, objects=objects, fill=fill, tensors=tensors)

@@ -29,7 +29,10 @@ def fit_chained_state(
     """
     parts = parts_of(stored)
     if len(parts) == len(groups):
-        fitted = [_fit_part(part, own, policy=policy) for part, own in zip(parts, groups, strict=True)]
+        fitted = [
+            _fit_part(part, part_groups, policy=policy)
+            for part, part_groups in zip(parts, groups, strict=True)
+        ]
         if len(fitted) == 1:
             return fitted[0]
         return {**stored, **dict(enumerate(fitted))}
@@ -40,23 +43,29 @@ def fit_chained_state(
             "checkpoint.load_optim=false."
         )
     shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
-    known = [group for part in parts for group in part["optimizer"]["param_groups"]]
+    stored_groups = [group for part in parts for group in part["optimizer"]["param_groups"]]
     common = {key: entry for part in parts for key, entry in part.items() if key != "param_state"}
     fitted = []
-    for number, own in enumerate(groups):
+    for number, part_groups in enumerate(groups):
         requested = shared if len(groups) == 1 else stored[number]
-        chosen = {**parts[0]["optimizer"], "param_groups": fit_groups(known, own, policy=policy)}
+        chosen = {
+            **parts[0]["optimizer"],
+            "param_groups": fit_groups(stored_groups, part_groups, policy=policy),
+        }
         fitted.append({**common, **requested, "optimizer": chosen})
     return fitted[0] if len(fitted) == 1 else dict(enumerate(fitted))
 
 
-def _fit_part(part: Mapping[Any, Any], own: Sequence[Mapping[str, Any]], *, policy: Policy) -> dict[Any, Any]:
+def _fit_part(
+    part: Mapping[Any, Any], part_groups: Sequence[Mapping[str, Any]], *, policy: Policy
+) -> dict[Any, Any]:
     stored = groups_of(part)["param_groups"]
-    fitted = fit_groups(stored, own, policy=policy)
-    if len(stored) == len(own):  # Megatron has put this run's own numbers of parameters there, in this order
+    fitted = fit_groups(stored, part_groups, policy=policy)
+    # Megatron has put this run's own numbers of parameters there, in this order.
+    if len(stored) == len(part_groups):
         fitted = [
-            {**group, "params": each.get("params", group["params"])}
-            for group, each in zip(fitted, stored, strict=True)
+            {**group, "params": stored_group.get("params", group["params"])}
+            for group, stored_group in zip(fitted, stored, strict=True)
         ]
     return with_groups(part, fitted)
 

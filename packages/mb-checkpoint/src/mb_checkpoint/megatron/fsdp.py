@@ -93,13 +93,13 @@ def weights(
         _reject_model_parallel(model, groups)
     inner = _unwrapped(model)
     _reject_unknown_slices(inner)
-    found: dict[str, Shard] = {}
+    shards: dict[str, Shard] = {}
     gated = _gated(inner)
     for name, value in _state(inner).items():
         if keep is None or keep(name):
             placed = _pieces(name, _local(value), value, gated=gated)
-            found |= {MODEL_PREFIX + piece: shard for piece, shard in placed}
-    return _with_global_expert_ids(inner, found)
+            shards |= {MODEL_PREFIX + piece: shard for piece, shard in placed}
+    return _with_global_expert_ids(inner, shards)
 
 
 def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
 
     Returns those of its parts that had no state.
     """
-    made = []
+    parts = []
     _state(_unwrapped(model))  # from here on the parameters of the model are those of the optimizer
     for part in mcore.optimizer_parts(optimizer):
         if part.optimizer.state:
@@ -143,8 +143,8 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
         finally:
             for group, rate in zip(part.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        made.append(part)
-    return made
+        parts.append(part)
+    return parts
 
 
 def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Container[str]) -> None:
@@ -154,12 +154,12 @@ def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Containe
     names = {id(value): name for name, value in _state(inner).items()}
     for part in mcore.optimizer_parts(optimizer):
         for parameter, values in list(part.optimizer.state.items()):
-            own = {
+            group_names = {
                 f"{STATE_PREFIX}{piece}.{key}": None
                 for key, value in values.items()
                 for piece, _ in _of_state(names[id(parameter)], value, parameter, gated=gated)
             }
-            if not any(name in stored for name in _with_global_expert_ids(inner, own)):
+            if not any(name in stored for name in _with_global_expert_ids(inner, group_names)):
                 del part.optimizer.state[parameter]
 
 
@@ -172,10 +172,10 @@ def restore_settings(
     changed: set[str] = set()
     for part in mcore.optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
-            own = _with_global_expert_ids(
-                inner, {GROUP_PREFIX + names[id(each)]: None for each in group["params"]}
+            group_names = _with_global_expert_ids(
+                inner, {GROUP_PREFIX + names[id(parameter)]: None for parameter in group["params"]}
             )
-            stored = next((loaded[name] for name in own if name in loaded), None)
+            stored = next((loaded[name] for name in group_names if name in loaded), None)
             if stored is not None:
                 changed |= changes_of(stored, group)
                 group.update(fit_group(stored, group, policy=policy))
@@ -238,12 +238,12 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 def _gated(inner: Any) -> frozenset[str]:
     """Return the names of the weights that fuse a gate and its input."""
-    found = set()
+    fused_names = set()
     for name, module in inner.named_modules():
         if hasattr(module, "linear_fc1") and module.config.gated_linear_unit:
-            own = dict(module.linear_fc1.named_parameters(recurse=False))
-            found |= {f"{name}.linear_fc1.{each}" for each in own}
-    return frozenset(found)
+            parameters = dict(module.linear_fc1.named_parameters(recurse=False))
+            fused_names |= {f"{name}.linear_fc1.{parameter}" for parameter in parameters}
+    return frozenset(fused_names)
 
 
 def _of_state(
@@ -306,7 +306,7 @@ class _ShardLayout:
         if not isinstance(like, DTensor):
             return cls(own=shape, shape=shape, start=0, rank=0, split=None)
         parameter: Any = like  # Megatron-FSDP gives it attributes
-        own = tuple(parameter.orig_param.shape)
+        local_shape = tuple(parameter.orig_param.shape)
         size = _local(parameter).numel()
         complete = size == parameter.orig_param.numel()
         run = slice(0, size) if complete else parameter.megatron_fsdp_slice
@@ -316,10 +316,12 @@ class _ShardLayout:
                 "because its shards are divided again between groups of ranks. Set "
                 "ddp.outer_dp_sharding_strategy=no_shard."
             )
-        split = next((each for each, size in enumerate(own) if size != shape[each]), None)
+        split = next(
+            (dimension for dimension, size in enumerate(local_shape) if size != shape[dimension]), None
+        )
         tp_dim = parameter.megatron_fsdp_dist_index.tp_dim
         return cls(
-            own=own,
+            own=local_shape,
             shape=shape,
             start=run.start,
             rank=0 if split is None else parameter.device_mesh.get_local_rank(tp_dim),

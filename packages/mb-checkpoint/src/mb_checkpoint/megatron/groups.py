@@ -32,20 +32,20 @@ class CheckpointGroups:
     def of(cls, pg_collection: Any | None) -> "CheckpointGroups":
         """Create from a collection, or from Megatron's own groups if there is none."""
         names = ["tp", "pp", "dp", "cp", "dp_cp", "ep", "expt_dp"]
-        found = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
-        expert, data, context = (getattr(found, name, None) for name in ("ep", "dp", "cp"))
-        firsts = [found.tp.rank(), found.pp.rank(), context.rank() if context else 0]
+        process_groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=names)
+        expert, data, context = (getattr(process_groups, name, None) for name in ("ep", "dp", "cp"))
+        firsts = [process_groups.tp.rank(), process_groups.pp.rank(), context.rank() if context else 0]
         return cls(
-            tp=found.tp,
-            pp=found.pp,
-            dp_cp=found.dp_cp,
-            expt_dp=getattr(found, "expt_dp", None),
+            tp=process_groups.tp,
+            pp=process_groups.pp,
+            dp_cp=process_groups.dp_cp,
+            expt_dp=getattr(process_groups, "expt_dp", None),
             ep_size=expert.size() if expert else 1,
             ep_rank=expert.rank() if expert else 0,
-            dp_rank=(data or found.dp_cp).rank(),
-            dp_size=(data or found.dp_cp).size(),
+            dp_rank=(data or process_groups.dp_cp).rank(),
+            dp_size=(data or process_groups.dp_cp).size(),
             is_first_of_replica=not any(firsts),
-            module_layouts=getattr(found, "module_layouts", None),
+            module_layouts=getattr(process_groups, "module_layouts", None),
         )
 
     def sharing(self, kind: str) -> Any:
@@ -71,8 +71,8 @@ class CheckpointGroups:
         if self.module_layouts is not None:
             sizes = {
                 f"{module}.{name}": size
-                for module, own in self.module_layouts.items()
-                for name, size in own.items()
+                for module, module_layout in self.module_layouts.items()
+                for name, size in module_layout.items()
             }
             return {**sizes, "model_chunks": len(model)}
         return {

@@ -37,15 +37,15 @@ def without_remainder(main_param: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def request_stored_types(requested: Any, stored: Mapping[str, torch.dtype]) -> Any:
     """Return a request for remainders where remainders are stored, and for main parameters elsewhere."""
     if isinstance(requested, Mapping):
-        return {key: request_stored_types(each, stored) for key, each in requested.items()}
+        return {key: request_stored_types(value, stored) for key, value in requested.items()}
     if isinstance(requested, list):
-        return [request_stored_types(each, stored) for each in requested]
+        return [request_stored_types(value, stored) for value in requested]
     if not isinstance(requested, ShardedTensor) or not requested.key.endswith(f".{PARAM}"):
         return requested
-    there = stored.get(requested.key, requested.dtype)
-    if (there == torch.int16) == (requested.dtype == torch.int16):
+    stored_dtype = stored.get(requested.key, requested.dtype)
+    if (stored_dtype == torch.int16) == (requested.dtype == torch.int16):
         return requested
-    dtype = torch.int16 if there == torch.int16 else torch.float32
+    dtype = torch.int16 if stored_dtype == torch.int16 else torch.float32
     return replace(requested, data=torch.empty_like(requested.data, dtype=dtype), dtype=dtype)
 
 
@@ -72,10 +72,10 @@ def _complete(part: Any) -> Any:
     get = part._get_main_param_and_optimizer_states
 
     def states(model_param: torch.Tensor) -> dict[str, Any]:
-        found: dict[str, Any] = get(model_param)
-        if found[PARAM].dtype == torch.int16:
-            found[PARAM] = with_remainder(_shard(part, model_param), found[PARAM])
-        return found
+        tensors: dict[str, Any] = get(model_param)
+        if tensors[PARAM].dtype == torch.int16:
+            tensors[PARAM] = with_remainder(_shard(part, model_param), tensors[PARAM])
+        return tensors
 
     return states
 
@@ -86,7 +86,7 @@ def _fitted(part: Any) -> Any:
 
     def take(model_param: torch.Tensor, tensors: Mapping[str, Any]) -> None:
         if hybrid:  # `dp_reshardable` passes the count that preceded the load, and Megatron would restore it
-            tensors = {name: each for name, each in tensors.items() if name != "step"}
+            tensors = {name: tensor for name, tensor in tensors.items() if name != "step"}
         stored = tensors[PARAM]
         if stored.dtype == torch.int16 and not (keeps and model_param.dtype == torch.bfloat16):
             shard = _shard(part, model_param).to(stored.device)
@@ -107,8 +107,8 @@ def _keeps_remainders(part: Any) -> bool:
 
 def _shard(part: Any, model_param: torch.Tensor) -> torch.Tensor:
     """Return this rank's elements of a weight."""
-    own = part._get_model_param_range_map(model_param)["param"]
-    return model_param.detach().view(-1)[own.start : own.end]
+    local_range = part._get_model_param_range_map(model_param)["param"]
+    return model_param.detach().view(-1)[local_range.start : local_range.end]
 
 
 @contextmanager

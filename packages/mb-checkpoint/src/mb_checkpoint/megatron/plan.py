@@ -34,11 +34,11 @@ class TorchDistSavePlanner:
     """
 
     def __init__(self, *, dp_cp: Any | None, writers: int, constant: bool) -> None:
-        own = _PlanningStrategy("torch_dist", 1, thread_count=writers, cached_metadata=constant)
+        strategy = _PlanningStrategy("torch_dist", 1, thread_count=writers, cached_metadata=constant)
         self._strategy: Any = (
-            own
+            strategy
             if dp_cp is None
-            else FullyParallelSaveStrategyWrapper(own, dp_cp, do_cache_distribution=constant)
+            else FullyParallelSaveStrategyWrapper(strategy, dp_cp, do_cache_distribution=constant)
         )
 
     def plan(

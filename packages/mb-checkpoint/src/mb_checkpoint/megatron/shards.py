@@ -94,18 +94,18 @@ class ShardPlanner:
             self._requested = requested
         return self._assigned, self._index
 
-    def _divided(self, own: SavePlan) -> list[WriteItem]:
+    def _divided(self, plan: SavePlan) -> list[WriteItem]:
         first, alone = own_rank() == 0, not dist.is_initialized()
         plans: list[Any] | None = [None] * number_of_ranks() if first else None
         if alone:
-            plans = [own]
+            plans = [plan]
         else:
-            dist.gather_object(own, plans)
+            dist.gather_object(plan, plans)
         shares: list[SavePlan] = []
 
         def divide() -> None:
-            found, self._index = self._planner.create_global_plan(plans or [])
-            shares.extend(found)
+            global_plans, self._index = self._planner.create_global_plan(plans or [])
+            shares.extend(global_plans)
 
         on_rank_zero(divide)
         mine: list[Any] = shares if alone else [None]
@@ -154,11 +154,11 @@ class StoredIndex:
 def read_index(folder: Path) -> StoredIndex:
     """Read the names, shapes and types of the entries of a checkpoint."""
     entries = read_metadata(folder).state_dict_metadata
-    tensors = {name: each for name, each in entries.items() if isinstance(each, TensorStorageMetadata)}
+    tensors = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     return StoredIndex(
-        shapes={name: tuple(each.size) for name, each in tensors.items()},
+        shapes={name: tuple(entry.size) for name, entry in tensors.items()},
         objects=frozenset(entries.keys() - tensors.keys()),
-        dtypes={name: each.properties.dtype for name, each in tensors.items()},
+        dtypes={name: entry.properties.dtype for name, entry in tensors.items()},
     )
 
 
@@ -207,12 +207,12 @@ class _InPlaceLoadPlanner(DefaultLoadPlanner):
         self.objects[read_item.dest_index.fqn] = load_object(value, path=self._folder)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        found = self._blocks[read_item.dest_index.fqn].detach()
+        block = self._blocks[read_item.dest_index.fqn].detach()
         for dimension, (start, length) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)
         ):
-            found = found.narrow(dimension, start, length)
-        return found
+            block = block.narrow(dimension, start, length)
+        return block
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Do nothing: the data was read into the block itself."""

@@ -34,10 +34,14 @@ def stored_steps(state: Mapping[Any, Any]) -> int | None:
     """
     inner, holder = state.get("optimizer", state), groups_of(state)
     values = inner.get("state") or {}
-    each = [value["step"] for value in values.values() if isinstance(value, Mapping) and "step" in value]
-    common = [found for where in (values, holder) if (found := where.get(COMMON_STEP)) is not None]
-    found = common or each or [group["step"] for group in holder["param_groups"] if "step" in group]
-    return max((int(step) for step in found), default=None)
+    per_parameter = [
+        value["step"] for value in values.values() if isinstance(value, Mapping) and "step" in value
+    ]
+    common = [
+        common_step for where in (values, holder) if (common_step := where.get(COMMON_STEP)) is not None
+    ]
+    steps = common or per_parameter or [group["step"] for group in holder["param_groups"] if "step" in group]
+    return max(map(int, steps), default=None)
 
 
 def with_step_counts(part: Any, state: dict[Any, Any]) -> dict[Any, Any]:
@@ -66,7 +70,7 @@ def _with_state(state: dict[Any, Any], common: torch.Tensor | None) -> dict[Any,
     if "state" not in state:
         return state
     values = {
-        key: {name: each for name, each in value.items() if name != "step"}
+        key: {name: item for name, item in value.items() if name != "step"}
         if isinstance(value, Mapping)
         else value
         for key, value in state["state"].items()

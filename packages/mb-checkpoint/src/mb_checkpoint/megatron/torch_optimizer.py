@@ -57,11 +57,11 @@ class TorchOptimizerState:
                 f"optimizer: {type(self._optimizer).__name__} has made {sorted(steps)} steps, depending on the "
                 "parameter, and one number is stored. Update all parameters in each step."
             )
-        found = next((values["step"] for values in state["state"].values() if "step" in values), None)
+        step = next((values["step"] for values in state["state"].values() if "step" in values), None)
         sharded = get_param_id_to_sharded_param_map(model_sharded_state_dict, parameters)
         optim_state_to_sharding_state(state, sharded, exclude_keys=("step",))
-        if found is not None:
-            state["state"][COMMON_STEP] = found
+        if step is not None:
+            state["state"][COMMON_STEP] = step
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -91,11 +91,11 @@ def step_exists(
         root = Path(load)
         if is_iteration_directory(root):
             return None
-        found = steps_in(root)
+        steps = steps_in(root)
     except OSError:
         return None  # the load reports the error
-    listed = ", ".join(map(str, found)) or "none"
-    return None if step in found else f"{load} has no step {step}; steps there: {listed}"
+    listed = ", ".join(map(str, steps)) or "none"
+    return None if step in steps else f"{load} has no step {step}; steps there: {listed}"
 
 
 def storage_can_be_opened(
@@ -118,8 +118,8 @@ def storage_can_be_opened(
 
 
 def _and_parents(address: str) -> list[Path]:
-    here = Path(address).resolve()
-    return [here, *here.parents]
+    folder = Path(address).resolve()
+    return [folder, *folder.parents]
 
 
 def options_are_not_secret(options: Mapping[str, object]) -> str | None:
@@ -190,8 +190,8 @@ def manager_package_exists(name: str | None) -> str | None:
     """Check that a dotted name can be that of a class. Searches for its package without importing it."""
     if name is None:
         return None
-    package, *rest = name.split(".")
-    if not rest or not all(part.isidentifier() for part in (package, *rest)):
+    package, *submodules = name.split(".")
+    if not submodules or not all(part.isidentifier() for part in (package, *submodules)):
         return f"{name!r} is not a module and class"
     if package in sys.modules or find_spec(package) is not None:
         return None

@@ -103,8 +103,8 @@ class AsyncSave:
         failures = self._commit() if self._finishing else self._begin_commit()
         if failures is None:
             return None
-        written = 0 if self._finished is None else self._finished.total_bytes
-        return json.dumps({"failures": failures, "total_bytes": written})
+        total_bytes = 0 if self._finished is None else self._finished.total_bytes
+        return json.dumps({"failures": failures, "total_bytes": total_bytes})
 
     def _begin_commit(self) -> list[str] | None:
         failures = self._barrier.failures()

@@ -109,10 +109,11 @@ class BackgroundWriter:
         """
         self._require_idle()
         self.start()
+        # No progress equals 0 (it is counted from 1), so the clock starts at the first check.
         self._seen = (
             0,
             self._clock(),
-        )  # no progress equals 0 (it is counted from 1), so the clock starts at the first check
+        )
         if not isinstance(job, WriteJob):
             self._buffer.clear()
         # The job goes through the buffer and only its position through the pipe, because a large message would block
@@ -128,24 +129,23 @@ class BackgroundWriter:
         """
         if not self._busy or self._process is None or self._connection is None:
             return None
-        alive = (
-            self._process.is_alive()
-        )  # read before the pipe: a result sent just before the death is still in the pipe
+        # Read before the pipe: a result sent just before the death is still in the pipe.
+        alive = self._process.is_alive()
         try:
-            found: JobResult | None = self._connection.recv() if self._connection.poll() else None
+            result: JobResult | None = self._connection.recv() if self._connection.poll() else None
         except (EOFError, OSError):
-            found, alive = None, False
-        if found is None and not alive:
-            found = JobResult(failure=self._describe_exit())
-        elif found is None and self._is_hanging():
-            found = JobResult(
+            result, alive = None, False
+        if result is None and not alive:
+            result = JobResult(failure=self._describe_exit())
+        elif result is None and self._is_hanging():
+            result = JobResult(
                 failure=f"the writer process wrote nothing for {self._hang_seconds:g} s and was killed"
             )
-        if found is not None:
+        if result is not None:
             self._busy = False
-            if found.failure is not None:
+            if result.failure is not None:
                 self._kill()
-        return found
+        return result
 
     def stop(self) -> None:
         """Kill the process, even during a job; the next job starts another one."""

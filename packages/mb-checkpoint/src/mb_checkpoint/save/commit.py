@@ -44,9 +44,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextmanager
 def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
     """Write a temporary file next to `path`, fsync it, and yield a function that renames it to `path`."""
-    name = path.with_name(
-        f".{path.name}.{secrets.token_hex(8)}"
-    )  # not tempfile, whose files only the owner can read
+    # Not tempfile, whose files only the owner can read.
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with name.open("xb") as stream:
             stream.write(content)
@@ -83,16 +82,16 @@ def fsync_and_write_manifest(
         checksum: Algorithm of the checksums of the other files.
         progress: Called with the number of bytes of each chunk that is read.
     """
-    known = {entry.name: entry for entry in written}
+    entries = {entry.name: entry for entry in written}
     folders = [staging]
     for path in sorted(staging.rglob("*")):
         name = path.relative_to(staging).as_posix()
         if path.is_dir():
             folders.append(path)
-        elif name not in known:
+        elif name not in entries:
             fsync_path(path)
-            known[name] = hash_file(path, name=name, algorithm=checksum, progress=progress)
-    manifest = replace(facts, files=tuple(known[name] for name in sorted(known)))
+            entries[name] = hash_file(path, name=name, algorithm=checksum, progress=progress)
+    manifest = replace(facts, files=tuple(entries[name] for name in sorted(entries)))
     with (staging / MANIFEST).open("wb") as stream:
         stream.write(encode_manifest(manifest))
         stream.flush()
@@ -118,9 +117,9 @@ def check_writable(path: Path | str) -> None:
 
 def unwritable_reason(path: Path | str) -> str | None:
     """Return why no file can be written to a folder, which need not exist yet; None if one can. Leaves no file."""
-    wanted = Path(path).absolute()
+    target = Path(path).absolute()
     try:
-        existing = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
+        existing = next(folder for folder in (target, *target.parents) if folder.exists())
     except OSError as error:
         return error.strerror or str(error)
     if not existing.is_dir():
@@ -148,11 +147,11 @@ def open_staging(root: Path, step: int) -> Path:
 
 def _remove_leftovers(root: Path) -> None:
     """Remove unfinished saves, partially deleted folders, and replaced folders whose successor is in place."""
-    for left in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
-        remove_folder(left)
-    for left in root.glob(".replaced_iter_*"):
-        if left.with_name(left.name.removeprefix(".replaced_")).exists():
-            remove_folder(left)
+    for folder in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
+        remove_folder(folder)
+    for folder in root.glob(".replaced_iter_*"):
+        if folder.with_name(folder.name.removeprefix(".replaced_")).exists():
+            remove_folder(folder)
 
 
 def remove_folder(path: Path) -> None:

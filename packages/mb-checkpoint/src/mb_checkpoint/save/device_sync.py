@@ -21,8 +21,8 @@ def wait_for_devices(tensors: Iterable[object], *, synchronize: Synchronize | No
         tensors: Tensors on any device; other objects are skipped.
         synchronize: None uses `torch.cuda.synchronize`.
     """
-    found = {each.device for each in tensors if isinstance(each, torch.Tensor)}
-    for device in sorted((each for each in found if each.type == "cuda"), key=str):
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    for device in sorted((device for device in devices if device.type == "cuda"), key=str):
         (synchronize or torch.cuda.synchronize)(device)
 
 
@@ -33,8 +33,8 @@ def wait_for_copies(tensors: Iterable[object], *, synchronize: Synchronize | Non
         tensors: Tensors on any device; other objects are skipped.
         synchronize: Blocks until the copies of a device have arrived; None records an event and waits for it.
     """
-    found = {each.device for each in tensors if isinstance(each, torch.Tensor)}
-    for device in sorted((each for each in found if each.type == "cuda"), key=str):
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    for device in sorted((device for device in devices if device.type == "cuda"), key=str):
         (synchronize or _wait_for_event)(device)
 
 

@@ -183,7 +183,7 @@ class HuggingFaceCopies:
         if not self._completes:
             return
         staging, target = running.checkpoint / _STAGING, running.checkpoint / HF_FOLDER
-        if reasons := [each for each in failures if each]:
+        if reasons := [failure for failure in failures if failure]:
             shutil.rmtree(staging, ignore_errors=True)
             self._warn(running.step, reasons[0].removeprefix("error: "))
             return

@@ -71,9 +71,9 @@ def finalize_save(
     """
     entries: list[FileEntry] = []
     if job.index is not None:
-        written = collect_results(job.staging, job.world_size)
-        FileSystemWriter(job.staging).finish(job.index, [list(each.results) for each in written])
-        entries = [entry for each in written for entry in each.files]
+        results = collect_results(job.staging, job.world_size)
+        FileSystemWriter(job.staging).finish(job.index, [list(result.results) for result in results])
+        entries = [entry for result in results for entry in result.files]
     manifest = fsync_and_write_manifest(
         job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
     )

@@ -47,14 +47,14 @@ class NvrxWriter:
     """
 
     def __init__(self, config: CheckpointConfig, dp_cp: Any | None, finisher: BackgroundWriter) -> None:
-        own = TorchDistSaveShardedStrategy(
+        strategy = TorchDistSaveShardedStrategy(
             "torch_dist",
             1,
             thread_count=config.storage_writers_per_rank,
             cached_metadata=config.ckpt_assume_constant_structure,
             cpu_shm_mode=config.async_ckpt_use_cpu_shm,
         )
-        self._strategy: Any = own if dp_cp is None else FullyParallelSaveStrategyWrapper(own, dp_cp)
+        self._strategy: Any = strategy if dp_cp is None else FullyParallelSaveStrategyWrapper(strategy, dp_cp)
         persistent = torch.cuda.is_available()  # its persistent process divides by the number of GPUs
         self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=persistent)
         self._finisher = finisher
@@ -75,9 +75,13 @@ class NvrxWriter:
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
     ) -> WritePlan:
         """Plan the save. Tensors on the host are copied first, because the library writes the original tensors."""
-        for each in nested_values(state):
-            if isinstance(each, ShardedTensor) and each.data is not None and each.data.device.type == "cpu":
-                each.data = each.data.detach().clone()
+        for entry in nested_values(state):
+            if (
+                isinstance(entry, ShardedTensor)
+                and entry.data is not None
+                and entry.data.device.type == "cpu"
+            ):
+                entry.data = entry.data.detach().clone()
         with quiet():
             self._request = dist_checkpointing.save(
                 state,

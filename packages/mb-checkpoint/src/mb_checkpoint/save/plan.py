@@ -73,13 +73,13 @@ def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedChec
     job = plan.job
     with cleaned_up(job.root, job.step, job.staging):
         on_every_rank(lambda: write_result(job.staging, plan.rank, write_files(job.staging, plan.files)))
-        done = on_rank_zero(lambda: finalize_save(job))
+        finalized = on_rank_zero(lambda: finalize_save(job))
     return SavedCheckpoint(
-        path=done.path,
+        path=finalized.path,
         step=job.step,
         seconds=clock() - plan.began,
-        total_bytes=done.total_bytes,
-        pruned=done.pruned,
+        total_bytes=finalized.total_bytes,
+        pruned=finalized.pruned,
     )
 
 

@@ -63,23 +63,23 @@ def prune(
         ValueError: See `steps_to_remove`.
         CheckpointNotFoundError: `protected` is None, and no checkpoint is intact (NoIntactCheckpointError).
     """
-    found = steps_in(root)
+    folders = steps_in(root)
     pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
-    newest = pruning.newest_intact(root, found) if protected is None else protected
+    newest = pruning.newest_intact(root, folders) if protected is None else protected
     tracked = tracked_steps(root)
     old = steps_to_remove(
-        found,
+        folders,
         keep=keep,
         protected=newest,
         retain_interval=retain_interval,
-        is_intact=lambda step: pruning.is_intact(found[step]),
+        is_intact=lambda step: pruning.is_intact(folders[step]),
     )
     best = pruning.best(root, newest=newest) if old else None
     for step in old:
-        if found[step] == best:
+        if folders[step] == best:
             pruning.kept_best = best
         else:
-            pruning.remove(found[step], is_tracked=step in tracked)
+            pruning.remove(folders[step], is_tracked=step in tracked)
     if unfinished:
         pruning.remove_unfinished(root)
     return pruning.result()
@@ -113,13 +113,13 @@ class _Pruning:
             self.damaged.append((path, "; ".join(problems)))
         return not problems
 
-    def newest_intact(self, root: Path, found: Mapping[int, Path]) -> int:
+    def newest_intact(self, root: Path, folders: Mapping[int, Path]) -> int:
         """Return the first intact step of `found`.
 
         Raises:
             NoIntactCheckpointError: There is none.
         """
-        newest = next((step for step, path in found.items() if self.is_intact(path)), None)
+        newest = next((step for step, path in folders.items() if self.is_intact(path)), None)
         if newest is None:
             listing = "; ".join(f"{path.name}: {reason}" for path, reason in self.damaged) or "none found"
             raise NoIntactCheckpointError(
@@ -129,7 +129,7 @@ class _Pruning:
 
     def best(self, root: Path, *, newest: int) -> Path | None:
         """Return the best intact checkpoint up to the newest one; None if none has a metric."""
-        ranked = (each.path for each in ranked_checkpoints(root, up_to=newest))
+        ranked = (checkpoint.path for checkpoint in ranked_checkpoints(root, up_to=newest))
         return next((path for path in ranked if self.is_intact(path)), None)
 
     def remove(self, path: Path, *, is_tracked: bool) -> None:
@@ -171,9 +171,8 @@ class _Pruning:
 def _remove(path: Path, *, dry_run: bool) -> bool:
     hidden = path.with_name(f".removing_{path.name}")
     with try_exclusive_lock(path) as lock:
-        free = (
-            lock != "taken"
-        )  # without locks, readers are unknown, and old checkpoints are deleted all the same
+        # Without locks, readers are unknown, and old checkpoints are deleted all the same.
+        free = lock != "taken"
         if free and not dry_run:
             path.rename(hidden)
     if free and not dry_run:

@@ -50,9 +50,9 @@ class FreshInterpreter:
     def __init__(
         self, module: str, function: str, arguments: Sequence[int | None], descriptors: Sequence[int]
     ) -> None:
-        given = ", ".join(repr(each) for each in arguments)
+        values = ", ".join(repr(argument) for argument in arguments)
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; {function}({given})"
+            f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; {function}({values})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],

@@ -19,19 +19,19 @@ def estimate_staged_bytes(model: Sequence[Any], optimizer: Any | None, *, sharin
         optimizer: Megatron's optimizer; None: only the weights are saved.
         sharing: Number of ranks that share the writing of replicated tensors.
     """
-    seen: set[int] = set()
-    weights = _new_bytes((each for chunk in model for each in chunk.state_dict().values()), seen)
+    storages: set[int] = set()
+    weights = _new_bytes((tensor for chunk in model for tensor in chunk.state_dict().values()), storages)
     if optimizer is None or not mcore.has_state(optimizer):
         return weights // sharing
     sharded = {id(part) for part in mcore.distributed_parts(optimizer)}
-    replicated = own = 0
+    replicated = unsharded = 0
     for part in mcore.optimizer_parts(optimizer):
-        size = _new_bytes(_optimizer_tensors(part), seen)
+        size = _new_bytes(_optimizer_tensors(part), storages)
         if id(part) in sharded:
-            own += size
+            unsharded += size
         else:
             replicated += size
-    return (weights + replicated) // sharing + own
+    return (weights + replicated) // sharing + unsharded
 
 
 def _optimizer_tensors(part: Any) -> Iterator[object]:
@@ -44,13 +44,13 @@ def _optimizer_tensors(part: Any) -> Iterator[object]:
         yield from state.values()
 
 
-def _new_bytes(tensors: Iterable[object], seen: set[int]) -> int:
+def _new_bytes(tensors: Iterable[object], storages: set[int]) -> int:
     """Return the size of the memory behind tensors that is not in `seen`, and add it there."""
     size = 0
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            if storage.data_ptr() not in storages:
+                storages.add(storage.data_ptr())
                 size += storage.nbytes()
     return size

@@ -112,7 +112,7 @@ class StagingBuffer:
         """
         wait_for_devices(_tensors(files), synchronize=synchronize)
         self.clear()
-        self._ensure(sum(_aligned(_bytes(each)) for each in _tensors(files)))
+        self._ensure(sum(_aligned(_bytes(tensor)) for tensor in _tensors(files)))
         self._register()
         end, staged = HEADER_BYTES, []
         for file in files:
@@ -180,9 +180,8 @@ class StagingBuffer:
         if end > self.size:
             self.wait_until_reserved()
         if end > self.size:
-            os.posix_fallocate(
-                self.descriptor, 0, end
-            )  # raises now; without it a full memory would be a SIGBUS at the first access
+            # Raises now; without it a full memory would be a SIGBUS at the first access.
+            os.posix_fallocate(self.descriptor, 0, end)
             self._grow(end)
 
     def _grow(self, size: int) -> None:

@@ -64,7 +64,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
         plain = {
             name: value
             for name, value in ctx.megatron_arguments.items()
-            if ({type(each) for each in value} if isinstance(value, list | tuple) else {type(value)}) <= PLAIN
+            if ({type(item) for item in value} if isinstance(value, list | tuple) else {type(value)}) <= PLAIN
         }
         common[ARGUMENTS] = Namespace(**{**plain, **{name: int(counters.get(name, 0)) for name in COUNTERS}})
     common |= callback_states(ctx.callbacks)

@@ -34,7 +34,7 @@ def split_by_size(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem
         if item.type != WriteItemType.BYTE_IO and item.tensor_data is not None:
             size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
         sized.append((size, item))
-    for size, item in sorted(sized, key=lambda each: -each[0]):
+    for size, item in sorted(sized, key=lambda entry: -entry[0]):
         filled, number = heap[0]
         shares[number].append(item)
         heapreplace(heap, (filled + size, number))

@@ -160,14 +160,13 @@ def _write_data(data: torch.Tensor | bytes | BufferSlot, stream: HashingStream) 
 
 def compact(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor on the host with a storage of its own size: saving a view would save the complete storage."""
-    here = tensor.detach()
-    if (
-        "dequantize" in type(here).__dict__
-    ):  # a subclass with fewer bits than its dtype shows, such as FP8 of a GPU library
-        here = here.dequantize()
-    here = here.cpu()
-    alone = here.untyped_storage().nbytes() == here.numel() * here.element_size()
-    return here if alone and here.is_contiguous() else here.clone(memory_format=torch.contiguous_format)
+    local = tensor.detach()
+    # A subclass with fewer bits than its dtype shows, such as FP8 of a GPU library.
+    if "dequantize" in type(local).__dict__:
+        local = local.dequantize()
+    local = local.cpu()
+    alone = local.untyped_storage().nbytes() == local.numel() * local.element_size()
+    return local if alone and local.is_contiguous() else local.clone(memory_format=torch.contiguous_format)
 
 
 RESULT = ".written_{}"
@@ -185,9 +184,9 @@ def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
     Raises:
         OSError: The result of a rank is missing.
     """
-    found = []
+    results = []
     for rank in range(world_size):
         path = Path(folder, RESULT.format(rank))
-        found.append(pickle.load(io.BytesIO(path.read_bytes())))
+        results.append(pickle.load(io.BytesIO(path.read_bytes())))
         path.unlink()
-    return found
+    return results

@@ -47,9 +47,9 @@ def all_but(keep: KeyFilter) -> KeyFilter:
     return AllButAdapters(keep)
 
 
-def either(one: KeyFilter, other: KeyFilter) -> KeyFilter:
+def either(first: KeyFilter, second: KeyFilter) -> KeyFilter:
     """Return the filter that accepts the parameters that at least one of two filters accepts."""
-    return lambda name: one(name) or other(name)
+    return lambda name: first(name) or second(name)
 
 
 def reject_empty_selection(keep: KeyFilter | None, *, accepted: int, total: int) -> None:

@@ -17,12 +17,12 @@ def stateful_callbacks(callbacks: Iterable[object]) -> dict[str, StatefulLike]:
     Further callbacks of a class are numbered in their order: EarlyStopping, EarlyStopping 2.
     """
     named: dict[str, StatefulLike] = {}
-    for each in callbacks:
-        if isinstance(each, StatefulLike):
-            name, number = type(each).__name__, 2
+    for callback in callbacks:
+        if isinstance(callback, StatefulLike):
+            name, number = type(callback).__name__, 2
             while name in named:
-                name, number = f"{type(each).__name__} {number}", number + 1
-            named[name] = each
+                name, number = f"{type(callback).__name__} {number}", number + 1
+            named[name] = callback
     return named
 
 
@@ -32,7 +32,7 @@ def callback_states(callbacks: Mapping[str, StatefulLike]) -> dict[str, Any]:
     Raises:
         CheckpointLayoutError: A state has a value that is not of a plain type.
     """
-    states = {name: _checked(dict(each.state_dict()), name) for name, each in callbacks.items()}
+    states = {name: _checked(dict(callback.state_dict()), name) for name, callback in callbacks.items()}
     return {CALLBACKS: states} if states else {}
 
 
@@ -51,9 +51,9 @@ def restore_callbacks(callbacks: Mapping[str, StatefulLike], common: Mapping[str
 def _checked(value: Any, path: str) -> Any:
     """Return a state of plain types, which a reader can load without unpickling objects."""
     if isinstance(value, dict):
-        return {key: _checked(each, f"{path}[{key!r}]") for key, each in value.items()}
+        return {key: _checked(item, f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_checked(each, f"{path}[{number}]") for number, each in enumerate(value)]
+        return [_checked(item, f"{path}[{number}]") for number, item in enumerate(value)]
     if type(value) in _PLAIN:
         return value
     raise CheckpointLayoutError(

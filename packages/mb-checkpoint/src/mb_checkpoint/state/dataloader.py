@@ -48,8 +48,8 @@ def align_chunk_positions(iterator: Any | None) -> None:
     first = positioned(iterator)
     if first is None or not isinstance(iterator, Sequence):
         return
-    for other in iterator[1:]:
-        iterable = positioned(other)
+    for chunk_iterator in iterator[1:]:
+        iterable = positioned(chunk_iterator)
         if iterable is not None and iterable is not first:
             iterable.restore_state(first.save_state())
 
@@ -156,8 +156,8 @@ def read_dataloader_state(
 
 
 def _ranks_in(folder: Path) -> dict[int, Path]:
-    found = ((_FILE.fullmatch(path.name), path) for path in folder.glob(POSITION_FILES))
-    return {int(match[1]): path for match, path in found if match is not None}
+    matches = ((_FILE.fullmatch(path.name), path) for path in folder.glob(POSITION_FILES))
+    return {int(match[1]): path for match, path in matches if match is not None}
 
 
 def _reject_other_dp_size(

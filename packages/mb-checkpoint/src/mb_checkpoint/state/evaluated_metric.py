@@ -37,8 +37,11 @@ class EvaluatedMetric:
         Raises:
             CheckpointConfigError: on all ranks: no rank knows such a metric, and none has known it before.
         """
-        own = metrics.get(self._name)
-        value = _maximum(-math.inf if own is None or math.isnan(own) else own, known=own is not None)
+        local_value = metrics.get(self._name)
+        value = _maximum(
+            -math.inf if local_value is None or math.isnan(local_value) else local_value,
+            has_value=local_value is not None,
+        )
         if value is None:
             if self._step is None:
                 names = ", ".join(map(repr, metrics)) or "none on this rank"
@@ -54,12 +57,12 @@ class EvaluatedMetric:
         return self._value if self._step == step else None
 
 
-def _maximum(value: float, *, known: bool) -> float | None:
+def _maximum(value: float, *, has_value: bool) -> float | None:
     """Return the largest value of the ranks that know one; None if none does. Collective over the world."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value if known else None
+        return value if has_value else None
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    pair = torch.tensor([value, float(known)], device=device, dtype=torch.float64)
+    pair = torch.tensor([value, float(has_value)], device=device, dtype=torch.float64)
     dist.all_reduce(pair, op=dist.ReduceOp.MAX)
     largest, any_known = pair.tolist()
     return largest if any_known else None

@@ -53,17 +53,17 @@ def missing_entries(
     }
 
 
-def without_entries(sections: Mapping[str, Any], left: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def without_entries(sections: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the sections without the entries of `left`."""
     return {
-        section: {name: entry for name, entry in entries.items() if name not in left[section]}
+        section: {name: entry for name, entry in entries.items() if name not in missing[section]}
         for section, entries in sections.items()
     }
 
 
-def count_nonempty(left: Mapping[str, Mapping[str, Any]]) -> int:
+def count_nonempty(missing: Mapping[str, Mapping[str, Any]]) -> int:
     """Count the entries with a value, such as 8-bit scales, that the checkpoint lacks."""
-    values = [value for entries in left.values() for value in entries.values()]
+    values = [value for entries in missing.values() for value in entries.values()]
     return sum(value is not None and value.numel() > 0 for value in values)
 
 
@@ -91,17 +91,17 @@ def reject_code(
         sections: Loaded weights, by section and name.
         path: Folder of the checkpoint; below a trusted folder everything is kept.
     """
-    kept: dict[str, dict[str, Any]] = {}
+    without_code: dict[str, dict[str, Any]] = {}
     reasons = []
     for section, entries in sections.items():
-        kept[section] = {}
+        without_code[section] = {}
         for name, value in entries.items():
             reason = None if not NAME.fullmatch(name) or is_trusted(path) else _code_in(value)
             if reason is not None:
                 reasons.append(reason)
                 value = torch.empty(0, dtype=torch.uint8)  # how a module without scales saves none
-            kept[section][name] = value
-    return kept, reasons
+            without_code[section][name] = value
+    return without_code, reasons
 
 
 def _code_in(value: Any) -> str | None:

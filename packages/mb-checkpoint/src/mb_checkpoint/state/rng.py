@@ -37,8 +37,8 @@ def collect_rng_state(tracker: RngTracker | None = None) -> dict[str, object]:
         state["rng_tracker_states"] = {name: value.clone() for name, value in tracker.get_states().items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        state["np_rng_state"] = (name, keys.tolist(), *rest)
+        name, keys, *counters = numpy.random.get_state()
+        state["np_rng_state"] = (name, keys.tolist(), *counters)
     if torch.cuda.is_available():
         state["cuda_rng_state"] = torch.cuda.get_rng_state()
     return state
@@ -63,9 +63,8 @@ def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = Non
         numpy.random.set_state(tuple(state["np_rng_state"]))
     if torch.cuda.is_available() and "cuda_rng_state" in state:
         on_gpu = state["cuda_rng_state"]
-        if (
-            on_gpu.numel() == torch.cuda.get_rng_state().numel()
-        ):  # else that of a CPU, which `save_state.py` stores
+        # Else that of a CPU, which `save_state.py` stores.
+        if on_gpu.numel() == torch.cuda.get_rng_state().numel():
             torch.cuda.set_rng_state(on_gpu)
 
 

@@ -62,9 +62,8 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
     try:
         pickle_in_archive(io.BytesIO(content))  # checks the sizes and the depth that it declares
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch's warnings about a damaged file; the error below describes it
+            # Torch's warnings about a damaged file; the error below describes it.
+            warnings.simplefilter("ignore")
             stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
         counters["step"] = int(counters["step"])

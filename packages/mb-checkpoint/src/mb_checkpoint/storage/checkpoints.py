@@ -122,10 +122,10 @@ def upload_checkpoint(
         content = _content_of(checkpoint)
         manifest = _decode(content, source=f"{checkpoint / MANIFEST}")
         folder = _folder_of(manifest, content, owner.run)
-        there = storage.sizes(f"{folder}/")
-        present = [each for each in manifest.files if there.get(f"{folder}/{each.name}") == each.size]
+        sizes = storage.sizes(f"{folder}/")
+        present = [entry for entry in manifest.files if sizes.get(f"{folder}/{entry.name}") == entry.size]
         damaged = _differing(storage, folder, present)
-        copied = [each for each in manifest.files if each not in present or each in damaged]
+        copied = [entry for entry in manifest.files if entry not in present or entry in damaged]
 
         def put(entry: FileEntry) -> None:
             storage.put(_file_in(checkpoint, entry.name), f"{folder}/{entry.name}")
@@ -137,13 +137,13 @@ def upload_checkpoint(
         superseded = _superseded(
             storage, files, folder, manifest, run=owner.run, keep=keep, retain_interval=retain_interval
         )
-        missing = [each for each in copied if files.get(f"{folder}/{each.name}") != each.size]
+        missing = [entry for entry in copied if files.get(f"{folder}/{entry.name}") != entry.size]
         if damaged := _differing(storage, folder, copied if superseded else missing):
             _in_threads(put, damaged)
             if damaged := _differing(storage, folder, damaged):
                 raise StorageError(
                     f"{folder}: the copy differs from the manifest after two attempts "
-                    f"({first_of([each.name for each in damaged])}); older copies are kept. Check the storage, and "
+                    f"({first_of([entry.name for entry in damaged])}); older copies are kept. Check the storage, and "
                     "verify the checkpoint on the disk"
                 )
             files = storage.sizes(f"{folder}/")
@@ -152,13 +152,13 @@ def upload_checkpoint(
     set_latest(storage, step=manifest.step, folder=folder)
     if superseded and owner.process:
         require_owner(storage, owner)
-    for each in superseded:
-        delete_stored(storage, each)
+    for old_folder in superseded:
+        delete_stored(storage, old_folder)
     return Upload(
         folder=folder,
         step=manifest.step,
         total_bytes=manifest.total_bytes,
-        copied_bytes=sum(each.size for each in copied),
+        copied_bytes=sum(entry.size for entry in copied),
         removed=tuple(superseded),
     )
 
@@ -171,7 +171,7 @@ def _differing(storage: Storage, folder: str, entries: Collection[FileEntry]) ->
             None if hash_chunks(storage.read(f"{folder}/{entry.name}") or (), like=entry) == entry else entry
         )
 
-    return [each for each in _in_threads(read, list(entries)) if each is not None]
+    return [entry for entry in _in_threads(read, list(entries)) if entry is not None]
 
 
 def _file_in(folder: Path, name: str) -> Path:
@@ -217,10 +217,12 @@ def find_stored(
         StorageError: The storage failed.
     """
     named_step, named = read_latest(storage)
-    found = set(_folders(storage.sizes(), _run_there(storage)))
+    folders = set(_folders(storage.sizes(), _run_there(storage)))
     if named is not None:
-        found.add(named)  # a listing may lag
-    for folder in sorted(found - set(rejected), key=lambda each: (_step(each), each == named), reverse=True):
+        folders.add(named)  # a listing may lag
+    for folder in sorted(
+        folders - set(rejected), key=lambda name: (_step(name), name == named), reverse=True
+    ):
         if step is not None and _step(folder) != step:
             continue
         if step is None and named_step is not None and _step(folder) > named_step:
@@ -241,17 +243,13 @@ def read_latest(storage: Storage) -> tuple[int | None, str | None]:
     try:
         body = json.loads(content or b"")
         step, folder = body["step"], body["folder"]
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        RecursionError,
-    ):  # missing or damaged: the newest complete one counts
+    except (ValueError, LookupError, TypeError, RecursionError):
+        # Missing or damaged: the newest complete one counts.
         return None, None
     if type(step) is not int or not 0 <= step < _LARGEST_STEP:
         return None, None
-    known = isinstance(folder, str) and bool(_folders([folder], _run_there(storage)))
-    return step, folder if known else None
+    is_known = isinstance(folder, str) and bool(_folders([folder], _run_there(storage)))
+    return step, folder if is_known else None
 
 
 def read_stored(storage: Storage, folder: str) -> StoredCheckpoint | None:
@@ -301,13 +299,13 @@ def fetch_files(
         file = _file_in(target, entry.name)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as stream:
-            found = hash_chunks(chunks, like=entry, each=stream.write)
+            actual = hash_chunks(chunks, like=entry, each=stream.write)
         fsync_path(file)
         progress(entry.size)
-        return None if found == entry else f"{entry.name} differs from the manifest (checksum)"
+        return None if actual == entry else f"{entry.name} differs from the manifest (checksum)"
 
-    wanted = list(stored.manifest.files if entries is None else entries)
-    return [line for line in _in_threads(fetch, wanted) if line is not None]
+    requested = list(stored.manifest.files if entries is None else entries)
+    return [line for line in _in_threads(fetch, requested) if line is not None]
 
 
 def list_stored(storage: Storage) -> list[StoredCheckpoint]:
@@ -319,7 +317,7 @@ def list_stored(storage: Storage) -> list[StoredCheckpoint]:
     _, named = read_latest(storage)
     folders = {*_folders(storage.sizes(), _run_there(storage)), *([named] if named else [])}
     ordered = sorted(folders, key=_step, reverse=True)
-    return [found for each in ordered if (found := read_stored(storage, each)) is not None]
+    return [stored for name in ordered if (stored := read_stored(storage, name)) is not None]
 
 
 def best_of(manifests: Mapping[str, Manifest]) -> BestCheckpoint | None:
@@ -342,9 +340,9 @@ def _superseded(
     Folders of other runs, and the best checkpoint by `checkpoint.best_metric`, are not among them.
     """
     step = manifest.step
-    others = {each: read_stored(storage, each) for each in _folders(files, run) if each != current}
-    complete = {each: found.manifest for each, found in others.items() if found is not None}
-    intact = {step, *(_step(each) for each, its in complete.items() if _is_listed(files, each, its))}
+    other_folders = {name: read_stored(storage, name) for name in _folders(files, run) if name != current}
+    complete = {name: stored.manifest for name, stored in other_folders.items() if stored is not None}
+    intact = {step, *(_step(name) for name, its in complete.items() if _is_listed(files, name, its))}
     old = steps_to_remove(
         {step, *map(_step, complete)},
         keep=keep,
@@ -352,19 +350,19 @@ def _superseded(
         retain_interval=retain_interval,
         is_intact=intact.__contains__,
     )
-    kept = best_of({**complete, current: manifest})
+    best = best_of({**complete, current: manifest})
     return [
-        each
-        for each in sorted(others)
-        if each not in complete
-        or _step(each) == step
-        or (_step(each) in old and (kept is None or each != str(kept.path)))
+        name
+        for name in sorted(other_folders)
+        if name not in complete
+        or _step(name) == step
+        or (_step(name) in old and (best is None or name != str(best.path)))
     ]
 
 
 def _is_listed(files: Mapping[str, int], folder: str, manifest: Manifest) -> bool:
     """Return whether a listing shows all files of a checkpoint with their sizes."""
-    return all(files.get(f"{folder}/{each.name}") == each.size for each in manifest.files)
+    return all(files.get(f"{folder}/{entry.name}") == entry.size for entry in manifest.files)
 
 
 def delete_stored(storage: Storage, folder: str) -> None:
@@ -382,7 +380,7 @@ def _folders(names: Iterable[str], run: str | None) -> list[str]:
     """Return the folders of the checkpoints of a run in a listing; those of all runs without one."""
     folders = dict.fromkeys(name.partition("/")[0] for name in names)
     return [
-        each for each in folders if _FOLDER.fullmatch(each) and (run is None or _run(each) in (None, run))
+        name for name in folders if _FOLDER.fullmatch(name) and (run is None or _run(name) in (None, run))
     ]
 
 
@@ -427,4 +425,4 @@ def _decode(content: bytes, *, source: str) -> Manifest:
 
 def _in_threads(work: Callable[[FileEntry], T], entries: list[FileEntry]) -> list[T]:
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(work, sorted(entries, key=lambda each: -each.size)))
+        return list(pool.map(work, sorted(entries, key=lambda entry: -entry.size)))

@@ -72,12 +72,13 @@ def _owner_for(storage: Storage, root: Path) -> StorageOwner | None:
     Raises:
         StorageError: The folder is that of another run.
     """
-    here, there = run_of_folder(root), read_owner(storage)
-    if there is not None and here not in (None, there.run):
+    local_run, owner = run_of_folder(root), read_owner(storage)
+    if owner is not None and local_run not in (None, owner.run):
         raise StorageError(
-            f"{root}: is the folder of the run {here}, and the storage belongs to {there}. Fetch into a new folder."
+            f"{root}: is the folder of the run {local_run}, and the storage belongs to {owner}. Fetch into a new "
+            "folder."
         )
-    return there
+    return owner
 
 
 def fetch_stored(stored: StoredCheckpoint, storage: Storage, root: Path) -> str:
@@ -118,8 +119,8 @@ def _not_found(storage: Storage, step: int | None, rejected: dict[str, str]) -> 
     if rejected:
         listing = "; ".join(f"{folder}: {damage}" for folder, damage in rejected.items())
         return NoIntactCheckpointError(f"the storage has no intact checkpoint ({listing}). Name another one.")
-    there = ", ".join(str(each.step) for each in list_stored(storage)) or "none"
-    wanted = "checkpoint" if step is None else f"step {step}"
+    available_steps = ", ".join(str(stored.step) for stored in list_stored(storage)) or "none"
+    requested = "checkpoint" if step is None else f"step {step}"
     return CheckpointNotFoundError(
-        f"the storage has no {wanted}; steps there: {there}. Name another storage or step."
+        f"the storage has no {requested}; steps there: {available_steps}. Name another storage or step."
     )

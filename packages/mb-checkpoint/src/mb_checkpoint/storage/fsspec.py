@@ -27,7 +27,7 @@ class FsspecStorage:
         try:
             open_url = import_module("fsspec.core").url_to_fs
             # A separate instance, without a cache of listings: another process may write at any time.
-            found = open_url(self._url, skip_instance_cache=True, use_listings_cache=False, **options)
+            opened = open_url(self._url, skip_instance_cache=True, use_listings_cache=False, **options)
         except ImportError as error:
             raise StorageError(
                 f"{url}: a package for this kind of URL is missing ({error}). For S3 install mb-checkpoint[storage]; "
@@ -35,8 +35,8 @@ class FsspecStorage:
             ) from error
         except (ValueError, TypeError) as error:
             raise StorageError(f"{url}: {error}. Correct the URL or the options.") from error
-        self._files: Any = found[0]
-        self._root = str(found[1]).rstrip("/")
+        self._files: Any = opened[0]
+        self._root = str(opened[1]).rstrip("/")
 
     def put(self, source: Path, name: str) -> None:
         """See `storage.Storage`."""
@@ -56,8 +56,8 @@ class FsspecStorage:
         """See `storage.Storage`."""
         with storage_errors(self._url, "cannot be listed"):
             start = len(self._root) + 1
-            found = self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True)
-            return {name[start:]: int(each["size"]) for name, each in found.items()}
+            listing = self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True)
+            return {name[start:]: int(info["size"]) for name, info in listing.items()}
 
     def delete(self, name: str) -> None:
         """See `storage.Storage`."""

@@ -154,10 +154,10 @@ class StorageMirror:
         if than is not None:
             return stored if stored.step > than else None
         try:
-            here = select_checkpoint(self._root, step=step)
+            local_checkpoint = select_checkpoint(self._root, step=step)
         except (DamagedCheckpointError, FileNotFoundError):
             return stored
-        return stored if here is None or (here.step or 0) < stored.step else None
+        return stored if local_checkpoint is None or (local_checkpoint.step or 0) < stored.step else None
 
 
 def load_with_storage(mirror: StorageMirror | None, read: Callable[[], LoadedCheckpoint]) -> LoadedCheckpoint:

@@ -63,42 +63,50 @@ def claim_storage(storage: Storage, root: Path, *, name: str, exclusive: bool = 
         StorageError: It belongs to another run, or another process of this machine writes there; or it failed.
         OSError: The identity could not be written to the folder.
     """
-    here, there = run_of_folder(root), read_owner(storage)
+    local_run, current = run_of_folder(root), read_owner(storage)
     folder, host = str(root.absolute()), socket.gethostname()
-    run = here or (there.run if there is not None and there.folder == folder else secrets.token_hex(6))
-    own = StorageOwner(run=run, folder=folder, host=host, process=_process(os.getpid()) if exclusive else "")
-    if there is not None:
-        if there.run != own.run:
+    run = local_run or (
+        current.run if current is not None and current.folder == folder else secrets.token_hex(6)
+    )
+    owner = StorageOwner(
+        run=run, folder=folder, host=host, process=_process(os.getpid()) if exclusive else ""
+    )
+    if current is not None:
+        if current.run != owner.run:
             raise StorageError(
-                f"{name} belongs to {there}, and this is the run in {folder} on {host}: each would delete the other's "
-                "checkpoints. Choose another URL, or, to continue that run here, first fetch it into a new folder with "
-                "`mb-checkpoint fetch URL DIR`."
+                f"{name} belongs to {current}, and this is the run in {folder} on {host}: each would delete the "
+                "other's checkpoints. Choose another URL, or, to continue that run here, first fetch it into a "
+                "new folder with `mb-checkpoint fetch URL DIR`."
             )
         if not exclusive:
-            return there
-        if there.host == host and there.process != own.process and _is_running(there.process):
+            return current
+        if current.host == host and current.process != owner.process and _is_running(current.process):
             raise StorageError(
-                f"{name} is in use by process {there.process.partition('-')[0]} of {there}, and this is process "
+                f"{name} is in use by process {current.process.partition('-')[0]} of {current}, and this is process "
                 f"{os.getpid()} in {folder}: two would delete each other's checkpoints. Wait until it has ended, or "
                 "choose another URL."
             )
-    put_json(storage, OWNER, asdict(own))
+    put_json(storage, OWNER, asdict(owner))
     remember_run(root, run)
-    return own
+    return owner
 
 
-def require_owner(storage: Storage, own: StorageOwner) -> None:
+def require_owner(storage: Storage, owner: StorageOwner) -> None:
     """Check that a storage still belongs to this process.
 
     Raises:
         StorageError: Another start of the run, or another run, has taken it over; or the storage failed.
     """
-    there = read_owner(storage)
-    if there is None:
-        put_json(storage, OWNER, asdict(own))
-    elif (there.run, there.process, there.host) != (own.run, own.process, own.host):
+    current = read_owner(storage)
+    if current is None:
+        put_json(storage, OWNER, asdict(owner))
+    elif (current.run, current.process, current.host) != (
+        owner.run,
+        owner.process,
+        owner.host,
+    ):
         raise StorageError(
-            f"the storage was taken over by {there}, and this is {own}, which copies and deletes nothing there any "
+            f"the storage was taken over by {current}, and this is {owner}, which copies and deletes nothing there any "
             "more. Stop one of the two, or give it another URL"
         )
 
@@ -114,14 +122,14 @@ def read_owner(storage: Storage) -> StorageOwner | None:
         return None
     try:
         body = json.loads(content)
-        found = StorageOwner(**body)
+        owner = StorageOwner(**body)
     except (ValueError, TypeError, RecursionError):
-        found = None
-    if found is None or not all(isinstance(each, str) and each.isprintable() for each in body.values()):
+        owner = None
+    if owner is None or not all(isinstance(value, str) and value.isprintable() for value in body.values()):
         raise _damaged()
-    if not _RUN.fullmatch(found.run):
+    if not _RUN.fullmatch(owner.run):
         raise _damaged()
-    return found
+    return owner
 
 
 def _damaged() -> StorageError:

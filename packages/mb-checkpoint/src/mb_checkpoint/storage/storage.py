@@ -51,8 +51,9 @@ def open_storage(address: str, options: Mapping[str, Any] | None = None) -> Stor
             folder has options.
     """
     if is_url(address) and not address.startswith(LOCAL_SCHEME):
-        found: Storage = import_module(FSSPEC).FsspecStorage(address, options or {})  # it imports this module
-        return found
+        # Imported here, because it imports this module.
+        opened: Storage = import_module(FSSPEC).FsspecStorage(address, options or {})
+        return opened
     if options:
         raise StorageError(
             f"{address}: a folder has no options, and {', '.join(options)} would have no effect. Leave them out."
@@ -87,8 +88,8 @@ class FolderStorage:
     def sizes(self, prefix: str = "") -> Mapping[str, int]:
         """See `Storage`."""
         with storage_errors(self._root, "cannot be listed"):
-            found = [path for path in (self._root / prefix).rglob("*") if path.is_file()]
-            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found}
+            files = [path for path in (self._root / prefix).rglob("*") if path.is_file()]
+            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in files}
 
     def delete(self, name: str) -> None:
         """See `Storage`."""
@@ -124,7 +125,7 @@ def storage_errors(address: object, action: str) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     """Return the first error of a chain that has a text, in one line."""
-    each: BaseException | None = error
-    while each is not None and not str(each):
-        each = each.__cause__ or each.__context__
-    return " ".join(cause_of(each or error).split())
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(cause_of(cause or error).split())

@@ -154,7 +154,7 @@ def run_job() -> None:
     began = time.monotonic()
     try:
         storage = open_storage(job["address"], job["options"])
-        done = upload_checkpoint(
+        uploaded = upload_checkpoint(
             Path(job["checkpoint"]),
             storage,
             keep=job["keep"],
@@ -165,4 +165,4 @@ def run_job() -> None:
         failure = str(error) if isinstance(error, StorageError) else cause_of(error)
         print(json.dumps({"failure": failure}))
         return
-    print(json.dumps({**asdict(done), "seconds": time.monotonic() - began}))
+    print(json.dumps({**asdict(uploaded), "seconds": time.monotonic() - began}))

@@ -233,14 +233,14 @@ class TorchCheckpointer:
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
         """
-        done = None if self._pending is None else self._pending.poll(blocking=blocking)
-        if done is None:
+        result = None if self._pending is None else self._pending.poll(blocking=blocking)
+        if result is None:
             return None
         self._pending = None
-        if isinstance(done, FailedSave):
-            return self._report_failure(done, cause=None)
-        self._report(done)
-        return done
+        if isinstance(result, FailedSave):
+            return self._report_failure(result, cause=None)
+        self._report(result)
+        return result
 
     def close(self) -> None:
         """Wait for the save and the copy to a storage in flight, and end the background process."""
@@ -348,13 +348,13 @@ def _ignore(_line: str) -> None: ...
 
 def _reject_unread(config: CheckpointConfig) -> None:
     default = CheckpointConfig()
-    given = [
+    without_effect = [
         f"{item.name}={getattr(config, item.name)!r}"
         for item in fields(config)
         if item.name not in READ_FIELDS and getattr(config, item.name) != getattr(default, item.name)
     ]
-    if given:
+    if without_effect:
         raise CheckpointConfigError(
-            f"checkpoint: {', '.join(given)}: would have no effect, because only checkpoints of Megatron Core models "
-            "have these options. Leave them at their defaults."
+            f"checkpoint: {', '.join(without_effect)}: would have no effect, because only checkpoints of Megatron Core "
+            "models have these options. Leave them at their defaults."
         )

@@ -71,24 +71,24 @@ class OptimizerPart:
         """Return the object with groups and numbers."""
         return [self._groups] if self._groups in index.objects else []
 
-    def tensors(self, index: StoredIndex, read: Mapping[str, Any], *, folder: Path) -> dict[str, Shard]:
+    def tensors(self, index: StoredIndex, objects: Mapping[str, Any], *, folder: Path) -> dict[str, Shard]:
         """Return the tensors that receive the stored values: those of the optimizer, or new ones.
 
         Raises:
             CheckpointShapeError: The parameter groups differ, or a state has another shape than its sharded parameter.
         """
-        if self._groups not in read:
+        if self._groups not in objects:
             return {}
-        own, theirs = self._names(), [group["params"] for group in read[self._groups]["groups"]]
-        if own != theirs:
+        run_names, theirs = self._names(), [group["params"] for group in objects[self._groups]["groups"]]
+        if run_names != theirs:
             raise CheckpointShapeError(
                 f"{folder}: the parameter groups of {self._name!r} differ: {_sizes(theirs)} parameters there, "
-                f"{_sizes(own)} in the run{_first_difference(theirs, own)}. Build the optimizer from the same groups "
-                "of modules with the same names, or leave it out."
+                f"{_sizes(run_names)} in the run{_first_difference(theirs, run_names)}. Build the optimizer "
+                "from the same groups of modules with the same names, or leave it out."
             )
         parameters = {
             name: parameter
-            for group, names in zip(self._optimizer.param_groups, own, strict=True)
+            for group, names in zip(self._optimizer.param_groups, run_names, strict=True)
             for parameter, name in zip(group["params"], names, strict=True)
         }
         self._targets = {}
@@ -100,11 +100,11 @@ class OptimizerPart:
             blocks[entry] = shard_of(target)
         return blocks
 
-    def restore(self, read: Mapping[str, Any]) -> None:
+    def restore(self, objects: Mapping[str, Any]) -> None:
         """Take the filled tensors, and the stored groups and numbers."""
-        if self._groups not in read:
+        if self._groups not in objects:
             return
-        stored = read[self._groups]
+        stored = objects[self._groups]
         for group, saved in zip(self._optimizer.param_groups, stored["groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
             on_device = any(group.get(option) for option in _ON_DEVICE)
@@ -135,12 +135,12 @@ class OptimizerPart:
 
     def _names(self) -> list[list[str]]:
         """Return the stored names of the parameters of each group."""
-        known = {key: name for module in self._modules for key, name in module.parameter_names().items()}
+        names = {key: name for module in self._modules for key, name in module.parameter_names().items()}
         lacking = [
             list(parameter.shape)
             for group in self._optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in known
+            if id(parameter) not in names
         ]
         if lacking:
             raise CheckpointLayoutError(
@@ -148,29 +148,36 @@ class OptimizerPart:
                 "name. Add its module."
             )
         return [
-            [known[id(parameter)] for parameter in group["params"]] for group in self._optimizer.param_groups
+            [names[id(parameter)] for parameter in group["params"]] for group in self._optimizer.param_groups
         ]
 
 
 def _numbers_on_host(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return mappings of numbers with every tensor as a copy on the CPU. Synchronizes once for each device and type."""
-    plain = [dict(each) for each in values]
-    found: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    for each in plain:
-        for key, value in each.items():
+    plain = [dict(state) for state in values]
+    scalars: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
+    for state in plain:
+        for key, value in state.items():
             if isinstance(value, Tensor):
-                found.setdefault((value.device, value.dtype), []).append((each, key))
-    for places in found.values():
-        copies = torch.stack([each[key].detach() for each, key in places]).cpu().clone().unbind()
-        for (each, key), copy in zip(places, copies, strict=True):
-            each[key] = copy.clone()
+                scalars.setdefault((value.device, value.dtype), []).append((state, key))
+    for places in scalars.values():
+        copies = torch.stack([state[key].detach() for state, key in places]).cpu().clone().unbind()
+        for (state, key), copy in zip(places, copies, strict=True):
+            state[key] = copy.clone()
     return plain
 
 
-def _first_difference(theirs: list[list[str]], own: list[list[str]]) -> str:
+def _first_difference(theirs: list[list[str]], run_names: list[list[str]]) -> str:
     """Return the first parameter with another name, as part of a message; nothing if only the sizes differ."""
-    pairs = zip(chain(*theirs), chain(*own), strict=False)
-    return next((f"; {there} there is {here} in the run" for there, here in pairs if there != here), "")
+    pairs = zip(chain(*theirs), chain(*run_names), strict=False)
+    return next(
+        (
+            f"; {stored_name} there is {run_name} in the run"
+            for stored_name, run_name in pairs
+            if stored_name != run_name
+        ),
+        "",
+    )
 
 
 def _sizes(groups: list[list[str]]) -> str:

@@ -57,7 +57,7 @@ class StatePart(Protocol):
     def objects(self, index: StoredIndex) -> list[str]:
         """Return the names of the stored objects to read on this rank."""
 
-    def restore(self, read: Mapping[str, Any]) -> None:
+    def restore(self, objects: Mapping[str, Any]) -> None:
         """Restore the objects that were read; the tensors have been."""
 
 
@@ -76,7 +76,7 @@ class ModulePart:
     @property
     def _replicated(self) -> list[str]:
         """Return the prefixes of wrappers of data parallelism, the innermost first."""
-        names = [name for name, each in self._module.named_modules() if isinstance(each, _DATA_PARALLEL)]
+        names = [name for name, module in self._module.named_modules() if isinstance(module, _DATA_PARALLEL)]
         return sorted((f"{name}." if name else "" for name in names), key=len, reverse=True)
 
     def parameter_names(self) -> dict[int, str]:
@@ -118,24 +118,24 @@ class ModulePart:
     def tensors(self, index: StoredIndex) -> dict[str, Shard]:
         """Return the tensors that receive stored values: parameters and buffers, or new ones in place of copies."""
         self._read, blocks = {}, {}
-        own = {_memory(each) for each in (*self._module.parameters(), *self._module.buffers())}
+        registered = {_memory(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         for key, raw, value in self._items():
             if key not in index.shapes:
                 continue
             if _is_extra(raw):
                 device = value.device if isinstance(value, Tensor) else None
                 self._read[raw] = torch.empty(index.shapes[key], dtype=index.dtypes[key], device=device)
-            elif _memory(value) not in own:
+            elif _memory(value) not in registered:
                 self._read[raw] = torch.empty_like(value)
             blocks[key] = shard_of(self._read.get(raw, value))
         return blocks
 
-    def restore(self, read: Mapping[str, Any]) -> None:
+    def restore(self, objects: Mapping[str, Any]) -> None:
         """Load the state dict, with what was read."""
         state = {
-            raw: read.get(key, value)
+            raw: objects.get(key, value)
             for key, raw, value in self._items()
-            if not _is_extra(raw) or key in read
+            if not _is_extra(raw) or key in objects
         }
         self._module.load_state_dict({**state, **self._read}, strict=False)
         self._read = {}
@@ -169,8 +169,8 @@ def _memory(tensor: Any) -> int | None:
 class ObjectPart:
     """State dict of any other object: stored once if it is equal on all ranks, otherwise by every rank."""
 
-    def __init__(self, name: str, each: Stateful) -> None:
-        self._name, self._object = name, each
+    def __init__(self, name: str, stateful: Stateful) -> None:
+        self._name, self._object = name, stateful
 
     def entries(self) -> dict[str, Any]:
         """Return the state dict. Collective.
@@ -180,7 +180,7 @@ class ObjectPart:
         """
         state = self._object.state_dict()
         digest = _digest(state, name=self._name)
-        is_shared = all(each == digest for each in gather(digest))
+        is_shared = all(other_digest == digest for other_digest in gather(digest))
         return {self._name if is_shared else rank_name(self._name): state}
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
@@ -207,11 +207,11 @@ class ObjectPart:
             )
         return [rank_name(self._name)] if stored else []
 
-    def restore(self, read: Mapping[str, Any]) -> None:
+    def restore(self, objects: Mapping[str, Any]) -> None:
         """Restore the state."""
         for key in (self._name, rank_name(self._name)):
-            if key in read:
-                self._object.load_state_dict(read[key])
+            if key in objects:
+                self._object.load_state_dict(objects[key])
 
 
 class RandomPart:
@@ -235,9 +235,9 @@ class RandomPart:
         """Return the random states of this rank, if as many ranks stored theirs."""
         return [rank_name(self.name)] if ranks_of(self.name, index) == number_of_ranks() else []
 
-    def restore(self, read: Mapping[str, Any]) -> None:
+    def restore(self, objects: Mapping[str, Any]) -> None:
         """Restore the random states."""
-        state = read.get(rank_name(self.name))
+        state = objects.get(rank_name(self.name))
         if state is not None:
             restore_rng_state(state, _tracker() if state["rng_tracker_states"] else None)
 
@@ -273,7 +273,7 @@ def _digest(state: Any, *, name: str) -> str:
     return hashlib.sha256(stored).hexdigest()  # type: ignore[arg-type]
 
 
-def require_supported(name: str, each: Any) -> None:
+def require_supported(name: str, item: Any) -> None:
     """Check that an object has a state, under a usable name.
 
     Raises:
@@ -284,13 +284,13 @@ def require_supported(name: str, each: Any) -> None:
             f"state: {name!r} cannot name an object, because names of entries begin with it. Use an identifier other "
             f"than {RandomPart.name!r}."
         )
-    if not isinstance(each, Stateful):
+    if not isinstance(item, Stateful):
         raise CheckpointLayoutError(
-            f"state.{name}: a {type(each).__name__} has no state_dict and load_state_dict, so that nothing of it could "
+            f"state.{name}: a {type(item).__name__} has no state_dict and load_state_dict, so that nothing of it could "
             "be stored. Pass an object that has both."
         )
-    if isinstance(each, nn.Module) and any(
-        isinstance(part, torch.distributed.fsdp.FullyShardedDataParallel) for part in each.modules()
+    if isinstance(item, nn.Module) and any(
+        isinstance(part, torch.distributed.fsdp.FullyShardedDataParallel) for part in item.modules()
     ):
         raise CheckpointLayoutError(
             f"state.{name}: is wrapped by FullyShardedDataParallel, whose parameters are flattened. Use fully_shard."

@@ -55,17 +55,17 @@ class TorchState:
                 f"state: {objects!r:.60} names no object, so that nothing would be stored. Pass a dictionary such as "
                 "{'model': model, 'optimizer': optimizer}."
             )
-        for name, each in objects.items():
-            require_supported(name, each)
-        modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
-        optimizers = {name: each for name, each in objects.items() if _has_standard_state(each)}
-        others = {name: each for name, each in objects.items() if name not in {*modules, *optimizers}}
-        self._modules = [ModulePart(name, each) for name, each in modules.items()]
+        for name, item in objects.items():
+            require_supported(name, item)
+        modules = {name: item for name, item in objects.items() if isinstance(item, nn.Module)}
+        optimizers = {name: item for name, item in objects.items() if _has_standard_state(item)}
+        other_objects = {name: item for name, item in objects.items() if name not in {*modules, *optimizers}}
+        self._modules = [ModulePart(name, module) for name, module in modules.items()]
         self._optimizers = [
-            OptimizerPart(name, each, modules=self._modules) for name, each in optimizers.items()
+            OptimizerPart(name, optimizer, modules=self._modules) for name, optimizer in optimizers.items()
         ]
         self._parts: list[StatePart] = [*self._modules, *self._optimizers]
-        self._parts += [ObjectPart(name, each) for name, each in others.items()]
+        self._parts += [ObjectPart(name, item) for name, item in other_objects.items()]
         self._replicas_compared = False
 
     def entries(self, *, with_rng: bool) -> dict[str, Any]:
@@ -81,9 +81,11 @@ class TorchState:
         entries = {name: value for part in parts for name, value in part.entries().items()}
         tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
         if not self._replicas_compared:
-            _require_equal({name: each for name, each in tensors.items() if not isinstance(each, DTensor)})
+            _require_equal(
+                {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+            )
             self._replicas_compared = True
-        return {**entries, **{name: shard_of(each) for name, each in tensors.items()}}
+        return {**entries, **{name: shard_of(tensor) for name, tensor in tensors.items()}}
 
     def load(self, folder: Path, *, with_rng: bool, strict: bool = True) -> list[str]:
         """Restore the state from a checkpoint; return notes on the state that was left unchanged. Collective.
@@ -106,34 +108,34 @@ class TorchState:
         if with_rng and ranks_of(RandomPart.name, index) not in (0, number_of_ranks()):
             notes.append("random state: stored for another number of ranks; this run keeps its own")
         objects = dict.fromkeys(name for part in parts for name in part.objects(index))
-        read = read_on_all_ranks(folder, lambda: read_entries(folder, objects))
+        stored_objects = read_on_all_ranks(folder, lambda: read_entries(folder, objects))
         tensors: dict[str, Shard] = {}
         for module in self._modules:
             tensors |= module.tensors(index)
         for optimizer in self._optimizers:
-            tensors |= optimizer.tensors(index, read, folder=folder)
+            tensors |= optimizer.tensors(index, stored_objects, folder=folder)
         after = "some of it is in the model already"
         read_on_all_ranks(folder, lambda: read_entries(folder, tensors), after=after)
         for part in parts:
-            part.restore(read)
+            part.restore(stored_objects)
         return notes
 
     def _compare(self, index: StoredIndex, *, folder: Path, strict: bool) -> list[str]:
         """Compare the names and shapes of this run with those that are stored; return notes on those left out."""
-        wanted = {name: shape for part in self._parts for name, shape in part.shapes().items()}
+        shapes = {name: shape for part in self._parts for name, shape in part.shapes().items()}
         differ = [
             f"{name}: {list(index.shapes[name])} in the checkpoint, {list(shape)} in the run"
-            for name, shape in wanted.items()
+            for name, shape in shapes.items()
             if shape is not None and index.shapes.get(name, shape) != shape
         ]
         missing = [
             f"{name}: not in the checkpoint"
-            for name in wanted
+            for name in shapes
             if name not in index.shapes and name not in index.objects and not ranks_of(name, index)
         ]
         unread = [
             f"{name}: only in the checkpoint"
-            for name in sorted({*index.shapes, *index.objects} - wanted.keys())
+            for name in sorted({*index.shapes, *index.objects} - shapes.keys())
             if not any(
                 part.owns(name) and not isinstance(part, ModulePart) for part in (*self._parts, RandomPart())
             )
@@ -149,13 +151,13 @@ class TorchState:
             for name, dtype in module.dtypes().items()
             if index.dtypes.get(name, dtype) != dtype
         ]
-        notes = [f"left unchanged: {first_of(each)}" for each in (missing, unread) if each]
+        notes = [f"left unchanged: {first_of(names)}" for names in (missing, unread) if names]
         return notes + ([f"converted: {first_of(converted)}"] if converted else [])
 
 
-def _has_standard_state(each: Any) -> bool:
+def _has_standard_state(item: Any) -> bool:
     """Return whether an object is an optimizer whose state is that of torch's base class."""
-    return isinstance(each, Optimizer) and type(each).load_state_dict is Optimizer.load_state_dict
+    return isinstance(item, Optimizer) and type(item).load_state_dict is Optimizer.load_state_dict
 
 
 def _require_equal(tensors: Mapping[str, Tensor]) -> None:
@@ -167,16 +169,20 @@ def _require_equal(tensors: Mapping[str, Tensor]) -> None:
     if number_of_ranks() == 1:
         return
     sums: list[Tensor] = []
-    for each in tensors.values():
-        values = each.detach().double()
+    for tensor in tensors.values():
+        values = tensor.detach().double()
         sums += [values.sum(), values.abs().sum()]
     numbers = torch.stack([value.cpu() for value in sums]).tolist() if sums else []
-    own = {
-        name: (tuple(each.shape), repr(numbers[2 * number]), repr(numbers[2 * number + 1]))
-        for number, (name, each) in enumerate(tensors.items())
+    local_values = {
+        name: (tuple(tensor.shape), repr(numbers[2 * number]), repr(numbers[2 * number + 1]))
+        for number, (name, tensor) in enumerate(tensors.items())
     }
-    for rank, other in enumerate(gather(own)):
-        differ = [name for name in {*own, *other} if own.get(name) != other.get(name)]
+    for rank, remote_values in enumerate(gather(local_values)):
+        differ = [
+            name
+            for name in {*local_values, *remote_values}
+            if local_values.get(name) != remote_values.get(name)
+        ]
         if differ:
             raise CheckpointLayoutError(
                 f"state: {first_of(sorted(differ))}: the tensors of rank {own_rank()} and rank {rank} differ, but "

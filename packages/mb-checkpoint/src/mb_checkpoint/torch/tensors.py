@@ -16,7 +16,7 @@ def shard_of(tensor: Tensor) -> Shard:
     """
     if not isinstance(tensor, DTensor):
         return full_shard(tensor.detach())
-    if any(isinstance(each, Partial) for each in tensor.placements):
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise CheckpointLayoutError(
             f"state: a DTensor of shape {list(tensor.shape)} holds partial sums ({tensor.placements}), which are not a "
             "value. Redistribute it first."

@@ -16,7 +16,9 @@ from mb_trainer.run.machine import target_facts
 from mb_trainer.run.rules import RULES, RULES_BY_PACKAGE
 
 CHECKS = PreflightChecks(
-    rules=RULES, fallbacks=(*FALLBACKS, *mb_checkpoint.rules.FALLBACKS), data=(TOKENIZER, EPOCH)
+    rules=RULES,
+    fallbacks=(*FALLBACKS, *(rule for rule in mb_checkpoint.rules.RULES if rule.fallback)),
+    data=(TOKENIZER, EPOCH),
 )
 
 

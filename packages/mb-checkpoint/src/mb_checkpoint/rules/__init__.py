@@ -485,13 +485,17 @@ PATH_FIELDS = (
 
 _PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *other_sections.RULES, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
+_FALLBACKS = {
+    "V066": "checkpoint.async_save",
+    "V131": "checkpoint.async_save",
+    "CK12": "checkpoint.fully_parallel_load",
+}
+"""Rules on what a layout, or a run without saves, does not support -> field that false replaces if a recipe set it."""
 
-FALLBACKS: tuple[Rule, ...] = (
-    *(with_fallback(rule, "checkpoint.async_save", False) for rule in RULES if rule.id in ("V066", "V131")),
-    *(with_fallback(rule, "checkpoint.fully_parallel_load", False) for rule in RULES if rule.id == "CK12"),
+RULES: tuple[Rule, ...] = tuple(
+    with_fallback(rule, _FALLBACKS[rule.id], False) if rule.id in _FALLBACKS else rule
+    for rule in (*CONSISTENCY, *other_sections.RULES, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
 )
-"""Rules with the value that replaces one of a recipe: saves that a layout or a run without saves does not support."""
 
 
 def violations(section: object) -> list[Problem]:

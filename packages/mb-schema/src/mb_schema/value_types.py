@@ -285,7 +285,8 @@ def _word(choice: Any) -> str:
         return "..."
     origin, arguments = get_origin(choice), get_args(choice)
     if origin is Literal:
-        return "one of " + ", ".join(str(member) for member in arguments)
+        members = ", ".join(str(member) for member in arguments)
+        return members if len(arguments) == 1 else f"one of {members}"
     if origin is not None:
         inner = ", ".join(describe(argument) for argument in arguments if argument is not Ellipsis)
         name = "function" if origin.__name__ == "Callable" else origin.__name__

@@ -156,7 +156,9 @@ def test_ctrl_c_on_a_terminal_saves(overrides, terminal, tmp_path, ranks):
 def test_a_second_ctrl_c_within_a_second_ends_at_once(overrides, terminal, tmp_path, ranks):
     """A step takes many seconds here: a press that counts for nothing lets it end, and the run save."""
     out = tmp_path / "run"
-    opened = terminal([*endless(overrides, out), "train.global_batch_size=12000", *ranks])
+    opened = terminal(
+        [*endless(overrides, out), "train.global_batch_size=6000", "train.train_iters=50", *ranks]
+    )
     opened.read_until(lambda: (out / "metrics.jsonl").exists())
     opened.press_ctrl_c()
     opened.read_until(lambda: "stopping after this step" in opened.printed)

@@ -26,7 +26,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset  # noqa: E402
 from mb_data import ByteTokenizer, DatasetBuildContext, GPTDatasetConfig, IndexedWriter  # noqa: E402
 from mb_data.data_checks import verify_dataset_files  # noqa: E402
 from mb_data.mcore import as_megatron, build_gpt_datasets  # noqa: E402
-from mb_data.megatron.gpt_config import to_megatron  # noqa: E402
+from mb_data.megatron.conversion import to_megatron  # noqa: E402
 
 SIZES = (50, 2000)
 SAMPLES = 4000

@@ -30,7 +30,7 @@ mb_host.quiet()
 gpt_dataset = pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="needs the mcore extra")
 indexed_dataset = pytest.importorskip("megatron.core.datasets.indexed_dataset")
 mcore = pytest.importorskip("mb_data.mcore")
-gpt_config = pytest.importorskip("mb_data.megatron.gpt_config")
+gpt_config = pytest.importorskip("mb_data.megatron.conversion")
 
 CHOSEN = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
 

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from mb_loop import CallbackContext, NonFiniteLossError, TrainState
-from mb_loop.step.deferred_loss_check import DeferredLossCheck
 
 torch = pytest.importorskip("torch")
+
+from mb_loop.step.deferred_loss_check import DeferredLossCheck  # noqa: E402 - imports torch
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -135,7 +135,10 @@ def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Proven
 def apply(changes: Iterable[FieldChange], config: ConfigContainer, provenance: Provenance) -> None:
     """Write changes to a configuration, with their origins."""
     for change in [*changes]:
-        set_field(config, change.path, change.value)
+        if "." in change.path:
+            set_field(config, change.path, change.value)
+        else:
+            setattr(config, change.path, change.value)  # a section
         if change.of_run:
             remember_resolved(
                 config, change.path, change.value, rule=RUN_PATHS, of_run=True, written=change.written

@@ -20,8 +20,8 @@ from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.loading.open_files import allow_open_files
 from mb_data.megatron.blend import SPLITS, Blend
 from mb_data.megatron.cached_indices import require_numeric_arrays
+from mb_data.megatron.conversion import drop_validation_weights, megatron_config, prefixes_of
 from mb_data.megatron.fingerprint import PairState, content_digest, pair_states
-from mb_data.megatron.gpt_config import drop_validation_weights, megatron_config, prefixes_of
 from mb_data.megatron.gpt_dataset import GPTDataset
 from mb_data.megatron.index_build import build_indices
 from mb_data.megatron.recorded_blend import find_record, is_recordable, open_record, record_datasets

@@ -283,6 +283,8 @@ def _word(choice: Any) -> str:
         return "null"
     if choice is Ellipsis:
         return "..."
+    if choice is Any:
+        return "Any"
     origin, arguments = get_origin(choice), get_args(choice)
     if origin is Literal:
         members = ", ".join(str(member) for member in arguments)

@@ -61,7 +61,7 @@ COMPLETE = ("finished", "early_stop")
 def announce_request(name: str) -> None:
     """Print that a signal has arrived, unless the launcher ends this rank because another one failed.
 
-    The launcher ends ranks by SIGTERM. The SIGINT of a terminal reaches a rank before the launcher can mark the request.
+    The launcher ends ranks by SIGTERM. SIGINT from a terminal reaches a rank before the launcher can mark the request.
     """
     if name == "SIGINT" or stop_was_requested(os.environ):
         announce_stop(name)

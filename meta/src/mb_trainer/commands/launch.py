@@ -20,8 +20,6 @@ UNCHECKED = ("--resume-with-changes", "--no-numa-binding")
 """Options without a value that `mb check` does not have."""
 UNCHECKED_VALUES = ("--trust",)
 """Options with a value that it does not have."""
-
-
 MARGIN_SECONDS = 30
 """Time to begin a save and to end the ranks."""
 

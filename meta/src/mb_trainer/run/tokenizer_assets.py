@@ -7,9 +7,7 @@ from typing import Any
 from mb_checkpoint.formats.layout import RUN_CONFIG
 from mb_checkpoint.load.directories import resumable_directories
 from mb_config import SavedSettings
-from mb_data.tokenizers.saved_tokenizer import (
-    find_saved_tokenizer,
-)
+from mb_data.tokenizers.saved_tokenizer import find_saved_tokenizer
 from mb_trainer.config import ConfigContainer
 
 

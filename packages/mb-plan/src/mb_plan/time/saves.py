@@ -56,11 +56,7 @@ class SavePlan:
     @property
     def lost_seconds(self) -> float | None:
         """Largest amount of work that a failure loses: of one interval, and of the checkpoint in flight."""
-        return None if self.interval is None else self.loss(self.interval)
-
-    def loss(self, interval: int) -> float:
-        """Return the largest amount of work, in seconds, that a failure loses with an interval in steps."""
-        return interval * self.step_seconds + self.write_seconds
+        return None if self.interval is None else self.interval * self.step_seconds + self.write_seconds
 
     def reason(self, *, gpu: str, ranks: int) -> str:
         """Return text that explains the best interval."""

@@ -11,6 +11,7 @@ import pytest
 from runs import events, losses, metrics, train_here
 
 from mb_checkpoint import CheckpointSaveError
+from mb_data import IndexedFormatError
 from mb_loop import Callback
 from mb_trainer.errors import RunFolderError
 
@@ -191,3 +192,22 @@ def test_data_that_are_overwritten_while_they_are_read_are_named(overrides, tmp_
     for note in notes:  # of each file that was changed
         assert note.startswith(f"dataset: {cache}"), notes
         assert ".bin: was changed at" in note
+
+
+def test_data_that_are_cut_short_while_they_are_read_are_the_first_cause(overrides, tmp_path):
+    """The read of a mapped file beyond its end would kill the rank that makes it."""
+    cache, out, cut = tmp_path / "cache", tmp_path / "run", []
+
+    def cut_short():
+        for file in cache.rglob("*.bin"):
+            cut.append(file)
+            os.truncate(file, 10)
+
+    words = [*overrides, f"dataset.cache_dir={cache}", "dataset.num_workers=0"]
+    with pytest.raises(IndexedFormatError, match=r"\.bin: was cut short from \d+ to 10 bytes") as failed:
+        train_here(words, out, callbacks=(AtStep(13, cut_short),))
+    assert str(failed.value).partition(": ")[0] in map(str, cut)
+    assert [step for event, step in events(out) if event == "save"] == [10]
+    shutil.rmtree(cache)  # it is built again
+    assert train_here(words, out).reason == "finished"
+    assert [step for event, step in events(out) if event == "resume"] == [10]

@@ -1,7 +1,10 @@
 import json
+import os
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from time import sleep
 
 import numpy as np
@@ -33,7 +36,7 @@ from mb_data.build_cache import load_or_build
 from mb_data.chat.template import ChatTemplates
 from mb_data.chat.turns import JsonLine, parse_turns
 from mb_data.data_checks import training_epoch_samples
-from mb_data.errors import BadDocumentError, DataPathError
+from mb_data.errors import BadDocumentError, DataPathError, IndexedFormatError
 from mb_data.finetuning.options import REJECTED_OPTIONS, FinetuningOptions, read_options
 from mb_data.finetuning.samples import LineEncoder, encode_conversation
 from mb_data.finetuning.split_samples import training_epoch_size
@@ -596,3 +599,17 @@ def test_the_batch_loader_requires_a_global_batch_size(config, many):
 def test_a_missing_file_of_samples_is_named(config, tmp_path):
     with pytest.raises(DataPathError, match=r"none\.jsonl: no such file"):
         tokenize_samples(tmp_path / "none.jsonl", config=config, tokenizer=ByteTokenizer())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_are_cut_short_while_they_are_read_are_named(config, root, packed):
+    """A mapped read beyond the end of a file would kill this process (SIGBUS)."""
+    rows = [{"input": "2+3=", "output": "5" * 40}] * 200
+    (root / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if packed:
+        config.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
+    train, _, _ = build(config)
+    file = next(Path(config.cache_dir).rglob("tokens.bin"))
+    os.truncate(file, 100)
+    with pytest.raises(IndexedFormatError, match=re.escape(f"{file}: was cut short from")):
+        train[0]

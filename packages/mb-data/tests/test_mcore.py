@@ -1,6 +1,8 @@
 import json
 import logging
+import os
 import pickle
+import re
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -158,6 +160,26 @@ class TestBuild:
             list(DataLoader(train, num_workers=1))
         assert str(raised.value).startswith(f"{tmp_path / 'bad'}.bin: token 2 of document 1 is 300, but")
         assert "Traceback" not in str(raised.value)
+
+    @pytest.mark.parametrize("mapped", [True, False])
+    @pytest.mark.parametrize("suffix", [".bin", ".idx"])
+    def test_a_file_that_is_cut_short_while_it_is_read_is_named(self, tmp_path, suffix, mapped):
+        """A mapped read beyond the end of a file would kill this process (SIGBUS)."""
+        with IndexedWriter(tmp_path / "pair", dtype="uint16") as writer:
+            for _ in range(2000):
+                writer.add_document([1] * 10)
+        train, _, _ = build(
+            blend=([str(tmp_path / "pair")], None), split="100,0,0", valid=0, mmap_bin_files=mapped
+        )
+        assert train[0]["tokens"].tolist() == [1] * 8
+        file = tmp_path / f"pair{suffix}"
+        size = file.stat().st_size
+        os.truncate(file, 100)
+        message = f"{file}: was cut short from {size} to 100 bytes while it is read"
+        with pytest.raises(IndexedFormatError, match=re.escape(message)):
+            train[0]
+        with pytest.raises(IndexedFormatError, match=re.escape(message)):
+            list(DataLoader(train, num_workers=1))
 
     def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]

@@ -77,6 +77,7 @@ class FinetuningDataset:
         """Return the sample at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
+        self.samples.require_complete()
         number = self._order[index]
         start, end = self.samples.starts[number : number + 2]
         ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))

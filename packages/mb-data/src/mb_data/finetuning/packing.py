@@ -86,6 +86,7 @@ class PackedDataset:
         """Return the pack at an index."""
         if not 0 <= index < self._size:
             raise IndexError(index)
+        self.samples.require_complete()
         pack = self._order[index]
         first, stop = self.packs.starts[pack : pack + 2]
         arrays: dict[str, NDArray[Any]] = {

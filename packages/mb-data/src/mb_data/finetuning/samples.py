@@ -25,6 +25,7 @@ from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.files import require_rows
 from mb_data.finetuning.options import FinetuningOptions
+from mb_data.loading.changed_files import require_complete
 from mb_data.text.documents import DocumentChunk, input_files, read_chunks
 from mb_data.text.workers import map_in_order
 from mb_data.tokenizers.base import Tokenizer
@@ -72,6 +73,15 @@ class TokenizedSamples:
         """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
         lengths = self.lengths.astype(np.float64)
         return float((lengths**2).sum() / lengths.sum())
+
+    def require_complete(self) -> None:
+        """Raise if a mapped file was cut short; call it before a read, which would kill this process.
+
+        Raises:
+            IndexedFormatError: A file was cut short.
+        """
+        for array, name in ((self.tokens, _TOKENS), (self.loss_mask, _LOSS_MASK)):
+            require_complete(getattr(array, "_mmap", None), self.folder / name)
 
     def first(self, number: int | None) -> "TokenizedSamples":
         """Return the first `number` samples; None returns all."""

@@ -1,11 +1,38 @@
 """Data files that change while a run reads them. The standard library only."""
 
+import mmap
 import time
-from collections.abc import Iterator
 from pathlib import Path
+
+from mb_data.errors import IndexedFormatError
 
 SUFFIXES = (".bin", ".idx", ".npy")
 """Suffixes of the data files that are mapped into memory."""
+
+
+def require_complete(mapped: mmap.mmap | None, file: str | Path) -> None:
+    """Raise if a mapped file is shorter than its mapping; call it before a read, which would kill this process.
+
+    It asks the system for the size of the open file, which takes less than a microsecond.
+
+    Args:
+        mapped: The mapping; None: the file is not mapped.
+        file: Name of the file, for the message.
+
+    Raises:
+        IndexedFormatError: The file was cut short.
+    """
+    if mapped is not None and (size := mapped.size()) < len(mapped):
+        raise cut_short(file, size=size, expected=len(mapped))
+
+
+def cut_short(file: str | Path, *, size: int, expected: int) -> IndexedFormatError:
+    """Return the error about a file that is shorter than at the start of the run."""
+    return IndexedFormatError(
+        f"{file}: was cut short from {expected} to {size} bytes while it is read. A mapped read beyond the end of a "
+        "file kills the process (SIGBUS), and another one returns undefined tokens. Restore the file, and start again: "
+        "the run resumes."
+    )
 
 
 def changed_data_files(*, since: float, maps: str = "/proc/self/maps") -> list[str]:
@@ -15,25 +42,31 @@ def changed_data_files(*, since: float, maps: str = "/proc/self/maps") -> list[s
     outside of the vocabulary: neither error names the file. Empty where the system does not list mapped files.
     """
     try:
-        mapped = sorted(set(_mapped(maps)))
+        mapped = sorted(_mapped(maps).items())
     except OSError:
         return []
     lines = []
-    for name in mapped:
+    for name, end in mapped:
         try:
-            changed = Path(name).stat().st_mtime
+            stat = Path(name).stat()
         except OSError:
             lines.append(f"{name}: was deleted while the run reads it")
             continue
-        if changed > since:
-            at = time.strftime("%H:%M:%S", time.localtime(changed))
-            lines.append(f"{name}: was changed at {at}, while the run reads it; its samples are damaged")
+        if stat.st_mtime > since:
+            at = time.strftime("%H:%M:%S", time.localtime(stat.st_mtime))
+            # a mapping ends with the page of the last byte
+            how = f"cut short to {stat.st_size} bytes" if stat.st_size <= end - mmap.PAGESIZE else "changed"
+            lines.append(f"{name}: was {how} at {at}, while the run reads it; its samples are damaged")
     return lines
 
 
-def _mapped(maps: str) -> Iterator[str]:
+def _mapped(maps: str) -> dict[str, int]:
+    """Return the end of the mapped part of each data file, in bytes."""
+    ends: dict[str, int] = {}
     for line in Path(maps).read_text(errors="replace").splitlines():
-        *_, name = line.split(maxsplit=5)
-        name = name.removesuffix(" (deleted)")
+        addresses, _, offset, _, _, *named = line.split(maxsplit=5)
+        name = "".join(named).removesuffix(" (deleted)")
         if name.endswith(SUFFIXES):
-            yield name
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            ends[name] = max(ends.get(name, 0), int(offset, 16) + end - begin)
+    return ends

@@ -1,16 +1,21 @@
-"""Megatron Core's GPT dataset, whose tokens are checked when they are read."""
+"""Megatron Core's GPT dataset, whose files and tokens are checked when they are read."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from megatron.core.datasets import gpt_dataset
+from megatron.core.datasets.indexed_dataset import _FileBinReader
 from megatron.core.datasets.utils import Split
 
 from mb_data.errors import IndexedFormatError
+from mb_data.loading.changed_files import cut_short, require_complete
 from mb_data.loading.document_parts import document_parts
 
 
 class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core has no types
-    """Megatron's dataset, which rejects tokens beyond the vocabulary of its tokenizer, and names their document.
+    """Megatron's dataset, which rejects tokens beyond the vocabulary of its tokenizer, and files that were cut short.
 
     It has the name of its base, because Megatron includes the class name in the names of cached indices.
     """
@@ -21,18 +26,38 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
             # Megatron keeps the loss mask of the first sample that a process reads, and masks the padding of a
             # shorter sequence in it: all others would then lose the same tokens.
             self.masks_and_position_ids_are_cacheable = False
+        self._unmapped_file: tuple[Path, int] | None = None
+        if isinstance(self.dataset.bin_reader, _FileBinReader):  # it ignores how many bytes it got
+            file = Path(self.dataset.bin_reader._bin_path)
+            self._unmapped_file = file, file.stat().st_size
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
         """Return the tokens of a sample, and what Megatron returns with them.
 
         Raises:
-            IndexedFormatError: A token is not in the vocabulary.
+            IndexedFormatError: A token is not in the vocabulary, or a file was cut short.
         """
+        for array in self._mapped_arrays():
+            require_complete(array._mmap, array.filename)  # type: ignore[attr-defined]
+        if self._unmapped_file is not None:
+            file, expected = self._unmapped_file
+            if (size := file.stat().st_size) < expected:
+                raise cut_short(file, size=size, expected=expected)
         result = super()._query_document_sample_shuffle_indices(idx)
         tokens, limit = result[0], self.config.tokenizer.vocab_size
         if limit is not None and tokens.size and tokens.max() >= limit:
             self._reject(idx, tokens, limit)
         return result
+
+    def _mapped_arrays(self) -> Iterator[np.memmap[Any, Any]]:
+        """Yield the files that are mapped: tokens, their index and the sample indices."""
+        of_pair = (
+            getattr(self.dataset.bin_reader, "_bin_buffer_mmap", None),
+            self.dataset.index.bin_buffer_mmap,
+        )
+        for array in (*of_pair, self.document_index, self.sample_index, self.shuffle_index):
+            if isinstance(array, np.memmap):
+                yield array
 
     def _reject(self, idx: int, tokens: Any, limit: int) -> None:
         position = int((tokens >= limit).argmax())

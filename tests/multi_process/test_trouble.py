@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import losses, mb, start_mb, train_here, wait_for_steps
+from runs import losses, mb, read_until, start_mb, train_here, wait_for_steps
 
 FAULT = Path(__file__).parent / "fault"
 ENDLESS = ["train.train_iters=100000", "logger.log_interval=1", "checkpoint.save_interval=null"]
@@ -195,3 +195,24 @@ def test_plain_torchrun_runs_the_same_and_prints_an_error_once(overrides, tmp_pa
     refused = start("train.train_itres=3")
     assert refused.returncode == 1
     assert refused.stderr.count("error: command line: train.train_itres: no such field") == 1
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_is_moved_is_reported_and_made_again_by_several_ranks(overrides, tmp_path):
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    process = start_mb("pretrain", *overrides, *ENDLESS, "--nproc", "2", "--out", str(out))
+    wait_for_steps(out, 3)
+    out.rename(moved)
+    read_until(process, f"warning: {out}: was deleted or moved while the run trains")
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
+    assert "lines were not written" not in complaints
+    assert {*losses(out)} == {*range(1, max(losses(out)) + 1)}
+    assert max(losses(moved)) < max(losses(out))
+    log = (out / "log.txt").read_text()
+    assert "loading Megatron Core" in log
+    assert f"stopped after step {max(losses(out))}" in log
+    assert (out / "run_config.yaml").read_text() == (moved / "run_config.yaml").read_text()
+    (stopped,) = (out / "checkpoints").glob("iter_*")
+    assert stopped.name == f"iter_{max(losses(out)):07d}"

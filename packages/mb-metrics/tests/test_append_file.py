@@ -178,18 +178,19 @@ def test_tensorboard_and_jsonl_continue_after_a_full_disk(disk, tmp_path):
     assert not any(failure.dropped for failure in tensorboard.failures)
 
 
-def test_a_file_that_is_deleted_with_its_folder_is_written_again_with_its_content(tmp_path, caplog):
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))])
+def test_a_file_that_is_deleted_or_moved_with_its_folder_is_written_again(tmp_path, caplog, lose):
     path = tmp_path / "run" / "file"
     path.parent.mkdir()
     file = AppendFile(path)
     file.append(b"before\n")
-    shutil.rmtree(path.parent)
+    lose(path.parent)
     file.append(b"after\n")
     file.append(b"end\n")
     file.close()
     assert path.read_bytes() == b"before\nafter\nend\n"
     assert caplog.messages == [
-        f"{path}: was deleted while the run writes it; it is written again, with all its lines"
+        f"{path}: was deleted or moved while the run writes it; it is written again, with all its lines"
     ]
 
 
@@ -204,14 +205,20 @@ def test_the_file_of_another_process_is_not_replaced(tmp_path):
     assert path.read_bytes() == b"of another run\n"
 
 
-def test_lines_of_a_log_that_is_deleted_are_written_again(tmp_path):
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))])
+def test_lines_of_a_log_that_is_deleted_or_moved_are_written_again(tmp_path, lose):
+    """By the first of the ranks that write it; the others continue with its copy."""
     path, warnings = tmp_path / "run" / "log.txt", []
     path.parent.mkdir()
-    log = LineFile(path, warn=warnings.append)
+    log, of_another_rank = (LineFile(path, warn=warnings.append) for _ in range(2))
     log.append("one")
-    shutil.rmtree(path.parent)
+    of_another_rank.append("[rank 1] one")
+    lose(path.parent)
     log.append("two")
-    assert path.read_text() == "one\ntwo\n"
+    of_another_rank.append("[rank 1] two")
+    of_another_rank.close()
+    assert path.read_text() == "one\n[rank 1] one\ntwo\n[rank 1] two\n"
+    assert warnings == []
     path.unlink()
     path.write_text("of another run\n")
     log.append("three")

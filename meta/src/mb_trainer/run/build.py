@@ -77,7 +77,7 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         if last is not None:
             return report_complete(job, last.path, console)
         # before the model is built: a second trainer of a folder is refused at once
-        locks = stack.enter_context(locked_folders(job, alert=console.alert))
+        locks = stack.enter_context(locked_folders(job, alert=partial(alert, console)))
         monitors = stack.enter_context(run_monitors(job, console))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
         CallbackManager(job.options.code.callbacks).fire(

@@ -1,7 +1,7 @@
 """File that grows by whole pieces: a write that fails, as on a full disk, leaves no part behind.
 
-A file that is deleted while it is written, with its folder, is written again with its content, which the operating
-system keeps as long as it is open.
+A file that is deleted or moved while it is written, with its folder, is written again with its content, which the
+operating system keeps as long as it is open.
 """
 
 import errno
@@ -15,12 +15,12 @@ _CHUNK = 1 << 20
 
 
 def restore_if_deleted(path: Path, descriptor: int) -> bool:
-    """Write an open file again if it was deleted, with its content; return whether it was.
+    """Write an open file again if it was deleted or moved, with its content; return whether it was.
 
     Raises:
         OSError: it cannot be written; `FileExistsError` if another process has made a file of its name.
     """
-    if os.fstat(descriptor).st_nlink:
+    if os.fstat(descriptor).st_nlink and path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as file:
@@ -28,7 +28,9 @@ def restore_if_deleted(path: Path, descriptor: int) -> bool:
         while chunk := os.pread(descriptor, _CHUNK, position):
             file.write(chunk)
             position += len(chunk)
-    _logger.warning("%s: was deleted while the run writes it; it is written again, with all its lines", path)
+    _logger.warning(
+        "%s: was deleted or moved while the run writes it; it is written again, with all its lines", path
+    )
     return True
 
 

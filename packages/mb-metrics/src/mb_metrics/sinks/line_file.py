@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 from mb_metrics.sinks.append_file import restore_if_deleted
 
+_COMPARED = 1 << 16
+"""Bytes at the beginning of a file by which a copy is known."""
+
 MAX_KEPT = 20_000
 """Number of pieces that are kept; older ones are lost."""
 
@@ -17,7 +20,8 @@ class LineFile:
     """Text file to which lines are appended.
 
     Lines are in the file when the call returns, completely or not at all, so that readers never see a part of one. A
-    file that is deleted is written again with all its lines, unless another process has made one of its name.
+    file that is deleted or moved is written again with all its lines, by one of the processes that write it, unless
+    another program has made one of its name.
 
     Args:
         path: The file.
@@ -41,7 +45,7 @@ class LineFile:
         if not content:  # most ranks of a run never write a line, and should not open the file
             return
         try:
-            if self._held is not None and restore_if_deleted(self._path, self._held.fileno()):
+            if self._held is not None and self._was_restored(self._held):
                 self._held.close()
                 self._held = None
             # opened and closed for each piece: NFS writes lines of several machines over each other while it is open
@@ -63,6 +67,23 @@ class LineFile:
                 )
         else:
             self._kept.clear()
+
+    def _was_restored(self, held: BinaryIO) -> bool:
+        """Write the file again if it was deleted or moved; return whether this process or another one has done so.
+
+        Raises:
+            OSError: it cannot be written; `FileExistsError` if a file of its name is not, or not yet, a copy.
+        """
+        try:
+            return restore_if_deleted(self._path, held.fileno())
+        except FileExistsError:
+            size = os.fstat(held.fileno()).st_size
+            with self._path.open("rb") as file:
+                is_complete = os.fstat(file.fileno()).st_size >= size
+                compared = min(size, _COMPARED)
+                if not is_complete or file.read(compared) != os.pread(held.fileno(), compared, 0):
+                    raise
+            return True
 
     def close(self) -> None:
         """Write what was kept, and close the file."""

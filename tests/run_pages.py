@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,12 +36,16 @@ FAILING = (
 """Patterns of commands that fail on their page: it shows a rejection, damage or a stop."""
 _BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w/]+\.(?:yaml|py))\b")
-_TRAP = """trap 'echo "FAILED: $BASH_COMMAND" >> failed.txt' ERR\n"""
+_HEAD = """PS4='+ ${SECONDS}s: '
+trap '{ code=$?; echo "exit $code: $BASH_COMMAND" | tee -a failed.txt >&2; } 2>/dev/null' ERR
+set -x
+"""
+"""Start of each script: commands are printed with the seconds since its start, failed ones at once and in a file."""
 
 
 def script_of(page: Path) -> tuple[str, list[str]]:
     """Return the script of a page, and the commands that it leaves out."""
-    parts, left_out = [_TRAP], []
+    parts, left_out = [_HEAD], []
     for language, block in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if language == "sh":
             for line in block.replace("\\\n", " ").splitlines():
@@ -67,11 +72,20 @@ def run(page: Path) -> list[str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(EXAMPLE),
     }
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
         subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=False)
         record = Path(folder, "failed.txt")
-        failed = record.read_text().splitlines() if record.is_file() else []
-    return [line for line in failed if not any(re.search(part, line) for part in FAILING)]
+        recorded = record.read_text().splitlines() if record.is_file() else []
+    failed = [line for line in recorded if not any(re.search(part, line) for part in FAILING)]
+    verdict = f"{len(failed)} commands failed" if failed else "as it says"
+    print(
+        f"== {page.relative_to(ROOT)}: {verdict}, {time.monotonic() - start:.0f} s",
+        *failed,
+        sep="\n   ",
+        flush=True,
+    )
+    return failed
 
 
 def main(pages: list[str]) -> int:

@@ -5,6 +5,8 @@ import json
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -19,8 +21,10 @@ mb_host.install()  # before megatron is imported
 mb_guard.install(quiet=True)
 
 from mb_config import UnknownPrecisionError  # noqa: E402
+from mb_config.mcore import MegatronDDPConfig  # noqa: E402
 from mb_config.resolve.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
+from mb_schema.value_types import mismatches  # noqa: E402
 from mb_trainer.bridge._names import NAMES  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.requests import read_request  # noqa: E402
@@ -132,6 +136,31 @@ def test_values_of_torch_are_names_in_a_provider():
     assert isinstance(provider, GPTModelConfig)
     with pytest.raises(AttributeError, match="hidden_sizes: GPTModelProvider has no such field"):
         provider.hidden_sizes = 3
+
+
+def test_a_provider_may_declare_fields_with_the_types_of_torch():
+    @dataclass
+    class SmallProvider(GPTModelProvider):
+        activation_func: Callable = F.silu
+        params_dtype: torch.dtype = torch.bfloat16
+        gated_linear_unit: bool = True
+
+    provider = SmallProvider(**SIZES)
+    assert (provider.activation_func, provider.params_dtype) == ("silu", "bfloat16")
+    assert [*mismatches(provider)] == []
+    provider.gated_linear_unit = "both"
+    assert [error.path for error in mismatches(provider)] == ["gated_linear_unit"]
+
+
+def test_a_section_of_megatrons_own_class_is_one_error_with_the_class_to_import():
+    config = read_request(["gpt_tiny"]).config
+    config.ddp = MegatronDDPConfig()
+    (problem,) = [problem for problem in config.check(world_size=1) if problem.severity == "error"]
+    assert (problem.id, problem.fields) == ("TY01", ("ddp",))
+    assert (
+        "expected DistributedDataParallelConfig of mb_config or mb_trainer.bridge, not <class 'megatron."
+        in (problem.message)
+    )
 
 
 @pytest.fixture

@@ -232,6 +232,9 @@ def test_a_script_with_lists_and_variables():
         ("run.py \\\n --lr 1 \\\n --bf16", ("--lr", "1", "--bf16")),
         ("--lr 1\n--bf16", ("--lr", "1", "--bf16")),
         ("A=(\n --lr 1 # rate\n --bf16\n)\nrun.py ${A[*]}", ("--lr", "1", "--bf16")),
+        ('A="\n --lr 1 # rate\n --bf16\n"\nrun.py $A', ("--lr", "1", "--bf16")),
+        ('A="--lr 1"\nC="python run.py $A"\nsrun --output=x sh -c "$C"', ("--lr", "1")),
+        ("srun -l /bin/bash -lc 'cd /code && python -u run.py --lr 1 | tee log'", ("--lr", "1")),
     ],
 )
 def test_words_of_scripts(text, words):

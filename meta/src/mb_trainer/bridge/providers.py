@@ -1,13 +1,25 @@
 """Model sections under the names of Megatron-Bridge's providers, which take values of torch. No torch."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 
 
 class PlainValues:
-    """Values of torch in a section become names: `torch.bfloat16` "bfloat16", `F.silu` "silu"."""
+    """Values of torch in a section become names: `torch.bfloat16` "bfloat16", `F.silu` "silu".
+
+    Fields that a subclass declares again keep their types: Megatron-Bridge's `activation_func: Callable = F.silu` is a
+    new default for a name.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        base = next((base for base in cls.__mro__[1:] if is_dataclass(base)), None)
+        if base is not None:
+            types = get_type_hints(base)
+            again = {item.name for item in fields(base)} & cls.__annotations__.keys()
+            cls.__annotations__ |= {name: types[name] for name in again}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, plain(value))

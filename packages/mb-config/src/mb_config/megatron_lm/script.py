@@ -9,6 +9,8 @@ from mb_config.megatron_lm.flag_table import MegatronFlagError
 
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*|\d+))")
+_SHELL = re.compile(r"(?:\S*/)?(?:ba)?sh")
+_SHELL_COMMAND = re.compile(r"-[a-z]*c")
 LAUNCHER = re.compile(
     r"--(nproc[-_]per[-_]node|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_]\w+|max[-_]restarts|tee"
     r"|log[-_]dir|standalone|local[-_]ranks[-_]filter)(=.*)?"
@@ -30,7 +32,7 @@ def read_words(text: str, *, variables: Mapping[str, str] | None = None) -> Scri
     """Return the flags in a text: arguments as on a command line, or a shell script.
 
     Of a script, simple assignments (`NAME=value`, `NAME=(--flag value)`, `NAME+=`), `$NAME`, `${NAME}`,
-    `${NAME:-default}` and `${NAME[@]}` are understood; nothing is executed.
+    `${NAME:-default}` and `${NAME[@]}` are understood, also in the command of `sh -c "..."`; nothing is executed.
 
     Args:
         text: The text.
@@ -44,7 +46,7 @@ def read_words(text: str, *, variables: Mapping[str, str] | None = None) -> Scri
     for line in _statements(text):
         assigned = _ASSIGNMENT.fullmatch(line)
         if assigned is None:
-            commands.append(line)
+            commands.append(_command_of_shell(line))
         elif assigned[1] not in (variables or {}):
             value = _value(assigned[3])
             known[assigned[1]] = f"{known.get(assigned[1], '')} {value}" if assigned[2] else value
@@ -56,14 +58,42 @@ def read_words(text: str, *, variables: Mapping[str, str] | None = None) -> Scri
     return _split(_words(_expand(used, known, strict=True)))
 
 
+def _command_of_shell(line: str) -> str:
+    """Return the command that `sh -c "..."` or `bash -c "..."` runs in a statement; any other statement unchanged."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return line
+    for shell, option, command in zip(words, words[1:], words[2:], strict=False):
+        if _SHELL.fullmatch(shell) and _SHELL_COMMAND.fullmatch(option):
+            return command
+    return line
+
+
+def _is_open(code: str) -> bool:
+    """Return True if a quotation continues on the next line."""
+    try:
+        shlex.split(code)
+    except ValueError:
+        return True
+    return False
+
+
 def _statements(text: str) -> list[str]:
-    """Return the statements of a script, each on one line, without comments; a list in parentheses is one statement."""
+    """Return the statements of a script, each on one line, without comments.
+
+    A list in parentheses is one statement, and so are the lines of a quotation.
+    """
     joined = re.sub(r"\\\r?\n", " ", text)
     statements: list[str] = []
-    open_list = ""
+    open_list = open_quotation = ""
     for line in joined.splitlines():
         code = re.sub(r"(^|\s)#.*", "", line).strip()
-        if open_list:
+        if open_quotation:
+            code, open_quotation = f"{open_quotation} {code}", ""
+        if not open_list and _is_open(code):
+            open_quotation = code
+        elif open_list:
             open_list += f" {code}"
         elif code.startswith("-") and statements:
             statements[-1] += f" {code}"  # flags on lines of their own, without a backslash
@@ -74,7 +104,7 @@ def _statements(text: str) -> list[str]:
         if open_list and open_list.rstrip().endswith(")"):
             statements.append(open_list)
             open_list = ""
-    return statements if not open_list else [*statements, open_list]
+    return [*statements, *(rest for rest in (open_list, open_quotation) if rest)]
 
 
 def _value(text: str) -> str:
@@ -132,6 +162,9 @@ def _split(words: Sequence[str]) -> ScriptWords:
         elif word.endswith(".py"):
             current = launcher  # the program, whose flags follow
         elif word in ("|", "||", "&&", ";", "&", ">", ">>", "2>&1"):
-            break
+            if ours:
+                break
+            launcher.clear()  # of a command before the one with the flags
+            continue
         current.append(word)
     return ScriptWords(words=tuple(ours), launcher=tuple(word for word in launcher if word.startswith("--")))

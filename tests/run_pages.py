@@ -1,6 +1,7 @@
 """Program: run pages of the documentation word for word: `python tests/run_pages.py meta/docs/tutorials/own-text.md`.
 
-The files and the shell blocks of a page are one script, in their order, in one empty folder per page. A command that
+The files and the shell blocks of a page are one script, in their order, in one folder per page, empty but for what
+`given_files.py` writes: models, tokenizers and data that the reader has. A command that
 fails, other than those of `FAILING`, is reported with its page. What needs a cluster, GPUs or a network is left out.
 `meta/tests/test_documentation.py` checks each command of all pages in seconds; this program runs them, in minutes.
 """
@@ -13,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from given_files import write_given
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "meta" / "examples" / "own_project" / "src"
 """Folder in which a page calls commands on the code of the example."""
@@ -20,7 +23,7 @@ LEFT_OUT = {
     r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
     r"^(srun|sbatch|torchrun)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
     r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch": "a service",
-    r"models/|imported/|exported/|chat\.yaml|runs/mine": "weights that no page makes",
+    r"--model-type": "a model of another family",
     r"\.\.\.|^cd ": "only described",
 }
 """Regular expression of a command to what it needs."""
@@ -74,6 +77,7 @@ def run(page: Path) -> list[str]:
     }
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
+        write_given(Path(folder), script)
         subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=False)
         record = Path(folder, "failed.txt")
         recorded = record.read_text().splitlines() if record.is_file() else []

@@ -18,55 +18,9 @@ from mb_trainer.sampling import loaded_model
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
+given_files = pytest.importorskip("given_files")
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-)
 TOKENS = torch.arange(3, 43).reshape(2, 20)
-
-
-def qwen3(folder):
-    """Save a small random Qwen3 with an odd vocabulary, a tokenizer with a chat template and generation settings."""
-    models, byte_level = tokenizers.models, tokenizers.pre_tokenizers.ByteLevel
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(), tokenizers.decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=byte_level.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["two and three is five"] * 9, trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
-    torch.manual_seed(1)
-    config = transformers.Qwen3Config(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=321,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        eos_token_id=fast.eos_token_id,
-    )
-    model = transformers.Qwen3ForCausalLM(config)
-    model.generation_config.repetition_penalty = 1.25
-    model.save_pretrained(folder)
-
-
-def conversations(folder):
-    """Write sums as questions and answers."""
-    folder.mkdir()
-    for name, first in (("training", 0), ("validation", 5)):
-        rows = [
-            [{"role": "user", "content": f"{a} + {a}?"}, {"role": "assistant", "content": f"{2 * a}"}]
-            for a in range(first, 60, 2)
-        ]
-        text = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(text)
 
 
 def command(out, *more):
@@ -101,8 +55,8 @@ def test_a_hugging_face_folder_is_adapted_to_conversations_and_goes_back(tmp_pat
     peft = pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MB_CACHE_DIR", str(tmp_path / "cache"))
-    qwen3(tmp_path / "qwen3")
-    conversations(tmp_path / "chat")
+    given_files.qwen3(tmp_path / "qwen3")
+    given_files.conversations(tmp_path / "chat")
 
     stopped = mb(*command("one", "train.exit_interval=3"))
     assert stopped.returncode == 0, stopped.stderr

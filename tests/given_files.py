@@ -1,7 +1,6 @@
 """Files that pages of the documentation take as given, small: a Qwen3 of Hugging Face, conversations, documents."""
 
 import json
-from pathlib import Path
 
 import tokenizers
 import torch
@@ -72,20 +71,3 @@ def byte_tokenizer(file):
     )
     tokenizer.train_from_iterator([], trainer)
     tokenizer.save(str(file))
-
-
-GIVEN = {
-    "models/Qwen3-0.6B": qwen3,
-    "dataset_root: chat": lambda folder: conversations(folder.with_name("chat")),
-    "web.jsonl": documents,
-    "tokenizer.json": byte_tokenizer,
-}
-"""Text in the script of a page to the function that writes what it names."""
-
-
-def write_given(folder: Path, script: str) -> None:
-    """Write into `folder` what the script of a page takes as given."""
-    for name, write in GIVEN.items():
-        if name in script:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write(folder / name)

@@ -14,19 +14,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from given_files import write_given
-
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "meta" / "examples" / "own_project" / "src"
 """Folder in which a page calls commands on the code of the example."""
 LEFT_OUT = {
     r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
-    r"^(srun|sbatch|torchrun)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
+    r"^(srun|sbatch|torchrun|nsys)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
     r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch": "a service",
     r"--model-type": "a model of another family",
     r"\.\.\.|^cd ": "only described",
 }
 """Regular expression of a command to what it needs."""
+GIVEN = {
+    "models/Qwen3-0.6B": ("qwen3", "models/Qwen3-0.6B"),
+    "dataset_root: chat": ("conversations", "chat"),
+    "--input web.jsonl": ("documents", "web.jsonl"),
+    "--tokenizer tokenizer.json": ("byte_tokenizer", "tokenizer.json"),
+}
+"""Text in the script of a page to the function of `given_files` that writes what it names, and its path."""
 FAILING = (
     "train.global_batch_size=7",
     "mb ckpt verify runs/killed",
@@ -64,6 +69,15 @@ def script_of(page: Path) -> tuple[str, list[str]]:
     return "".join(parts), left_out
 
 
+def _write_given(folder: Path, script: str) -> None:
+    """Write into `folder` what the script of a page takes as given."""
+    for text, (function, name) in GIVEN.items():
+        if text in script:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            code = f"import sys, pathlib, given_files; given_files.{function}(pathlib.Path(sys.argv[1]))"
+            subprocess.run([sys.executable, "-c", code, folder / name], cwd=Path(__file__).parent, check=True)
+
+
 def run(page: Path) -> list[str]:
     """Run a page and return the commands that failed unexpectedly."""
     script, left_out = script_of(page)
@@ -77,7 +91,7 @@ def run(page: Path) -> list[str]:
     }
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
-        write_given(Path(folder), script)
+        _write_given(Path(folder), script)
         subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=False)
         record = Path(folder, "failed.txt")
         recorded = record.read_text().splitlines() if record.is_file() else []

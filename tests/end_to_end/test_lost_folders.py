@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -211,3 +212,22 @@ def test_data_that_are_cut_short_while_they_are_read_are_the_first_cause(overrid
     shutil.rmtree(cache)  # it is built again
     assert train_here(words, out).reason == "finished"
     assert [step for event, step in events(out) if event == "resume"] == [10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_console_that_cannot_be_written_does_not_end_the_run(overrides, tmp_path, processes):
+    """As with `mb pretrain > FILE` on a full disk."""
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "mb_trainer", "pretrain", *overrides]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [*words, "--nproc", str(processes), "--out", str(out)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, {*losses(out)}) == (0, {*range(1, 21)}), done.stderr
+    assert (out / "checkpoints" / "iter_0000020").is_dir()
+    assert "no space left on device; the run continues" in (out / "log.txt").read_text()

@@ -1,6 +1,8 @@
 """Output of a run: only the logging rank prints on the console; log.txt contains everything."""
 
 import io
+import os
+import sys
 
 import pytest
 
@@ -25,6 +27,44 @@ def test_other_ranks_only_log_lines_with_their_rank(tmp_path):
     output.print("a warning")
     assert screen.getvalue() == ""
     assert (tmp_path / "log.txt").read_text() == "[rank 2] a warning\n"
+
+
+def broken_pipe():
+    """Return a text stream of a pipe whose reader has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "w", buffering=1)  # noqa: PTH123  # the test closes it
+
+
+def full_disk():
+    return open("/dev/full", "w", buffering=1)  # noqa: PTH123
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"), [(broken_pipe, "broken pipe"), (full_disk, "no space left on device")]
+)
+def test_a_console_that_cannot_be_written_does_not_end_the_run(tmp_path, stream, reason):
+    with stream() as screen:
+        output = RankConsole(stream=screen)
+        output.open_log(tmp_path / "log.txt")
+        output.print("one")
+        output.print("two")
+        print("of other code", file=screen, flush=True)
+        output.close()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    (warning,) = (line for line in lines if line.startswith("warning: "))
+    assert warning.endswith(f": {reason}; the run continues, and its output is in the log only")
+    assert [line for line in lines if line != warning] == ["one", "two"]
+
+
+def test_an_alert_that_cannot_be_printed_is_in_the_log(tmp_path, monkeypatch):
+    with broken_pipe() as screen:
+        monkeypatch.setattr(sys, "stderr", screen)
+        output = RankConsole(stream=io.StringIO())
+        output.open_log(tmp_path / "log.txt")
+        output.alert("the folder was moved")
+        output.close()
+    assert "the folder was moved" in (tmp_path / "log.txt").read_text().splitlines()
 
 
 def test_no_bar_in_a_pipe():

@@ -38,7 +38,7 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
             IndexedFormatError: A token is not in the vocabulary, or a file was cut short.
         """
         for array in self._mapped_arrays():
-            require_complete(array._mmap, array.filename)  # type: ignore[attr-defined]
+            require_complete(array._mmap, str(array.filename))  # type: ignore[attr-defined]
         if self._unmapped_file is not None:
             file, expected = self._unmapped_file
             if (size := file.stat().st_size) < expected:

@@ -3,12 +3,13 @@
 Requires rich, of the extra `mb-metrics[cli]`.
 """
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO, cast
 
 from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -48,7 +49,8 @@ class RankConsole:
 
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
     visible progress bar; elsewhere no bar is rendered. If the log cannot be written, as on a full disk, one warning is
-    printed to stderr, and the run continues: see `LineFile`.
+    printed to stderr, and the run continues: see `LineFile`. The same holds for a console that cannot be written, such
+    as a pipe whose reader has ended: see `LastingStream`.
 
     Args:
         rank: Rank of this process.
@@ -67,8 +69,10 @@ class RankConsole:
     ) -> None:
         self.rank = rank
         self.is_logging_rank = is_logging_rank
+        output = stream or sys.stdout
+        file = None if output is None else LastingStream(output, warn=self.log)
         self._terminal = rich_console.Console(
-            file=stream or sys.stdout, highlight=False, markup=False, soft_wrap=True
+            file=cast("TextIO | None", file), highlight=False, markup=False, soft_wrap=True
         )
         self.is_short = style == "short" or (style == "auto" and self._terminal.is_terminal)
         """True: the console has lines for people, and Megatron's lines and other details are in the log only."""
@@ -103,7 +107,7 @@ class RankConsole:
         Lines of ranks other than the logging rank carry their rank.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = LineFile(path, warn=lambda text: print(f"warning: {text}", file=sys.stderr, flush=True))
+        self._log = LineFile(path, warn=lambda text: self._print_error(f"warning: {text}"))
         self._log.append(*self._unlogged)
         self._unlogged = []
 
@@ -147,8 +151,14 @@ class RankConsole:
 
     def alert(self, text: str) -> None:
         """Print a text of this rank to stderr and to the log, whichever rank logs for all."""
-        print(text, file=sys.stderr, flush=True)
+        self._print_error(text)
         self.log(text)
+
+    def _print_error(self, text: str) -> None:
+        if sys.stderr is not None:
+            stream = LastingStream(sys.stderr, warn=self.log)
+            stream.write(f"{text}\n")
+            stream.flush()
 
     @contextmanager
     def progress(self, label: str, total: int, *, done: int = 0) -> Iterator["Bar"]:
@@ -159,6 +169,52 @@ class RankConsole:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self._terminal, transient=True) as progress:
             yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
+
+
+class LastingStream:
+    """Text stream that is replaced by the null device when it cannot be written.
+
+    Its reader has ended, its disk is full, or it is closed: a run that ended there would lose its steps. The null
+    device takes the place of the stream's file descriptor, so that other code, which prints to it, does not fail.
+
+    Args:
+        stream: The stream.
+        warn: Receives one message when it is replaced.
+    """
+
+    def __init__(self, stream: TextIO, *, warn: Callable[[str], object]) -> None:
+        self._stream = stream
+        self._warn = warn
+        self._is_lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text, and return its length."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        if self._is_lost:
+            return
+        try:
+            work()
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            if isinstance(error, UnicodeError):
+                raise
+            self._is_lost = True
+            name = str(getattr(self._stream, "name", "stream")).strip("<>")
+            with suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+            reason = getattr(error, "strerror", None) or str(error)
+            self._warn(
+                f"warning: {name}: {reason.lower()}; the run continues, and its output is in the log only"
+            )
 
 
 class DetailStream:

@@ -1,7 +1,8 @@
-"""Conversion between sections and plain data, with checks of keys and types.
+"""Conversion between sections and plain data, with checks of keys and types, in one walk for each direction.
 
-dataclasses-json does the conversion. By itself it ignores unknown nested keys, accepts True for an int and None for any
-type, and reports no path. The data is therefore checked before it is passed on.
+The converters are those of dataclasses-json: of a field (`metadata=config(encoder=, decoder=)`) or of a class
+(`global_config`). Its own walk ignores unknown nested keys, accepts True for an int and None for any type, and reports
+no path.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from enum import Enum
 from inspect import isabstract
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from dataclasses_json import DataClassJsonMixin
+from dataclasses_json import global_config
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.field_suggestions import unknown_key_error
-from mb_config.container.field_types import dataclasses_of, fit, hints, is_open, options
+from mb_config.container.field_types import dataclasses_of, describe, fit, hints, is_open, options
 from mb_config.container.nesting import reject_deep_nesting
 from mb_config.container.section import given_fields, set_given
 from mb_config.errors import (
@@ -36,6 +37,7 @@ from mb_config.errors import (
 from mb_schema.secrets import is_masked, leaf, masked
 
 T = TypeVar("T")
+Converter: TypeAlias = Callable[[Any], Any]
 TARGET = "_target_"
 NO_TARGETS: Mapping[str, type] = MappingProxyType({})
 _INTERPOLATION = re.compile(
@@ -62,7 +64,7 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
     """Convert a section to plain data for YAML or JSON. `from_dict` returns an equal object.
 
     A value whose class does not follow from the type of its field has the class as `_target_`. Computed fields are
-    omitted.
+    omitted. A value with an encoder in dataclasses-json, of its field or of its class, is what the encoder returns.
 
     Args:
         section: A dataclass.
@@ -74,15 +76,13 @@ def to_dict(section: Any, *, secrets: bool = False, defaults: bool = True) -> di
         ConfigReadError: If the data contains itself.
     """
     reject_deep_nesting(section)
-    try:
-        data = DataClassJsonMixin.to_dict(section)
-    except TypeError as error:  # a key becomes a list
-        raise ConfigReadError(f"a mapping has a key that no file can hold ({error})") from error
-    return _ConfigWriter(secrets=secrets, defaults=defaults).section(section, data, path="")
+    return _ConfigWriter(secrets=secrets, defaults=defaults).section(section, path="")
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], *, targets: Mapping[str, type] = NO_TARGETS) -> T:
     """Build `cls` from plain data.
+
+    A value is decoded by dataclasses-json's decoder for its field, or for a class in the type of the field.
 
     Args:
         cls: A dataclass whose fields may be dataclasses, unions of them, or Any.
@@ -152,7 +152,8 @@ class ConfigReader:
                     self._leave_out(here, required=_is_required(writable[key]))
                 elif key in writable:
                     self.reject_consent(writable[key], value, path=here)
-                    values[key] = self.unmasked(self.value(value, types[key], path=here), path=here)
+                    read = self.value(value, types[key], path=here, item=writable[key])
+                    values[key] = self.unmasked(read, path=here)
                 elif key != TARGET:
                     self.note(unknown_key_error(here, writable, self.root))
             except ConfigReadError as error:
@@ -162,7 +163,7 @@ class ConfigReader:
                 self.note(MissingKeyError("is required", path=join(path, name)))
         if len(self.errors) > before:
             return None  # type: ignore[return-value]
-        section: T = DataClassJsonMixin.from_dict.__func__(cls, values)  # type: ignore[attr-defined]
+        section = cls(**values)
         set_given(section, values)
         return section
 
@@ -199,8 +200,20 @@ class ConfigReader:
         kept = {key: item for key, item in value.items() if key not in hidden}
         return {key: self.unmasked(item, path=join(path, key)) for key, item in kept.items()}
 
-    def value(self, value: Any, annotation: Any, *, path: str) -> Any:
-        """Return the value converted to the type of its field."""
+    def value(self, value: Any, annotation: Any, *, path: str, item: Field[Any] | None = None) -> Any:
+        """Return the value converted to the type of its field `item`, by a decoder if it is not of that type.
+
+        Raises:
+            WrongTypeError: The value does not match the type, or the decoder rejects it.
+        """
+        of_field = None if item is None else _converter(item, "decoder")
+        decode = of_field or next(filter(None, map(_decoder_of_class, options(annotation))), None)
+        if decode and not _matches(value, annotation, path=path):
+            try:
+                return decode(value)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                expected = f"{describe(annotation)} ({error})"
+                raise WrongTypeError(value, expected, path=path) from error
         if is_open(annotation) and isinstance(value, Mapping) and TARGET in value:
             return self._nested(value, (), path)
         return fit(value, annotation, path=path, nested=self._nested)
@@ -288,40 +301,38 @@ def only_fitting(candidates: tuple[type, ...], data: Mapping[str, Any]) -> type 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConfigWriter:
-    """Converter from the output of dataclasses-json to the contents of a file."""
+    """Converter from sections to the contents of a file."""
 
     secrets: bool
     defaults: bool
 
-    def section(self, section: Any, data: Mapping[str, Any], *, path: str) -> dict[str, Any]:
+    def section(self, section: Any, *, path: str) -> dict[str, Any]:
         """Return the fields of a dataclass."""
         annotations = hints(type(section))
-        return {
-            item.name: self.item(
-                getattr(section, item.name),
-                data[item.name],
-                annotations[item.name],
-                path=join(path, item.name),
-            )
-            for item in fields(section)
-            if item.init and (self.defaults or self._chosen(section, item))
-        }
+        plain = {}
+        for item in fields(section):
+            if item.init and (self.defaults or self._chosen(section, item)):
+                value, encode = getattr(section, item.name), _converter(item, "encoder")
+                value = encode(value) if encode and value is not None else value
+                plain[item.name] = self.item(value, annotations[item.name], path=join(path, item.name))
+        return plain
 
-    def item(self, value: Any, data: Any, annotation: Any, *, path: str) -> Any:
+    def item(self, value: Any, annotation: Any, *, path: str) -> Any:
         """Return one value with the values nested in it."""
+        if encode := global_config.encoders.get(type(value)):
+            return self._leaf(encode(value), path=path)
         if is_dataclass(value) and not isinstance(value, type):
-            plain = self.section(value, data, path=path)
+            plain = self.section(value, path=path)
             known = dataclasses_of(annotation) == (type(value),)
             return plain if known else {TARGET: target_name(type(value)), **plain}
         inner = _inner(annotation)
         if isinstance(value, Mapping):
             return {
-                _plain_key(key, path=path): self.item(v, data[key], inner, path=join(path, key))
-                for key, v in value.items()
+                _plain_key(key, path=path): self.item(item, inner, path=join(path, key))
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            pairs = enumerate(zip(value, data, strict=True))
-            return [self.item(v, d, inner, path=f"{path}[{i}]") for i, (v, d) in pairs]
+            return [self.item(item, inner, path=f"{path}[{index}]") for index, item in enumerate(value)]
         return self._leaf(value, path=path)
 
     def _chosen(self, section: Any, item: Field[Any]) -> bool:
@@ -356,6 +367,32 @@ def _plain_key(key: object, *, path: str) -> object:
 def join(path: str, key: object) -> str:
     """Return the path of a key below a path."""
     return f"{path}.{key}" if path else str(key)
+
+
+def _converter(item: Field[Any], kind: Literal["encoder", "decoder"]) -> Converter | None:
+    """Return a converter that a field has by `dataclasses_json.config`, or None.
+
+    Raises:
+        ConfigReadError: The field has another setting, such as a name in the file.
+    """
+    found: Mapping[str, Converter] = item.metadata.get("dataclasses_json", {})
+    if other := found.keys() - {"encoder", "decoder"}:
+        raise ConfigReadError(
+            f"dataclasses_json.config sets {', '.join(sorted(other))}; only encoder and decoder are supported",
+            path=item.name,
+        )
+    return found.get(kind)
+
+
+def _decoder_of_class(cls: Any) -> Converter | None:
+    return global_config.decoders.get(cls) if isinstance(cls, type) else None
+
+
+def _matches(value: Any, annotation: Any, *, path: str) -> bool:
+    try:
+        return fit(value, annotation, path=path) is value
+    except WrongTypeError:
+        return False
 
 
 def _is_required(item: Field[Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_origin, is_typeddict
@@ -245,7 +245,8 @@ class _SectionEditor:
         names = section_fields(section)
         if key not in names:
             raise unknown_key_error(path, names, self.reader.root)
-        self.reader.reject_consent(type(section).__dataclass_fields__[key], value, path=path)
+        item = type(section).__dataclass_fields__[key]
+        self.reader.reject_consent(item, value, path=path)
         annotation = hints(type(section))[key]
         current = self._expand(section, key, value, path=path)
         if isinstance(value, Mapping) and self._goes_into(current, value):
@@ -259,7 +260,7 @@ class _SectionEditor:
             value = value if str in options(annotation) else made
             self.assign(section, key, value, path=path)
         else:
-            read = self._read(value, annotation, path=path)
+            read = self._read(value, annotation, path=path, item=item)
             self.assign(section, key, self.reader.unmasked(read, path=path), path=path)
         self._note(path, value)
 
@@ -304,10 +305,10 @@ class _SectionEditor:
             )
         self.changed[above] = section
 
-    def _read(self, value: Any, annotation: Any, *, path: str) -> Any:
+    def _read(self, value: Any, annotation: Any, *, path: str, item: Field[Any] | None = None) -> Any:
         """Return the value converted to the type of the field. On a command line, 123 is also accepted as text."""
         try:
-            return self.reader.value(value, annotation, path=path)
+            return self.reader.value(value, annotation, path=path, item=item)
         except WrongTypeError:
             scalar = isinstance(value, int | float)
             if self.text is None or not scalar or str not in options(annotation):

@@ -49,18 +49,18 @@ def mb(*words):
 
 @pytest.fixture
 def checks(monkeypatch):
-    """Return the commands that the check ran; it accepts them."""
+    """Return the commands that examined the run; they accept it."""
     found = []
 
     def run(command, **_options):
         found.append(command)
-        return subprocess.CompletedProcess(command, 0, "", "")
+        return subprocess.CompletedProcess(command, 0, '{"predicted": null, "saves": null}', "")
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     return found
 
 
-def test_the_arguments_are_checked_first(checks, tmp_path, monkeypatch):
+def test_the_arguments_are_examined_first(checks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["launch", "slurm", "--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--script-only", "--"]
     words += ["pretrain", "big", "--trust", "old", "--no-numa-binding", "train.train_iters=5"]
@@ -68,23 +68,22 @@ def test_the_arguments_are_checked_first(checks, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     options = ["--world-size=16", "--gpu=h100"]
     program = [sys.executable, "-m", "mb_trainer"]
-    assert checks == [
-        [*program, "check", *options, "big", "train.train_iters=5"],
-        [*program, "plan", *options, "big", "train.train_iters=5", "--json"],
-    ]
+    assert checks == [[*program, "plan", *options, "big", "train.train_iters=5", "--json"]]
     assert (
         f"mb pretrain --out={tmp_path}/runs/big big --trust old --no-numa-binding train.train_iters=5" in out
     )
 
 
-def test_nothing_is_queued_that_the_check_rejects(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gpu", [[], ["--gpu=h100"]])
+def test_nothing_is_queued_that_the_check_rejects(tmp_path, monkeypatch, gpu):
     monkeypatch.chdir(tmp_path)
 
     def reject(command, **_options):
-        return subprocess.CompletedProcess(command, 1, "", "error: [V001] wrong\n")
+        problem = "error: [V001] wrong\n" if "check" in command else ""
+        return subprocess.CompletedProcess(command, 1, "", problem)
 
     monkeypatch.setattr(launch.subprocess, "run", reject)
-    code, _, err = mb("launch", "slurm", "--nodes=2", "--", "pretrain")
+    code, _, err = mb("launch", "slurm", "--nodes=2", *gpu, "--", "pretrain")
     assert code == 1
     assert "2 nodes x 1 ranks: the check before the launch rejects the run, and nothing is queued" in err
     assert "[V001] wrong" in err
@@ -142,8 +141,8 @@ def test_a_test_is_the_command_and_the_job_of_slurm(checks, tmp_path, monkeypatc
         "--env=HF_TOKEN",
     ]
     assert written == script(*flags, "--", *arguments, "train.train_iters=7")
-    assert checks[:2] == checks[2:]  # the check and the plan of each
-    assert checks[0][:6] == [sys.executable, "-m", "mb_trainer", "check", "--world-size=16", "--gpu=h100"]
+    assert checks[:1] == checks[1:]
+    assert checks[0][:6] == [sys.executable, "-m", "mb_trainer", "plan", "--world-size=16", "--gpu=h100"]
     assert "hf_in_the_file" not in written
 
 
@@ -168,12 +167,12 @@ def test_a_missing_extra_is_named(monkeypatch):
     assert 'pip install "mb-launch[cloudai]"' in err
 
 
-def planned(monkeypatch, *, step_seconds, write_seconds):
+def planned(monkeypatch, *, step_seconds, write_seconds, fits=True):
     """Let checks accept every run, and plans predict these times."""
 
     def run(command, **_options):
         plan = {"predicted": {"step_seconds": step_seconds}, "saves": {"write_seconds": write_seconds}}
-        return subprocess.CompletedProcess(command, 0, json.dumps(plan), "")
+        return subprocess.CompletedProcess(command, int("plan" in command and not fits), json.dumps(plan), "")
 
     monkeypatch.setattr(launch.subprocess, "run", run)
 
@@ -181,10 +180,11 @@ def planned(monkeypatch, *, step_seconds, write_seconds):
 SCRIPT = ["launch", "slurm", "--nodes=2", "--gpus-per-node=8", "--gpu=h100", "--ft-launcher", "--script-only"]
 
 
-def test_a_signal_leaves_time_for_two_steps_and_a_save(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_signal_leaves_time_for_two_steps_and_a_save(tmp_path, monkeypatch, fits):
     """2 x 29 + 1.5 x 200 + 30 seconds; a save and a load may take three times as long."""
     monkeypatch.chdir(tmp_path)
-    planned(monkeypatch, step_seconds=29.0, write_seconds=200.0)
+    planned(monkeypatch, step_seconds=29.0, write_seconds=200.0, fits=fits)
     code, out, err = mb(*SCRIPT, "--", "pretrain", "big")
     assert code == 0
     assert "#SBATCH --signal=B:USR1@388\n" in out

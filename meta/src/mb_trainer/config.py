@@ -104,8 +104,6 @@ class ConfigContainer(mb_config.ConfigContainer):
         ).RULES  # rules of all packages take time to load
         return rules
 
-    def planned_facts(
-        self, facts: Mapping[str, object], *, vocab_size: int | None = None
-    ) -> Mapping[str, object]:
+    def planned_facts(self, facts: Mapping[str, object], *, saves: bool = True) -> Mapping[str, object]:
         """Return facts about the memory and the checkpoints of a resolved run on GPUs; empty if it is not planned."""
-        return mb_plan.planned_facts(self.sections(), facts, vocab_size=vocab_size)
+        return mb_plan.planned_facts(self.sections(), facts, saves=saves)

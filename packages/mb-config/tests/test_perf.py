@@ -201,7 +201,8 @@ def test_experts_use_grouped_products_and_exchange_their_tokens(make_fast):
 def test_recomputation_of_a_recipe_ends_if_the_plan_has_room(make_fast, monkeypatch, need, recompute):
     """85 % of 79.1 GiB are 67.2."""
 
-    def planned(self, facts):
+    def planned(self, facts, *, saves):
+        assert not saves
         assert (self.model.recompute_granularity, facts["gpu"]) == (None, "h100")
         return {} if need is None else {"memory_of_tensors": need, "memory_of_gpu": int(79.1 * 2**30)}
 

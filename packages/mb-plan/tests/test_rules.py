@@ -3,6 +3,7 @@
 import pytest
 
 from mb_plan import RULES, make_plan, planned_facts
+from mb_plan import facts as facts_module
 from mb_plan.memory.overhead import CUDA_BYTES, NCCL_BYTES
 from mb_schema.rules import check
 
@@ -61,6 +62,15 @@ def test_facts_have_the_bytes_of_the_run_and_of_the_gpu():
         "allow_oom": False,
     }
     assert planned_facts(sections(), {**H100, "gpu": "abacus"})["memory_of_gpu"] is None
+
+
+def test_the_step_is_predicted_only_for_checkpoints(monkeypatch):
+    saving = {**sections(), "checkpoint": {"save": "run", "save_interval": 10}}
+    saving["train"]["train_iters"] = 1000
+    memory = planned_facts(sections(), H100)
+    assert planned_facts(saving, H100).keys() - memory.keys() >= {"best_save_interval", "lost_hours"}
+    monkeypatch.setattr(facts_module, "predict", None)
+    assert planned_facts(saving, H100, saves=False) == memory
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`mb check`, `mb explain`, `mb rules` and `mb config show`: rules of all packages, on recipes and files."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from mb_config import ConfigReadError
 from mb_config.cli.check import print_check, print_config
@@ -15,6 +14,9 @@ from mb_data.errors import DataError
 from mb_launch import describe_gpus, read_gpus
 from mb_launch.cloudai.coverage import explain_coverage
 from mb_models.training.vocab import VocabularyError
+from mb_plan.errors import PlanError
+from mb_plan.memory.gpu_memory import GPU_MEMORY
+from mb_plan.memory.resource_plan import make_plan
 from mb_schema.exit_codes import DONE
 from mb_trainer.config import ConfigContainer
 from mb_trainer.requests import embedding_rows, examine_request
@@ -95,14 +97,15 @@ def data_problem(config: ConfigContainer) -> str | None:
 def memory_notes(config: ConfigContainer, target: TargetMachine) -> Iterator[str]:
     """Yield that the run does not fit the GPUs, if that depends on a vocabulary that only its tokenizer knows."""
     rows = embedding_rows(config)
-    if rows is None:
+    if rows is None or target.gpu is None or target.world_size is None:
         return
-    memory: Mapping[str, Any] = config.planned_facts(
-        {"world_size": target.world_size, "gpu": target.gpu}, vocab_size=rows
-    )
-    need, size = memory.get("memory_of_run"), memory.get("memory_of_gpu")
-    if need is not None and size is not None and need > size:
+    try:
+        plan = make_plan(config.sections(), world_size=target.world_size, vocab_size=rows)
+    except PlanError:  # `plan` reports the reason
+        return
+    need, memory = plan.needed_bytes, GPU_MEMORY.get(target.gpu)
+    if need is not None and memory is not None and need > memory.size:
         yield (
-            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has {size / 2**30:.1f}: "
-            f"see {PROGRAM} plan"
+            f"warning: the fullest rank needs {need / 2**30:.1f} GiB, and {target.gpu} has "
+            f"{memory.size / 2**30:.1f}: see {PROGRAM} plan"
         )

@@ -53,7 +53,7 @@ class RankCommand:
 
 
 def rank_command(words: Sequence[str], size: LaunchSize, *, out: Path | None) -> RankCommand:
-    """Return the command of each rank, after a check of its arguments for the size of the launch.
+    """Return the command of each rank, after an examination of its arguments for the size of the launch.
 
     Args:
         words: Arguments of `mb`.
@@ -67,10 +67,8 @@ def rank_command(words: Sequence[str], size: LaunchSize, *, out: Path | None) ->
     folder = run_folder(words, given=out).absolute()
     require_command(words)
     words = [*words, *(FT_ARGUMENTS if size.ft_launcher else ())]
-    check(words, size)
-    return RankCommand(
-        words=["mb", *with_run_folder(words, folder)], folder=folder, stop=predicted_stop(words, size)
-    )
+    stop = predicted_stop(words, size)
+    return RankCommand(words=["mb", *with_run_folder(words, folder)], folder=folder, stop=stop)
 
 
 def run_folder(words: Sequence[str], *, given: Path | None) -> Path:
@@ -149,11 +147,21 @@ def check(words: Sequence[str], size: LaunchSize) -> None:
 
 
 def predicted_stop(words: Sequence[str], size: LaunchSize) -> PredictedStop | None:
-    """Return what a stop of a run takes, from its plan; None if the GPU is not named or its speed is not known."""
+    """Return what a stop of a run takes, from its plan; None if the GPU is not named or its speed is not known.
+
+    A run that cannot be planned, or that the plan does not accept, is checked.
+
+    Raises:
+        LaunchCheckError: The check rejects the run.
+    """
     if size.gpu is None:
+        check(words, size)
         return None
+    planned = _run("plan", [*words, "--json"], size)
+    if planned.returncode != 0:  # it does not name the problems
+        check(words, size)
     try:
-        plan = json.loads(_run("plan", [*words, "--json"], size).stdout)
+        plan = json.loads(planned.stdout)
     except json.JSONDecodeError:  # the check has accepted the run, but its sizes depend on data
         return None
     predicted, saves = plan["predicted"], plan["saves"]

@@ -21,7 +21,7 @@ REASON = "save_interval_reason"
 
 
 def planned_facts(
-    sections: Mapping[str, object], facts: Mapping[str, object], *, vocab_size: int | None = None
+    sections: Mapping[str, object], facts: Mapping[str, object], *, saves: bool = True
 ) -> dict[str, object]:
     """Return the facts about a resolved run on GPUs: its memory and, if its step is predicted, its checkpoints.
 
@@ -30,13 +30,13 @@ def planned_facts(
     Args:
         sections: The resolved sections, as for `make_plan`.
         facts: `gpu`, `world_size`, `allow_oom`; with a true `cpu` there is no GPU.
-        vocab_size: Rows of the embedding if the model section does not set them.
+        saves: Also return the facts about checkpoints, for which the time of a step is predicted.
     """
     gpu, world_size = facts.get("gpu"), facts.get("world_size")
     if facts.get("cpu") or not isinstance(gpu, str) or not isinstance(world_size, int):
         return {}
     try:
-        plan = make_plan(sections, world_size=world_size, vocab_size=vocab_size)
+        plan = make_plan(sections, world_size=world_size)
     except PlanError:  # `make_plan` itself reports the reason
         return {}
     memory = GPU_MEMORY.get(find_short_name(gpu, GPU_MEMORY) or "")
@@ -47,7 +47,7 @@ def planned_facts(
         NEED: plan.needed_bytes,
         GPU: None if memory is None else memory.size,
         ALLOWED: facts.get(ALLOWED, False),
-        **_checkpoint_facts(sections, plan, gpu=find_short_name(gpu, GPU_SPEEDS) or gpu),
+        **(_checkpoint_facts(sections, plan, gpu=find_short_name(gpu, GPU_SPEEDS) or gpu) if saves else {}),
     }
 
 

@@ -284,9 +284,7 @@ class ConfigContainer(Section):
         """
         return RULES
 
-    def planned_facts(
-        self, facts: Mapping[str, object], *, vocab_size: int | None = None
-    ) -> Mapping[str, Any]:
+    def planned_facts(self, facts: Mapping[str, object], *, saves: bool = True) -> Mapping[str, Any]:
         """Return facts about the memory and the checkpoints of a resolved run on GPUs; empty if it is not planned.
 
         A subclass plans it, and returns the bytes of the fullest rank, `memory_of_tensors` and with the overhead
@@ -295,7 +293,7 @@ class ConfigContainer(Section):
 
         Args:
             facts: Number of processes and GPU.
-            vocab_size: Rows of the embedding if the model does not set them.
+            saves: Also return the facts about checkpoints, for which the time of a step is predicted.
         """
         return NOTHING
 

@@ -156,5 +156,5 @@ def _memory_without_recomputation(target: PerfTarget, resolve: Resolve) -> Mappi
         resolve(copy, world_size=world_size, facts=target.facts, rules=())
     except ValueError:  # the rules report what is wrong
         return NOTHING
-    known: Mapping[str, Any] = copy.planned_facts({**target.facts, "gpu": target.gpu})
+    known: Mapping[str, Any] = copy.planned_facts({**target.facts, "gpu": target.gpu}, saves=False)
     return known
